@@ -37,10 +37,10 @@ from triolet.errors import RemoteProtocolError, RequestError
 from triolet.fair_lru import Keeper
 from triolet.ids import Role
 from worker.account import cache_load, worker_account
+from worker.attempt_table import AttemptTable
 from worker.counters import Counters, Drop
 from worker.outbox import Outbox
-from worker.reception import PeerTable, Reception
-from worker.roster import Roster
+from worker.server_sessions import PeerTable, ServerSessions
 
 from .assembly import Assembly
 from .attempt import Attempt
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class Sharing:
+class SharedMemoryReceiver:
     """The rings of senders that are read here.
 
     Args:
@@ -139,8 +139,8 @@ class DecodeCore:
     Attributes:
       outbox: what is to be sent.
       counters: what was done.
-      roster: who holds a lease.
-      reception: what servers see; beats and drains.
+      attempt_table: who holds a lease.
+      server_sessions: what servers see; beats and drains.
       stepper: plans steps and takes in their results.
     """
 
@@ -162,20 +162,20 @@ class DecodeCore:
         self._link = link
         self._read_process = read_process
         self._orders = count()
-        self.roster: Roster[Attempt] = Roster(
+        self.attempt_table: AttemptTable[Attempt] = AttemptTable(
             engine.ledger, DECODE_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
-        self.reception = Reception(
+        self.server_sessions = ServerSessions(
             identity,
             link,
-            self.roster,
+            self.attempt_table,
             self.outbox,
             self.counters,
             self._describe,
             self.account,
             now,
         )
-        self._sharing = Sharing(rings, link.wire.share_memory)
+        self._shared_memory = SharedMemoryReceiver(rings, link.wire.share_memory)
         # Senders close an idle link themselves; twice that time says that one could not.
         self._senders = PeerTable(
             identity,
@@ -183,17 +183,17 @@ class DecodeCore:
             silence_s=2 * link.kv_idle_s,
             max_peers=link.max_peers,
             send=self.outbox.to_sender,
-            welcome=self._sharing.welcome,
+            welcome=self._shared_memory.welcome,
         )
         self._speculation = Speculation(source, speculation, self.counters)
         self.stepper = Stepper(
-            engine, identity, self.roster, self.outbox, self.counters, self._speculation
+            engine, identity, self.attempt_table, self.outbox, self.counters, self._speculation
         )
         self._intake = KvIntake(
             engine,
             identity,
             link,
-            self.roster,
+            self.attempt_table,
             self.outbox,
             self.counters,
             on_complete=self.stepper.join,
@@ -202,15 +202,15 @@ class DecodeCore:
     def wake(self, now: float) -> None:
         """To be called before frames are handed in and at every sweep: a worker that stood still
         must not act on what it believed before."""
-        if self.reception.is_fenced(now):
-            self.reception.begin_new_life(now)
+        if self.server_sessions.is_fenced(now):
+            self.server_sessions.begin_new_life(now)
             self._senders.dismiss("this worker has begun a new life: dial again")
-        elif absence_s := self.reception.excuse():
+        elif absence_s := self.server_sessions.excuse():
             self._senders.excuse(absence_s)
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a server."""
-        server = self.reception.take(sender, frame, now)
+        server = self.server_sessions.take(sender, frame, now)
         if server is None:
             return
         try:
@@ -222,7 +222,7 @@ class DecodeCore:
                 case _:
                     raise RemoteProtocolError(f"no {type(frame).__name__} to a decode worker")
         except (RemoteProtocolError, RequestError) as error:
-            self.reception.reject(server, frame, error, now)
+            self.server_sessions.reject(server, frame, error, now)
 
     def on_kv(
         self, sender: bytes, frame: AnyFrame, payload: bytes | memoryview | None, now: float
@@ -238,7 +238,7 @@ class DecodeCore:
             self.counters.drop(Drop.STRANGER)
             return
         if isinstance(frame, KvChunk) and frame.shared is not None:
-            payload = self._sharing.read(sender, frame.shared)
+            payload = self._shared_memory.read(sender, frame.shared)
         match frame:
             case KvChunk() if payload is not None:
                 self._intake.on_chunk(sender, frame, payload, now)
@@ -249,18 +249,18 @@ class DecodeCore:
 
     def sweep(self, now: float) -> None:
         """End what is over and forget who is silent."""
-        self.reception.sweep(now)
+        self.server_sessions.sweep(now)
         self._senders.forget_silent(now)
-        self._sharing.keep_only({sender for sender, _ in self._senders.known()})
+        self._shared_memory.keep_only({sender for sender, _ in self._senders.known()})
 
     def say_goodbye(self) -> None:
         """Tell everybody that this worker leaves."""
-        self.reception.say_goodbye()
+        self.server_sessions.say_goodbye()
         self._senders.dismiss("this decode worker has shut down")
 
     def load(self) -> Load:
         """Return what the worker is doing."""
-        ledger, leases, counters = self._engine.ledger, self.roster.leases, self.counters
+        ledger, leases, counters = self._engine.ledger, self.attempt_table.leases, self.counters
         waiting = [lease.key for lease in leases.leases() if lease.state in _HOLDING]
         return Load(
             free_blocks=ledger.free_blocks,
@@ -269,7 +269,7 @@ class DecodeCore:
             running=sum(leases.count(state) for state in _WITH_ROW),
             paused=leases.count(LeaseState.PAUSED),
             waiting=len(waiting),
-            waiting_tokens=sum(len(self.roster.attempts[key].prompt_ids) for key in waiting),
+            waiting_tokens=sum(len(self.attempt_table.attempts[key].prompt_ids) for key in waiting),
             steps=counters.steps,
             computed_tokens=counters.computed_tokens,
             kv_bytes=counters.kv_bytes,
@@ -296,23 +296,23 @@ class DecodeCore:
             self._identity,
             self._link,
             self._engine.prefix_cache,
-            self.roster,
+            self.attempt_table,
             self.counters,
             now,
-            is_draining=self.reception.is_draining,
-            allowed=lambda key: self.roster.attempts[key].window.allowed,
+            is_draining=self.server_sessions.is_draining,
+            allowed=lambda key: self.attempt_table.attempts[key].window.allowed,
             process=self._read_process(),
             draft=self._speculation.ledger,
         )
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:
-        own = len(self.roster.leases.owned_by(server))
-        num_servers = max(1, len(self.reception.servers))
+        own = len(self.attempt_table.leases.owned_by(server))
+        num_servers = max(1, len(self.server_sessions.servers))
         return WorkerHeartbeat(
             epoch=self._identity.me.epoch,
             progress=self.counters.steps,
-            has_work=self.roster.is_stepping,
-            is_draining=self.reception.is_draining,
+            has_work=self.attempt_table.is_stepping,
+            is_draining=self.server_sessions.is_draining,
             load=self.load(),
             # Rounded up: the last free row is somebody's, and who comes second is refused.
             row_credit=own - (-self._num_free_rows() // num_servers),
@@ -320,13 +320,15 @@ class DecodeCore:
 
     def _num_free_rows(self) -> int:
         # A paused attempt has no row; if all come back at once they take turns.
-        num_rows = len(self.roster.leases) - self.roster.leases.count(LeaseState.PAUSED)
+        num_rows = len(self.attempt_table.leases) - self.attempt_table.leases.count(
+            LeaseState.PAUSED
+        )
         return max(0, self._identity.capacity.max_num_seqs - num_rows)
 
     def _reserve(self, server: PeerId, frame: Reserve, now: float) -> None:
-        standing = self.roster.leases.standing(frame.key)
+        standing = self.attempt_table.leases.standing(frame.key)
         if standing is Standing.NEW:
-            self.roster.end_older(frame.key, now)
+            self.attempt_table.end_older(frame.key, now)
             prompt_ids, replay_ids = unpack_tokens(frame.prompt), unpack_tokens(frame.replay)
             check_request(self._engine.vocab_size, prompt_ids + replay_ids, frame.sampling)
             if not prompt_ids:
@@ -343,12 +345,12 @@ class DecodeCore:
             if reason is None:
                 self._admit(server, frame, prompt_ids, replay_ids, origin, now)
         else:
-            known = self.roster.attempts.get(frame.key)
+            known = self.attempt_table.attempts.get(frame.key)
             is_its_own = known is not None and known.server == server
             reason = None if is_its_own else RefuseReason.ENDED
         if reason is None:
-            held_blocks = self.roster.attempts[frame.key].num_held_blocks
-            is_local = self.roster.attempts[frame.key].is_local
+            held_blocks = self.attempt_table.attempts[frame.key].num_held_blocks
+            is_local = self.attempt_table.attempts[frame.key].is_local
             epoch = self._identity.me.epoch
             answer: Grant | Refuse = Grant(*frame.key, epoch, held_blocks, is_local)
         else:
@@ -362,7 +364,7 @@ class DecodeCore:
         num_replay_tokens: int,
         origin: Attempt | None,
     ) -> RefuseReason | None:
-        if self.reception.is_draining:
+        if self.server_sessions.is_draining:
             return RefuseReason.DRAINING
         num_tokens = num_prompt_tokens + max(1, num_replay_tokens)
         if num_tokens > self._identity.capacity.max_model_len:
@@ -372,7 +374,7 @@ class DecodeCore:
         if self._num_free_rows() == 0:
             return RefuseReason.NO_ROWS
         # Everybody here may need another block soon: a new prompt must not make that a preemption.
-        growth_blocks = len(self.roster.leases)
+        growth_blocks = len(self.attempt_table.leases)
         num_blocks = blocks_for(num_prompt_tokens + num_replay_tokens, self._engine.block_size)
         if origin is not None:
             num_shared = num_shared_blocks(num_prompt_tokens, self._engine.block_size)
@@ -434,7 +436,7 @@ class DecodeCore:
             constraint=self._engine.constrain(frame.sampling),
             kv_key=frame.kv_key,
         )
-        self.roster.add(attempt, now, frame.remaining_s)
+        self.attempt_table.add(attempt, now, frame.remaining_s)
         if origin is not None:
             self.stepper.forks.add(attempt, origin)
         elif is_local:
@@ -442,7 +444,7 @@ class DecodeCore:
 
     def _grant_tokens(self, server: PeerId, frame: TokenCredit) -> None:
         for row in frame.rows:
-            attempt = self.roster.attempts.get(row.key)
+            attempt = self.attempt_table.attempts.get(row.key)
             if attempt is not None and attempt.server == server:
                 self.stepper.credit(attempt, row)
 

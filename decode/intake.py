@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from transport.frames import KvChunk, KvManifest
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey
+    from worker.attempt_table import AttemptTable
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.identity import Identity
     from worker.outbox import Outbox
-    from worker.roster import Roster
 
     from .attempt import Attempt
 
@@ -40,7 +40,7 @@ class KvIntake:
       engine: into whose blocks they go.
       identity: names the present epoch.
       link: how often a chunk may come damaged, and whether each needs a MAC.
-      roster: who holds a lease.
+      attempt_table: who holds a lease.
       outbox: takes the answers.
       counters: of what came.
       on_complete: told of each attempt whose KV has become complete, with its state at READY.
@@ -51,7 +51,7 @@ class KvIntake:
         engine: EnginePort,
         identity: Identity,
         link: LinkConfig,
-        roster: Roster[Attempt],
+        attempt_table: AttemptTable[Attempt],
         outbox: Outbox,
         counters: Counters,
         on_complete: Callable[[Attempt, float], None],
@@ -60,7 +60,7 @@ class KvIntake:
         self._identity = identity
         self._max_resends = link.max_chunk_resends
         self._needs_mac = link.wire.plaintext
-        self._roster = roster
+        self._attempt_table = attempt_table
         self._outbox = outbox
         self._counters = counters
         self._on_complete = on_complete
@@ -80,7 +80,7 @@ class KvIntake:
             verdict = attempt.assembly.judge(chunk, payload)
         except RemoteProtocolError as error:
             self._give_credit(sender, chunk, payload)
-            self._roster.end(chunk.key, EndReason.ERROR, now, str(error))
+            self._attempt_table.end(chunk.key, EndReason.ERROR, now, str(error))
             return
         if verdict is Verdict.CORRUPT:
             self._on_corrupt(sender, attempt, chunk, now)
@@ -96,7 +96,7 @@ class KvIntake:
             if chunk.shared is not None:
                 self._counters.kv_shared_bytes += len(payload)
             if self._state(chunk.key) is LeaseState.RESERVED:
-                self._roster.leases.step(chunk.key, LeaseEvent.FIRST_CHUNK)
+                self._attempt_table.leases.step(chunk.key, LeaseEvent.FIRST_CHUNK)
         self._give_credit(sender, chunk, payload)
         self._finish_if_complete(attempt, now)
 
@@ -110,7 +110,7 @@ class KvIntake:
         try:
             attempt.assembly.accept_manifest(manifest)
         except RemoteProtocolError as error:
-            self._roster.end(manifest.key, EndReason.ERROR, now, str(error))
+            self._attempt_table.end(manifest.key, EndReason.ERROR, now, str(error))
             return
         self._finish_if_complete(attempt, now)
 
@@ -121,7 +121,7 @@ class KvIntake:
 
     def _is_forged(self, frame: KvChunk | KvManifest, payload: bytes | memoryview = b"") -> bool:
         """Return whether a frame for an attempt that lives here lacks the attempt's MAC."""
-        attempt = self._roster.attempts.get(frame.key)
+        attempt = self._attempt_table.attempts.get(frame.key)
         if not self._needs_mac or attempt is None or is_authentic(frame, attempt.kv_key, payload):
             return False
         self._counters.drop(Drop.FORGED)
@@ -129,7 +129,7 @@ class KvIntake:
 
     def _wanted(self, sender: bytes, key: AttemptKey, target_epoch: int) -> Attempt | None:
         """Return the attempt that takes this frame, or None after saying that it is not wanted."""
-        attempt = self._roster.attempts.get(key)
+        attempt = self._attempt_table.attempts.get(key)
         is_alien = attempt is None or attempt.is_local  # whose KV is computed here, by nobody else
         if attempt is None or is_alien or target_epoch != self._identity.me.epoch:
             self._counters.drop(Drop.STALE)
@@ -143,7 +143,7 @@ class KvIntake:
         return attempt
 
     def _state(self, key: AttemptKey) -> LeaseState:
-        lease = self._roster.leases.get(key)
+        lease = self._attempt_table.leases.get(key)
         return LeaseState.RELEASED if lease is None else lease.state
 
     def _on_corrupt(self, sender: bytes, attempt: Attempt, chunk: KvChunk, now: float) -> None:
@@ -151,13 +151,13 @@ class KvIntake:
         failures = attempt.assembly.num_failures(chunk.index)
         if failures > self._max_resends:
             message = f"chunk {chunk.index} came damaged {failures} times: the path is broken"
-            self._roster.end(chunk.key, EndReason.ERROR, now, message)
+            self._attempt_table.end(chunk.key, EndReason.ERROR, now, message)
         else:
             self._outbox.to_sender(sender, KvResend(*chunk.key, indices=(chunk.index,)))
 
     def _finish_if_complete(self, attempt: Attempt, now: float) -> None:
         if attempt.assembly.is_complete:
-            self._roster.leases.step(attempt.key, LeaseEvent.COMPLETE)
+            self._attempt_table.leases.step(attempt.key, LeaseEvent.COMPLETE)
             self.abandon(attempt)
             self._on_complete(attempt, now)
 

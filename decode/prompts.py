@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from engine.prefix_cache import PrefixCache
     from transport.frames import AttemptRow
     from triolet.ids import AttemptKey, PeerId
+    from worker.attempt_table import AttemptTable
     from worker.engine_port import EnginePort
-    from worker.roster import Roster
 
     from .attempt import Attempt
 
@@ -53,7 +53,7 @@ class Prompts:
     """The prompts of one decode worker.
 
     Args:
-      roster: who holds a lease.
+      attempt_table: who holds a lease.
       pace: how much a step may hold.
       max_num_seqs: rows of a step.
 
@@ -61,9 +61,9 @@ class Prompts:
       rates: how fast steps have been.
     """
 
-    def __init__(self, roster: Roster[Attempt], pace: Pace, max_num_seqs: int) -> None:
+    def __init__(self, attempt_table: AttemptTable[Attempt], pace: Pace, max_num_seqs: int) -> None:
         self.rates = StepRates(pace)
-        self._roster = roster
+        self._attempt_table = attempt_table
         self._most_rows = max(1, max_num_seqs // PROMPT_ROWS)
         self._scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
         self._open: dict[AttemptKey, Attempt] = {}
@@ -90,9 +90,9 @@ class Prompts:
         self._chunks = self._scheduler.plan(self._waiting(), budget, 0, self._most_rows)
         self._began_at = now
         for chunk in self._chunks:
-            lease = self._roster.leases.get(chunk.attempt.key)
+            lease = self._attempt_table.leases.get(chunk.attempt.key)
             if lease is not None and lease.state is LeaseState.RESERVED:
-                self._roster.leases.step(lease.key, LeaseEvent.START)
+                self._attempt_table.leases.step(lease.key, LeaseEvent.START)
         return self._chunks
 
     def take(self, num_decode_rows: int, now: float, speedup: float) -> list[Chunk[Attempt]]:
@@ -111,7 +111,7 @@ class Prompts:
         """Return those that live and are not done, and forget the others."""
         if not self._open:
             return []  # the usual case: this is asked several times in each step
-        alive = self._roster.attempts
+        alive = self._attempt_table.attempts
         self._open = {
             key: attempt
             for key, attempt in self._open.items()
@@ -130,13 +130,15 @@ class Forks:
 
     Args:
       engine: whose blocks are shared and copied.
-      roster: who holds a lease.
+      attempt_table: who holds a lease.
       prompts: where what a fork computes itself rides along.
     """
 
-    def __init__(self, engine: EnginePort, roster: Roster[Attempt], prompts: Prompts) -> None:
+    def __init__(
+        self, engine: EnginePort, attempt_table: AttemptTable[Attempt], prompts: Prompts
+    ) -> None:
         self._engine = engine
-        self._roster = roster
+        self._attempt_table = attempt_table
         self._prompts = prompts
         self._waiting: dict[AttemptKey, list[Attempt]] = {}
 
@@ -144,7 +146,7 @@ class Forks:
         self, row: AttemptRow, server: PeerId, prompt_ids: tuple[int, ...], salt: bytes
     ) -> Attempt | None:
         """Return the attempt whose prompt is to be shared; None if it is not here, or not that."""
-        origin = self._roster.attempts.get(row.key)
+        origin = self._attempt_table.attempts.get(row.key)
         if origin is None or origin.server != server or origin.salt != salt:
             return None
         return origin if origin.prompt_ids == prompt_ids else None
@@ -160,13 +162,13 @@ class Forks:
     def complete(self, origin: Attempt) -> None:
         """Take in that the prompt of an attempt is here, before anything else comes of it."""
         for fork in self._waiting.pop(origin.key, ()):
-            if fork.key in self._roster.attempts:
+            if fork.key in self._attempt_table.attempts:
                 self._part(fork, origin)
 
     def forsake(self, origin: Attempt, now: float) -> None:
         """An attempt ends: whoever still waits for its prompt has to begin anew."""
         for fork in self._waiting.pop(origin.key, ()):
-            self._roster.end(fork.key, EndReason.FORSAKEN, now)
+            self._attempt_table.end(fork.key, EndReason.FORSAKEN, now)
 
     def _part(self, fork: Attempt, origin: Attempt) -> None:
         num_shared = fork.num_held_blocks

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from triolet.service_class import class_of, own_of
+from triolet.service_class import class_of, rank_without_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -73,7 +73,7 @@ def choose_victim(attempts: Iterable[Attempt], loads: dict[bytes, Load] | None =
             if tenant not in loads:
                 loads[tenant] = _load(own)
         chosen = max(choices, key=lambda own: loads[own[0].keeper.tenant])
-    victim = max(chosen, key=lambda attempt: (own_of(attempt.priority), attempt.order))
+    victim = max(chosen, key=lambda attempt: (rank_without_share(attempt.priority), attempt.order))
     loads.pop(victim.keeper.tenant, None)
     return victim
 

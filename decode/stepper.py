@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from engine.batch import Barred
 from transport.frames import MAX_TOKEN_ROWS, EndReason, Tokens
 from transport.lease import LeaseEvent, LeaseState
+from worker.attempt_table import FailedStep
 from worker.chunks import chunk_row
-from worker.roster import FailedStep
 from worker.rows import END_REASONS, token_row
 
 from .prompts import Forks, Prompts, keep_prompt
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from engine.batch import Sampled, StepRow
     from transport.frames import CreditRow, TokenRow
     from triolet.ids import AttemptKey, PeerId
+    from worker.attempt_table import AttemptTable
     from worker.chunks import Chunk
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.identity import Identity
     from worker.outbox import Outbox
-    from worker.roster import Roster
 
     from .attempt import Attempt
     from .speculation import Speculation, Turn
@@ -44,7 +44,7 @@ class Stepper:
     Args:
       engine: whose blocks grow.
       identity: names rows and context length.
-      roster: who holds a lease.
+      attempt_table: who holds a lease.
       outbox: takes the TOKENS frames.
       counters: of steps, tokens and preemptions.
       speculation: chooses guesses.
@@ -58,19 +58,19 @@ class Stepper:
         self,
         engine: EnginePort,
         identity: Identity,
-        roster: Roster[Attempt],
+        attempt_table: AttemptTable[Attempt],
         outbox: Outbox,
         counters: Counters,
         speculation: Speculation,
     ) -> None:
         self._engine = engine
         self._capacity = identity.capacity
-        self._roster = roster
+        self._attempt_table = attempt_table
         self._outbox = outbox
         self._counters = counters
         self._speculation = speculation
-        self.prompts = Prompts(roster, engine.pace, identity.capacity.max_num_seqs)
-        self.forks = Forks(engine, roster, self.prompts)
+        self.prompts = Prompts(attempt_table, engine.pace, identity.capacity.max_num_seqs)
+        self.forks = Forks(engine, attempt_table, self.prompts)
         self._turns: list[Turn] = []
         self._awake: dict[AttemptKey, Attempt] = {}
 
@@ -83,7 +83,7 @@ class Stepper:
         """Begin the next step; an empty list means that there is nothing to compute."""
         ledger = self._engine.ledger
         plan = plan_step(
-            self._roster.attempts.values(),
+            self._attempt_table.attempts.values(),
             self._runnable(),
             free_blocks=ledger.available_blocks,
             num_returned=lambda leaving: ledger.num_only_of(attempt.key for attempt in leaving),
@@ -92,7 +92,7 @@ class Stepper:
         )
         for attempt in plan.preempted:
             self._counters.preemptions += 1
-            self._roster.end(attempt.key, EndReason.PREEMPTED, now)
+            self._attempt_table.end(attempt.key, EndReason.PREEMPTED, now)
         for attempt in plan.growing:
             attempt.block_table += ledger.extend(attempt.key, 1)
         self._turns = self._speculation.plan(plan.rows, self._room())
@@ -102,7 +102,7 @@ class Stepper:
                 turn.attempt.block_table += added
         chunks = self.prompts.plan(len(plan.rows), now)
         in_step = [*plan.rows, *(chunk.attempt for chunk in chunks)]
-        self._roster.begin_step(attempt.key for attempt in in_step)
+        self._attempt_table.begin_step(attempt.key for attempt in in_step)
         rows = [
             row for turn in self._turns for row in turn.attempt.rows(turn.guesses, turn.num_more)
         ]
@@ -114,7 +114,7 @@ class Stepper:
         rows = [
             attempt
             for key, attempt in self._awake.items()
-            if key in self._roster.attempts and not attempt.is_blocked
+            if key in self._attempt_table.attempts and not attempt.is_blocked
         ]
         return self._speculation.wanted(rows, self._capacity.max_model_len)
 
@@ -138,13 +138,13 @@ class Stepper:
         struck = [*(turn.attempt for turn in turns), *(chunk.attempt for chunk in chunks)]
         failed = FailedStep(self._counters.steps, len(struck))
         for attempt in struck:
-            self._roster.end(attempt.key, EndReason.ERROR, now, message, failed)
+            self._attempt_table.end(attempt.key, EndReason.ERROR, now, message, failed)
 
     def _take_step(self, now: float) -> tuple[list[Turn], list[Chunk[Attempt]]]:
         self._counters.steps += 1
         turns, self._turns = self._turns, []
         self._counters.borrowed_steps += self._engine.speedup > 1.0
-        self._roster.finish_step(now)
+        self._attempt_table.finish_step(now)
         return turns, self.prompts.take(len(turns), now, self._engine.speedup)
 
     def _take_tokens(
@@ -154,7 +154,7 @@ class Stepper:
         for turn in turns:
             own = list(islice(results, turn.num_rows))
             self._counters.computed_tokens += len(own)
-            if turn.attempt.key not in self._roster.attempts:
+            if turn.attempt.key not in self._attempt_table.attempts:
                 self._counters.late_rows += 1
                 self._counters.late_tokens += len(own)
                 continue  # it ended meanwhile: its tokens are never seen
@@ -180,7 +180,7 @@ class Stepper:
             if sampled.barred is not None:
                 # With a late mask the row computes the same token again in the next step.
                 if sampled.barred is not Barred.LATE:
-                    self._roster.end(attempt.key, END_REASONS[sampled.barred], now)
+                    self._attempt_table.end(attempt.key, END_REASONS[sampled.barred], now)
                 break
             rows.append(token_row(attempt.key, len(attempt.output_ids), sampled))
             attempt.num_computed_tokens += 1
@@ -198,7 +198,7 @@ class Stepper:
         attempt, num_tokens = chunk
         self._counters.computed_tokens += num_tokens
         self._counters.prompt_tokens += num_tokens
-        if attempt.key not in self._roster.attempts:
+        if attempt.key not in self._attempt_table.attempts:
             self._counters.late_rows += 1
             return
         attempt.num_computed_tokens += num_tokens
@@ -208,10 +208,10 @@ class Stepper:
                 attempt.num_computed_tokens -= 1
                 return
             if sampled.barred is not None:
-                self._roster.end(attempt.key, END_REASONS[sampled.barred], now)
+                self._attempt_table.end(attempt.key, END_REASONS[sampled.barred], now)
                 return
             self._counters.local_prompts += 1
-            self._roster.leases.step(attempt.key, LeaseEvent.COMPLETE)
+            self._attempt_table.leases.step(attempt.key, LeaseEvent.COMPLETE)
             self._begin(attempt, token_row(attempt.key, 0, sampled), now)
 
     def join(self, attempt: Attempt, now: float) -> None:
@@ -229,7 +229,7 @@ class Stepper:
         """
         if first.token_id >= self._engine.vocab_size:
             message = f"prefill chose token {first.token_id}, which is not in the vocabulary"
-            self._roster.end(attempt.key, EndReason.ERROR, now, message)
+            self._attempt_table.end(attempt.key, EndReason.ERROR, now, message)
             return
         if attempt.replay_ids:
             if first.token_id != attempt.replay_ids[0]:
@@ -237,7 +237,7 @@ class Stepper:
                     f"the prompt's first token is {first.token_id} now and was "
                     f"{attempt.replay_ids[0]} before: the continuation would not be the same"
                 )
-                self._roster.end(attempt.key, EndReason.ERROR, now, message)
+                self._attempt_table.end(attempt.key, EndReason.ERROR, now, message)
                 return
             attempt.output_ids += attempt.replay_ids
         else:
@@ -257,7 +257,7 @@ class Stepper:
         """
         attempt.unheard = [r for r in attempt.unheard if r.position >= row.received]
         if attempt.window.grant(row.allowed):
-            lease = self._roster.leases.get(attempt.key)
+            lease = self._attempt_table.leases.get(attempt.key)
             if lease is not None and lease.state is LeaseState.PAUSED:
                 self._awake[attempt.key] = attempt
         elif attempt.unheard:
@@ -269,7 +269,7 @@ class Stepper:
 
         Whoever is paused sleeps until it is given credit: it costs those that run nothing.
         """
-        leases = self._roster.leases
+        leases = self._attempt_table.leases
         runnable = []
         for key, attempt in tuple(self._awake.items()):
             lease = leases.get(key)
@@ -289,7 +289,7 @@ class Stepper:
 
     def _room(self) -> Room:
         # Everybody here may need another block soon: a guess must not make that a preemption.
-        spare_blocks = self._engine.ledger.available_blocks - len(self._roster.leases)
+        spare_blocks = self._engine.ledger.available_blocks - len(self._attempt_table.leases)
         return Room(max(0, spare_blocks), self._engine.block_size, self._capacity.max_model_len)
 
     def _tell(self, rows: Iterable[tuple[PeerId, TokenRow]]) -> None:
@@ -305,4 +305,4 @@ class Stepper:
         for attempt in attempts:
             reason = attempt.finish_reason(self._capacity.max_model_len)
             if reason is not None:
-                self._roster.end(attempt.key, reason, now)
+                self._attempt_table.end(attempt.key, reason, now)

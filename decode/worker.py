@@ -24,7 +24,7 @@ from triolet.ids import Role, new_epoch
 from worker.entry import num_parameters, report_progress, run_worker
 from worker.identity import Identity
 from worker.local_engine import LocalEngine
-from worker.shell import Shell, read_process
+from worker.worker_loop import WorkerLoop, read_process
 
 from .core import DecodeCore
 from .drafts import Drafts, Lookup
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transport.shared_ring import FoundRing
     from triolet.config import WorkerConfig
     from worker.engine_port import EnginePort
-    from worker.shell import Device
+    from worker.worker_loop import Device
 
     from .speculation import GuessSource
 
@@ -60,7 +60,7 @@ async def serve(
     draw_epoch: Callable[[], int] = new_epoch,
     source: GuessSource | None = None,
     find_ring: Callable[[SharedRing], FoundRing] = find_ring,
-    task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve with an engine that is loaded, until drained.
 
@@ -74,7 +74,7 @@ async def serve(
       draw_epoch: where epochs come from; a simulator brings its own.
       source: where guesses come from, if not from a look-up; drafts are computed before each step.
       find_ring: maps what prefill workers of this host offer.
-      task_status: started with the shell once everybody can connect.
+      task_status: started with the loop once everybody can connect.
 
     Raises:
       ConfigError: an address cannot be bound, or none is given for KV.
@@ -93,7 +93,7 @@ async def serve(
     ):
         announced = config.advertised_kv_address or kv.address
         core = _core(config, engine, announced, draw_epoch, source, rings)
-        shell = Shell(
+        loop = WorkerLoop(
             core,
             engine,
             device,
@@ -103,8 +103,8 @@ async def serve(
             before_step=_drafting(core, source, device),
         )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_receive_kv, kv, core, shell)
-            await shell.run(task_status=task_status)
+            nursery.start_soon(_receive_kv, kv, core, loop)
+            await loop.run(task_status=task_status)
             nursery.cancel_scope.cancel()
 
 
@@ -176,7 +176,7 @@ def _drafting(
     return draft
 
 
-async def _receive_kv(kv: Listener, core: DecodeCore, shell: Shell) -> None:
+async def _receive_kv(kv: Listener, core: DecodeCore, loop: WorkerLoop) -> None:
     while True:
         messages = await kv.receive_many(MAX_KV_MESSAGES)
         now = trio.current_time()
@@ -185,7 +185,7 @@ async def _receive_kv(kv: Listener, core: DecodeCore, shell: Shell) -> None:
             core.on_kv(message.sender, message.frame, message.payload, now)
             # At once: the sender's next chunk shall be under way while the next is taken in here.
             _answer_kv(kv, core)
-        shell.settle(now)
+        loop.settle(now)
 
 
 def _answer_kv(kv: Listener, core: DecodeCore) -> None:
@@ -237,7 +237,7 @@ async def _load_and_serve(
     control_network: Network,
     kv_network: Network,
     *,
-    task_status: trio.TaskStatus[Shell],
+    task_status: trio.TaskStatus[WorkerLoop],
 ) -> None:
     keep_received_memory(RECEIVE_WINDOWS * config.link.kv_window_bytes)
     drafts = None

@@ -107,11 +107,10 @@ def load_engine(
     config = replace(config, device=str(device), dtype=dtype_for(config, checkpoint.dtype))
     backend = choose_backend(config, model_config, device.type)
     layout = _layout(config, model_config)
-    free_bytes = _free_bytes(device) if config.kv_pool_bytes is None else None
-    config = with_pool_size(config, model_config, layout.bytes_per_block, free_bytes)
+    if config.kv_pool_bytes is None:
+        config = with_pool_size(config, model_config, layout.bytes_per_block, _free_bytes(device))
     max_model_len, reason = fit_model_len(config, model_config, layout.bytes_per_block)
-    assert config.kv_pool_bytes is not None
-    num_blocks = config.kv_pool_bytes // layout.bytes_per_block
+    num_blocks = (config.kv_pool_bytes or 0) // layout.bytes_per_block
     on_progress("digest", 0.0)
     digest = weights_digest(checkpoint.files)
     computed_by = arithmetic(backend, device, model_config)

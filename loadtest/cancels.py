@@ -1,12 +1,4 @@
-"""`python -m loadtest.cancels`: close connections at random moments; see that all KV comes back.
-
-Streams over SSE and WebSocket and whole answers are begun and their sockets closed, politely or
-not, at any time from the first byte on. The time from the closed socket to the freed blocks is
-taken from the workers' log, by this machine's clock; of some streams more it is also taken
-where operators see it, from `triolet_kv_blocks` of /metrics. Exit code 0 if afterwards every block
-is free, no token was computed in vain beyond the running step, no process holds more than
-before, the audit objects to nothing and the server still answers; 1 if not; 2 if nothing could run.
-"""
+"""Whether processes hold more and more: memory, open files and threads, stage after stage. Pure."""
 
 from __future__ import annotations
 
@@ -14,30 +6,254 @@ import argparse
 import http.client
 import json
 import random
+import re
 import socket
 import sys
 import time
 import urllib.request
+from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import trio
 from rich.console import Console
+from rich.table import Table
 
-from . import flatness
-from .campaign.processes import FleetLog
-from .cancel_report import KvBlocks, blocks_of, percentile, release_times, table_of
-from .cut_clients import CONNECT_DEADLINE_S, Cut, Pace, cut_many
-from .raw_requests import chat_request
-from .server_process import ServerDidNotStartError, running_server
-from .stray_tokens import StrayTokens, stray_tokens
+from .campaign.misbehaving import CONNECT_DEADLINE_S, Cut, Pace, chat_request, cut_many
+from .harness.servers import FleetLog, ServerDidNotStartError, running_server
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from .campaign.processes import Cost
+    from .harness.servers import Cost
+
+
+MIB = 1024 * 1024
+MAX_GROWTH_BYTES = 16 * MIB
+"""Between the first stage and the last: what allocators move by. 4,000 leaked requests of 5 KiB
+would be more."""
+MAX_GROWTH_COUNT = 2
+"""Open files and threads: the very connection and thread that serve whoever looks."""
+
+
+def growth(stages: Sequence[tuple[str, Mapping[str, Cost]]]) -> list[str]:
+    """Return what grew between the first stage and the last beyond its bound."""
+    (_, first), (_, last) = stages[0], stages[-1]
+    wrongs = []
+    for name in sorted(first):
+        before, after = first[name], last.get(name)
+        if after is None:
+            wrongs.append(f"{name} is gone")
+            continue
+        grown_bytes = after.rss_bytes - before.rss_bytes
+        if grown_bytes > MAX_GROWTH_BYTES:
+            wrongs.append(f"{name} grew by {grown_bytes / MIB:.0f} MiB")
+        for what, grown in (
+            ("open files", after.num_fds - before.num_fds),
+            ("threads", after.num_threads - before.num_threads),
+        ):
+            if grown > MAX_GROWTH_COUNT:
+                wrongs.append(f"{name} has {grown} more {what}")
+    return wrongs
+
+
+def costs_table(stages: Sequence[tuple[str, Mapping[str, Cost]]]) -> Table:
+    """Return one row per process, one column per stage."""
+    table = Table(title="memory in MiB · open files · threads")
+    table.add_column("process")
+    for stage, _ in stages:
+        table.add_column(stage, justify="right")
+    for name in sorted(stages[0][1]):
+        table.add_row(name, *(_shown(costs.get(name)) for _, costs in stages))
+    return table
+
+
+def _shown(cost: Cost | None) -> str:
+    if cost is None:
+        return "gone"
+    return f"{cost.rss_bytes / MIB:.0f} · {cost.num_fds} · {cost.num_threads}"
+
+
+@dataclass(frozen=True, slots=True)
+class StrayTokens:
+    """What a run of cut requests cost beyond what was wanted.
+
+    Attributes:
+      cut: requests whose client left while they ran.
+      under_way: per request that decode knew, tokens that it computed and the server never took.
+      late_rows: rows of steps that returned after their attempt had ended.
+      unaccounted: rows that decode computed and that belong to no attempt, beyond the late ones.
+    """
+
+    cut: int
+    under_way: list[int]
+    late_rows: int
+    unaccounted: int
+
+    @property
+    def wrongs(self) -> list[str]:
+        """What must not be."""
+        wrongs = []
+        if self.unaccounted:
+            wrongs.append(f"{self.unaccounted} computed tokens belong to no attempt")
+        if self.late_rows > self.cut:
+            wrongs.append(f"{self.late_rows} late rows for {self.cut} cut requests")
+        return wrongs
+
+
+def stray_tokens(
+    entries: Iterable[Mapping[str, Any]], audits: Sequence[Mapping[str, Any]]
+) -> StrayTokens:
+    """Add up.
+
+    Args:
+      entries: the log lines of the server and its workers.
+      audits: of the workers, as `/fleet/audit` tells them.
+    """
+    decode = {audit["name"]: audit for audit in audits if audit["role"] == "decode"}
+    received: dict[str, int] = {}
+    computed: dict[str, int] = {}
+    rows = 0
+    for entry in entries:
+        if entry.get("event") == "request_ended" and entry["outcome"] == "client_gone":
+            received[entry["request_id"]] = entry["completion_tokens"]
+        elif entry.get("event") == "attempt_ended" and entry["process"] in decode:
+            computed[entry["attempt"].split("/")[0]] = entry["num_tokens"]
+            # The first token came with the prompt, whoever computed that.
+            rows += max(0, entry["num_tokens"] - 1)
+    late_rows = sum(audit["late_rows"] for audit in decode.values())
+    return StrayTokens(
+        cut=len(received),
+        under_way=[
+            max(0, tokens - received[request_id])
+            for request_id, tokens in computed.items()
+            if request_id in received
+        ],
+        late_rows=late_rows,
+        unaccounted=sum(_generated(audit) for audit in decode.values()) - rows,
+    )
+
+
+def _generated(audit: Mapping[str, Any]) -> int:
+    """Return the tokens that a worker computed of answers, for attempts that were still there."""
+    total: int = audit["computed_tokens"] - audit["prompt_tokens"] - audit["late_tokens"]
+    return total
+
+
+PERCENTILES = (50, 90, 99, 100)
+Number = TypeVar("Number", int, float)
+FINISHED_FIRST = "finished first"
+_BLOCKS = re.compile(r'^triolet_kv_blocks\{.*?state="(\w+)".*?\} (\S+)$', re.MULTILINE)
+
+
+class CutRequest(Protocol):
+    """A request whose socket was closed."""
+
+    @property
+    def name(self) -> str:
+        """The id that the client gave it."""
+        ...
+
+    @property
+    def closed_at(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """Blocks of all pools by state."""
+
+    free: int
+    cached: int
+    leased: int
+
+    @property
+    def is_all_free(self) -> bool:
+        """Whether no block is held by anybody; what is cached gives way at once."""
+        return self.leased == 0 and self.free + self.cached > 0
+
+    def __str__(self) -> str:
+        return f"{self.free} free, {self.cached} cached, {self.leased} leased"
+
+
+def blocks_of(metrics: str) -> KvBlocks:
+    """Return the sums over all workers from the text of /metrics."""
+    sums: dict[str, int] = defaultdict(int)
+    for state, value in _BLOCKS.findall(metrics):
+        sums[state] += int(float(value))
+    return KvBlocks(sums["free"], sums["cached"], sums["leased"])
+
+
+def release_times(cuts: Iterable[CutRequest], lines: Iterable[str]) -> Mapping[str, list[float]]:
+    """Return seconds from closed socket to freed blocks, by the phase that the cut came in.
+
+    A request that no worker knew yet counts until the server let go of it. One that the server
+    never saw (its socket was closed before its bytes were read) has nothing to free.
+    """
+    requests: dict[str, dict[str, Any]] = {}
+    freed_at: dict[str, float] = {}
+    for line in lines:
+        entry = _entry(line)
+        if entry.get("event") == "request_ended":
+            requests[entry["client_request_id"]] = entry
+        elif entry.get("event") == "attempt_ended":
+            request_id = entry["attempt"].split("/")[0]
+            freed_at[request_id] = max(freed_at.get(request_id, 0.0), _seconds(entry))
+    times: dict[str, list[float]] = defaultdict(list)
+    for cut in cuts:
+        request = requests.get(cut.name)
+        if request is None:
+            times["never begun"].append(0.0)
+        elif request["outcome"] != "client_gone":
+            times[FINISHED_FIRST].append(0.0)
+        else:
+            ended_at = max(_seconds(request), freed_at.get(request["request_id"], 0.0))
+            times[request["phase"]].append(ended_at - cut.closed_at)
+    return times
+
+
+def release_table(times: Mapping[str, Sequence[float]]) -> Table:
+    """Return times as a table in milliseconds, one row per phase and one for all."""
+    table = Table(title="closed socket to freed KV blocks, ms")
+    for heading in ("phase", "requests", *(f"p{p}" if p < 100 else "max" for p in PERCENTILES)):
+        table.add_column(heading, justify="left" if heading == "phase" else "right")
+    everything: list[float] = []
+    for phase, seconds in sorted(times.items()):
+        if phase in {FINISHED_FIRST, "never begun"}:
+            table.add_row(phase, str(len(seconds)), *("" for _ in PERCENTILES))
+            continue
+        everything += seconds
+        table.add_row(phase, str(len(seconds)), *_milliseconds(seconds))
+    if everything:
+        table.add_row("all cancelled", str(len(everything)), *_milliseconds(everything))
+    return table
+
+
+def percentile(values: Sequence[Number], percent: int) -> Number:
+    """Return the nearest-rank percentile."""
+    ranked = sorted(values)
+    return ranked[max(0, -(-percent * len(ranked) // 100) - 1)]
+
+
+def _milliseconds(seconds: Sequence[float]) -> list[str]:
+    return [f"{1000 * percentile(seconds, p):.1f}" for p in PERCENTILES]
+
+
+def _entry(line: str) -> dict[str, Any]:
+    """Return a JSON log line, or nothing for any other line."""
+    if not line.startswith("{"):
+        return {}
+    entry: dict[str, Any] = json.loads(line)
+    return entry
+
+
+def _seconds(entry: Mapping[str, str]) -> float:
+    return datetime.fromisoformat(entry["timestamp"]).timestamp()
+
 
 ROOT = Path(__file__).parents[1]
 SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info")
@@ -84,7 +300,7 @@ class Outcome:
     @property
     def wrongs(self) -> list[str]:
         """Everything for which the run does not count as passed."""
-        wrongs = [*self.violations, *self.stray.wrongs, *flatness.growth(self.stages[1:])]
+        wrongs = [*self.violations, *self.stray.wrongs, *growth(self.stages[1:])]
         if not self.blocks.is_all_free:
             wrongs.append(f"blocks are still held: {self.blocks}")
         if not self.answers:
@@ -162,7 +378,7 @@ def settled_costs(log: FleetLog, before: Mapping[str, Cost] | None) -> Mapping[s
     give_up = time.monotonic() + SETTLE_S
     while time.monotonic() < give_up:
         costs = log.costs()
-        if before is not None and not flatness.growth([("before", before), ("now", costs)]):
+        if before is not None and not growth([("before", before), ("now", costs)]):
             return costs
         time.sleep(COSTS_POLL_S)
     return log.costs()
@@ -223,8 +439,8 @@ def main(arguments: Sequence[str]) -> int:
         console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
         return 2
     lines = log.path.read_text(encoding="utf-8", errors="replace").splitlines()
-    console.print(table_of(release_times(outcome.cuts, lines)))
-    console.print(flatness.table_of(outcome.stages))
+    console.print(release_table(release_times(outcome.cuts, lines)))
+    console.print(costs_table(outcome.stages))
     stray = outcome.stray
     if stray.under_way:
         shown = [percentile(stray.under_way, percent) for percent in (50, 99, 100)]

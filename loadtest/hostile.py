@@ -21,16 +21,14 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from .campaign.processes import FleetLog, cost_of
-from .cancel_report import percentile
-from .cancels import audit, still_answers, wait_until_free
+from .cancels import audit, percentile, still_answers, wait_until_free
+from .harness.servers import FleetLog, ServerDidNotStartError, cost_of, running_server
 from .hostile_clients import ATTACKS, CANARY, besiege
-from .server_process import ServerDidNotStartError, running_server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from .campaign.processes import Cost
+    from .harness.servers import Cost
     from .hostile_clients import Watch
 
 ROOT = Path(__file__).parents[1]

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from .raw_requests import chat_request, ws_handshake, ws_text_frame
-from .stall_clients import stall
+from .campaign.misbehaving import chat_request, stall, ws_handshake, ws_text_frame
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -23,18 +23,23 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from .campaign.asks import draw_asks, lengthened
+from .campaign.answers import draw_asks, lengthened
 from .campaign.client import Story, ask_all, tell
-from .campaign.disturbed import wait_whole
-from .campaign.leftovers import blocks_when_settled, violations_now
-from .campaign.processes import FleetLog, HasNotHappenedError, attempts_of, is_gone, seconds_of
-from .server_process import ServerDidNotStartError, running_server
+from .campaign.faults import blocks_when_settled, violations_now, wait_whole
+from .harness.servers import (
+    FleetLog,
+    HasNotHappenedError,
+    ServerDidNotStartError,
+    attempts_of,
+    is_gone,
+    running_server,
+    seconds_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .campaign.answers import Answer
-    from .campaign.asks import Ask
+    from .campaign.answers import Answer, Ask
 
 ROOT = Path(__file__).parents[1]
 SERVE_OPTIONS = (

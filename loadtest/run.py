@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from .server_process import ServerDidNotStartError, running_server
-from .stream_times import StreamRecord
-from .summary import PERCENTILES, failures, rows
+from .figures import PERCENTILES, StreamRecord, failures, rows
+from .harness.servers import ServerDidNotStartError, running_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

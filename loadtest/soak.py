@@ -1,9 +1,7 @@
-"""`python -m loadtest.soak`: everything at once, for minutes, and nothing may be wrong.
+"""A soak: readers, leavers, stalled clients, faults and audits side by side for a given time.
 
-Clients read streams over SSE and WebSocket and whole answers, others leave in the middle, others
-stop reading; every now and then a worker is killed, stopped or told to leave. All the while the
-fleet is audited, and every whole answer is compared with one that was given in peace. Exit code 0
-if nothing was wrong, 1 if something was, 2 if nothing could run.
+First every request is asked once in peace; what is answered then is the reference for all that
+comes. Whatever is wrong is noted and the soak goes on: one violation seldom comes alone.
 """
 
 from __future__ import annotations
@@ -11,21 +9,224 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from itertools import count, cycle
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import trio
 from rich.console import Console
 from rich.table import Table
 
-from .campaign.processes import FleetLog, HasNotHappenedError
-from .campaign.soaking import Soak, SoakPlan
-from .cancel_report import percentile
-from .server_process import ServerDidNotStartError, running_server
+from .campaign.answers import draw_asks
+from .campaign.client import Story, ask_all, tell
+from .campaign.faults import blocks_when_settled, inject, violations_now, wait_whole
+from .campaign.misbehaving import cut_one, stall
+from .cancels import percentile
+from .harness.servers import (
+    FleetLog,
+    HasNotHappenedError,
+    ServerDidNotStartError,
+    attempts_of,
+    running_server,
+    wait_until,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from .campaign.answers import Answer
+    from .campaign.faults import Injected
+
+
+FAULTS = ("decode-kill", "prefill-kill", "decode-stop", "decode-drain", "prefill-drain")
+CUTTERS = 2
+CUT_PAUSE_S = 0.2
+STALL_EVERY_S = 5.0
+STALL_MAX_TOKENS = 900
+"""More than any kernel buffers: with 20 alternatives each token is two kilobytes."""
+STALL_GRACE_S = 30.0
+"""Beyond the stall bound: the stream's start and the end of its attempt on a busy machine."""
+AUDIT_EVERY_S = 1.0
+JITTER = 0.25
+"""Of the time between two faults, so that they keep no step with heartbeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoakPlan:
+    """How much of what.
+
+    Attributes:
+      seconds: of load with faults.
+      fault_every_s: from one fault to the next.
+      readers: clients that read to the end.
+      asks: different requests that they draw from.
+      seed: of everything random.
+      stall_timeout_s: of the server.
+    """
+
+    seconds: float
+    fault_every_s: float
+    readers: int
+    asks: int
+    seed: int
+    stall_timeout_s: float
+
+
+class Soak:
+    """One soak.
+
+    Args:
+      url: of the server.
+      log: of the fleet.
+      plan: how much of what.
+      say: told of each fault as it happens.
+
+    Attributes:
+      done: what was done, and how often.
+      injected: the faults.
+      wrongs: whatever must not be.
+      silences_s: the longest silence of each stream.
+    """
+
+    def __init__(self, url: str, log: FleetLog, plan: SoakPlan, say: Callable[[str], None]) -> None:
+        self.done: Counter[str] = Counter()
+        self.injected: list[Injected] = []
+        self.wrongs: list[str] = []
+        self.silences_s: list[float] = []
+        self._url = url
+        self._log = log
+        self._plan = plan
+        self._say = say
+        self._asks = draw_asks(plan.asks, plan.seed)
+        self._reference: dict[int, Answer] = {}
+        self._over = trio.Event()
+
+    async def run(self) -> None:
+        """Do all of it."""
+        await wait_whole(self._url, self._log)
+        stories = await ask_all(self._url, self._asks, self._plan.readers, lambda _: None)
+        self.wrongs += [f"in peace: {s.ask.name}: {s.failure}" for s in stories if not s.answer]
+        self._reference = {s.ask.number: s.answer for s in stories if s.answer}
+        async with trio.open_nursery() as nursery:
+            for number in range(self._plan.readers):
+                nursery.start_soon(self._read, number)
+            for number in range(CUTTERS):
+                nursery.start_soon(self._leave, number)
+            nursery.start_soon(self._stall)
+            nursery.start_soon(self._break_things)
+            nursery.start_soon(self._audit)
+            await trio.sleep(self._plan.seconds)
+            self._over.set()
+        await self._look_at_rest()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not beyond the end."""
+        with trio.move_on_after(seconds):
+            await self._over.wait()
+
+    async def _read(self, number: int) -> None:
+        """Ask one request after the other and compare each answer."""
+        rng = Random(f"{self._plan.seed} reader {number}")
+        for turn in count():
+            if self._over.is_set():
+                return
+            # The log tells requests from one another by their names.
+            story = Story(replace(rng.choice(self._asks), name=f"read-{number}-{turn}"))
+            await tell(self._url, story, retries_broken=False)
+            self._judge(story)
+
+    def _judge(self, story: Story) -> None:
+        ask = story.ask
+        self.done[f"answers read: {ask.surface}"] += 1
+        expected = self._reference.get(ask.number)
+        if story.answer is None:
+            self.wrongs.append(f"{ask.name} ({ask.surface}) failed: {story.failure}")
+        elif expected and (difference := story.answer.differs_from(expected)):
+            self.wrongs.append(f"{ask.name} ({ask.surface}) differs in {difference}")
+        if ask.surface != "plain":
+            self.silences_s.append(story.longest_silence_s)
+
+    async def _leave(self, number: int) -> None:
+        """Begin requests and close their sockets."""
+        rng = Random(f"{self._plan.seed} cutter {number}")
+        for turn in count():
+            if self._over.is_set():
+                return
+            await cut_one(self._url, f"cut-{number}-{turn}", rng)
+            self.done["requests left in the middle"] += 1
+            await self._pause(CUT_PAUSE_S)
+
+    async def _stall(self) -> None:
+        """Stop reading; the server must cut the connection off, faults or no faults."""
+        async with trio.open_nursery() as nursery:
+            for number in count():
+                if self._over.is_set():
+                    return
+                nursery.start_soon(self._stall_once, number)
+                await self._pause(STALL_EVERY_S)
+
+    async def _stall_once(self, number: int) -> None:
+        client = await stall(self._url, number, STALL_MAX_TOKENS)
+        self.done["clients that stopped reading"] += 1
+        name = f"stalled-{number}"
+
+        def ends() -> list[str]:
+            lines = self._log.of("request_ended", client_request_id=name)
+            return [line["outcome"] for line in lines]
+
+        try:
+            timeout_s = self._plan.stall_timeout_s + STALL_GRACE_S
+            await wait_until(lambda: bool(ends()), timeout_s, f"{name} is cut off")
+        except HasNotHappenedError as error:
+            self.wrongs.append(f"{error} ({client.kind})")
+        else:
+            if ends() != ["stalled"]:
+                self.wrongs.append(f"{name} ({client.kind}) ended as {ends()}")
+        await trio.aclose_forcefully(client.stream)
+
+    async def _break_things(self) -> None:
+        """Do one fault after the other, and see each through."""
+        rng = Random(f"{self._plan.seed} faults")
+        for fault in cycle(FAULTS):
+            stretch = rng.uniform(1 - JITTER, 1 + JITTER)
+            await self._pause(self._plan.fault_every_s * stretch)
+            if self._over.is_set():
+                return
+            try:
+                injected = await inject(self._log, fault, rng)
+                await wait_whole(self._url, self._log)
+            except HasNotHappenedError as error:
+                self.wrongs.append(f"{fault}: {error}")
+                continue
+            self.injected.append(injected)
+            self._say(f"{fault}: {injected.victim}, {injected.proof}; whole again")
+
+    async def _audit(self) -> None:
+        """Ask the fleet for its accounts all the while."""
+        while not self._over.is_set():
+            await self._note_audit("under load")
+            await self._pause(AUDIT_EVERY_S)
+
+    async def _note_audit(self, when: str) -> None:
+        violations = await violations_now(self._url)
+        self.done["audits"] += 1
+        self.wrongs += [f"audit {when}: {violation}" for violation in violations]
+
+    async def _look_at_rest(self) -> None:
+        blocks = await blocks_when_settled(self._url)
+        if not blocks.is_all_free:
+            self.wrongs.append(f"blocks are still held at the end: {blocks}")
+        await self._note_audit("at rest")
+        attempts = attempts_of(self._log.entries())
+        self.done["requests that needed more than one attempt"] = sum(
+            times > 1 for times in attempts.values()
+        )
+        if not self.injected and self._plan.seconds > 2 * self._plan.fault_every_s:
+            self.wrongs.append("no fault happened: nothing was shown")
+
 
 ROOT = Path(__file__).parents[1]
 STALL_TIMEOUT_S = 3.0
@@ -42,8 +243,8 @@ def table_of(soak: Soak) -> Table:
     table = Table(title="what the soak did", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for what, count in soak.done.items():
-        table.add_row(what, str(count))
+    for what, times in soak.done.items():
+        table.add_row(what, str(times))
     for fault in sorted({injected.fault for injected in soak.injected}):
         count = sum(injected.fault == fault for injected in soak.injected)
         table.add_row(f"faults: {fault}", str(count))

@@ -18,9 +18,9 @@ import websocket
 from locust import HttpUser, between, events, task
 from locust.user.task import LOCUST_STATE_STOPPING
 
+from .figures import StreamClock, StreamRecord
 from .prompts import Prompt, PromptMix
 from .readers import End, Part, Piece, StreamFailedError, read_chat_sse, read_response_events
-from .stream_times import StreamClock, StreamRecord
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

@@ -1,7 +1,7 @@
 """The decisions of a prefill worker: frames and time in, frames out.
 
 Knows the protocol with servers and with decode workers; knows no sockets, threads or clocks. The
-shell hands it frames, runs the steps that it plans, keeps the kv links that it wants, and sends
+loop hands it frames, runs the steps that it plans, keeps the kv links that it wants, and sends
 what it has decided.
 """
 
@@ -32,10 +32,10 @@ from triolet.fair_lru import Keeper
 from triolet.pooling import VectorForm
 from triolet.sampling import SamplingParams
 from worker.account import cache_load, worker_account
+from worker.attempt_table import AttemptTable
 from worker.counters import Counters, Drop
 from worker.outbox import Outbox
-from worker.reception import Reception
-from worker.roster import Roster
+from worker.server_sessions import ServerSessions
 
 from .attempt import Attempt
 from .embedding import Embedding
@@ -79,8 +79,8 @@ class PrefillCore:
     Attributes:
       outbox: what is to be sent to servers.
       counters: what was done.
-      roster: who holds a lease.
-      reception: what servers see; beats and drains.
+      attempt_table: who holds a lease.
+      server_sessions: what servers see; beats and drains.
       stepper: plans steps and takes in their results.
       shipper: what is on its way to decode workers.
     """
@@ -97,7 +97,7 @@ class PrefillCore:
     ) -> None:
         self.outbox = Outbox()
         self.counters = Counters()
-        self.roster: Roster[Attempt | Embedding] = Roster(
+        self.attempt_table: AttemptTable[Attempt | Embedding] = AttemptTable(
             engine.ledger, PREFILL_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
         self.shipper = Shipper(
@@ -108,10 +108,10 @@ class PrefillCore:
         self._link = link
         self._read_process = read_process
         self._orders = count()
-        self.reception = Reception(
+        self.server_sessions = ServerSessions(
             identity,
             link,
-            self.roster,
+            self.attempt_table,
             self.outbox,
             self.counters,
             self._describe,
@@ -119,22 +119,28 @@ class PrefillCore:
             now,
         )
         self.stepper = Stepper(
-            engine, self.roster, self.shipper, self.outbox, self.counters, link.wire, embedding
+            engine,
+            self.attempt_table,
+            self.shipper,
+            self.outbox,
+            self.counters,
+            link.wire,
+            embedding,
         )
 
     def wake(self, now: float) -> None:
         """To be called before frames are handed in and at every sweep: a worker that stood still
         must not act on what it believed before."""
-        if self.reception.is_fenced(now):
-            self.reception.begin_new_life(now)
+        if self.server_sessions.is_fenced(now):
+            self.server_sessions.begin_new_life(now)
             for target in self.shipper.targets:
                 self.shipper.close_lane(target)
-        elif absence_s := self.reception.excuse():
+        elif absence_s := self.server_sessions.excuse():
             self.shipper.excuse(absence_s)
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a server."""
-        server = self.reception.take(sender, frame, now)
+        server = self.server_sessions.take(sender, frame, now)
         if server is None:
             return
         try:
@@ -146,7 +152,7 @@ class PrefillCore:
                 case _:
                     raise RemoteProtocolError(f"no {type(frame).__name__} to a prefill worker")
         except (RemoteProtocolError, RequestError) as error:
-            self.reception.reject(server, frame, error, now)
+            self.server_sessions.reject(server, frame, error, now)
 
     def on_kv(self, target: KvTarget, frame: AnyFrame, now: float) -> None:
         """Take in what a decode worker answers."""
@@ -164,7 +170,7 @@ class PrefillCore:
     def on_target_lost(self, target: KvTarget, reason: str, now: float) -> None:
         """A decode worker is gone, is another life, or has another model."""
         for key in self.shipper.close_lane(target):
-            self.roster.end(key, EndReason.PEER_LOST, now, reason)
+            self.attempt_table.end(key, EndReason.PEER_LOST, now, reason)
 
     def take_kv_sends(self, now: float) -> Iterator[KvSend]:
         """Export what is final, yield what goes to decode now, and free blocks that are out."""
@@ -175,17 +181,17 @@ class PrefillCore:
 
     def sweep(self, now: float) -> None:
         """End what is over and give up receivers that have fallen silent."""
-        self.reception.sweep(now)
+        self.server_sessions.sweep(now)
         for target in self.shipper.stalled(now):
             self.on_target_lost(target, f"{target.peer.name} does not answer", now)
 
     def say_goodbye(self) -> None:
         """Tell every server that this worker leaves."""
-        self.reception.say_goodbye()
+        self.server_sessions.say_goodbye()
 
     def load(self) -> Load:
         """Return what the worker is doing."""
-        ledger, leases, counters = self._engine.ledger, self.roster.leases, self.counters
+        ledger, leases, counters = self._engine.ledger, self.attempt_table.leases, self.counters
         return Load(
             free_blocks=ledger.free_blocks,
             cached_blocks=ledger.cached_blocks,
@@ -212,37 +218,37 @@ class PrefillCore:
             self._identity,
             self._link,
             self._engine.prefix_cache,
-            self.roster,
+            self.attempt_table,
             self.counters,
             now,
-            is_draining=self.reception.is_draining,
+            is_draining=self.server_sessions.is_draining,
             windows=self.shipper.windows(),
             process=self._read_process(),
         )
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:
         del server  # every server has the same share
-        num_servers = max(1, len(self.reception.servers))
+        num_servers = max(1, len(self.server_sessions.servers))
         return WorkerHeartbeat(
             epoch=self._identity.me.epoch,
             progress=self.counters.steps,
-            has_work=self.roster.is_stepping,
-            is_draining=self.reception.is_draining,
+            has_work=self.attempt_table.is_stepping,
+            is_draining=self.server_sessions.is_draining,
             load=self.load(),
             token_credit=self._identity.capacity.max_waiting_tokens // num_servers,
         )
 
     def _num_waiting_tokens(self) -> int:
         # Inputs that become vectors give way to prompts, so they are nothing to wait for.
-        attempts = self.roster.attempts.values()
+        attempts = self.attempt_table.attempts.values()
         return sum(a.num_remaining_tokens for a in attempts if isinstance(a, Attempt))
 
     def _accept(self, server: PeerId, frame: Prefill, now: float) -> None:
-        standing = self.roster.leases.standing(frame.key)
+        standing = self.attempt_table.leases.standing(frame.key)
         if standing is Standing.ENDED:
-            self.roster.repeat_last_words(server, frame.key)
+            self.attempt_table.repeat_last_words(server, frame.key)
         elif standing is Standing.NEW:
-            self.roster.end_older(frame.key, now)
+            self.attempt_table.end_older(frame.key, now)
             prompt_ids = unpack_tokens(frame.prompt)
             check_request(self._engine.vocab_size, prompt_ids, frame.sampling)
             if self._link.wire.plaintext and len(frame.kv_key) != KV_KEY_BYTES:
@@ -250,8 +256,8 @@ class PrefillCore:
                     f"{self._identity.me.name} ships KV in plaintext, and this server sends no key "
                     "for its MAC: upgrade the server, or leave link.wire.plaintext off"
                 )
-            if self.reception.is_draining:
-                self.roster.turn_away(server, frame.key, EndReason.DRAIN, now)
+            if self.server_sessions.is_draining:
+                self.attempt_table.turn_away(server, frame.key, EndReason.DRAIN, now)
             else:
                 num_blocks = -(-len(prompt_ids) // self._engine.block_size)
                 prospect = self._engine.prefix_cache.prospect(frame.prompt, frame.salt, num_blocks)
@@ -260,15 +266,15 @@ class PrefillCore:
                 self._admit(server, frame, prompt_ids, num_cached_tokens, now)
 
     def _accept_input(self, server: PeerId, frame: Embed, now: float) -> None:
-        standing = self.roster.leases.standing(frame.key)
+        standing = self.attempt_table.leases.standing(frame.key)
         if standing is Standing.ENDED:
-            self.roster.repeat_last_words(server, frame.key)
+            self.attempt_table.repeat_last_words(server, frame.key)
         elif standing is Standing.NEW:
-            self.roster.end_older(frame.key, now)
+            self.attempt_table.end_older(frame.key, now)
             input_ids = unpack_tokens(frame.prompt)
             check_request(self._engine.vocab_size, input_ids, NOTHING_SAMPLED)
-            if self.reception.is_draining:
-                self.roster.turn_away(server, frame.key, EndReason.DRAIN, now)
+            if self.server_sessions.is_draining:
+                self.attempt_table.turn_away(server, frame.key, EndReason.DRAIN, now)
                 return
             self._check_input(len(input_ids))
             form = VectorForm(frame.pooling, frame.dimensions, frame.is_normalized)
@@ -282,7 +288,7 @@ class PrefillCore:
                 arrived_at=now,
                 num_blocks=-(-len(input_ids) // self._engine.block_size),
             )
-            self.roster.add(embedding, now, frame.remaining_s)
+            self.attempt_table.add(embedding, now, frame.remaining_s)
 
     def _check_input(self, num_tokens: int) -> None:
         capacity = self._identity.capacity
@@ -338,7 +344,7 @@ class PrefillCore:
             keeper=Keeper(frame.tenant, frame.cache_share),
             constraint=self._engine.constrain(frame.sampling),
         )
-        self.roster.add(attempt, now, frame.remaining_s)
+        self.attempt_table.add(attempt, now, frame.remaining_s)
         self.shipper.begin(
             frame.key,
             frame.target,
@@ -355,9 +361,9 @@ class PrefillCore:
         if has_everything is None:
             return
         if has_everything:
-            self.roster.end(key, EndReason.HANDED_OVER, now)
+            self.attempt_table.end(key, EndReason.HANDED_OVER, now)
         else:
-            self.roster.end(key, EndReason.UNWANTED, now)
+            self.attempt_table.end(key, EndReason.UNWANTED, now)
 
     def _on_end(self, attempt: Attempt | Embedding, now: float) -> None:
         del now
@@ -366,5 +372,5 @@ class PrefillCore:
 
     def _export(self, key: AttemptKey, piece: Piece, into: memoryview) -> None:
         blocks, layers = piece
-        table = self.roster.attempts[key].block_table[blocks.start : blocks.stop]
+        table = self.attempt_table.attempts[key].block_table[blocks.start : blocks.stop]
         self._engine.export_blocks(table, into, layers)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from engine.pooling import Pool
     from triolet.config import EmbeddingConfig
     from triolet.ids import AttemptKey, PeerId
+    from worker.attempt_table import AttemptTable, FailedStep
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.outbox import Outbox
-    from worker.roster import FailedStep, Roster
 
     from .attempt import Attempt
 
@@ -224,7 +224,7 @@ class Embedder:
 
     Args:
       engine: whose blocks are filled.
-      roster: who holds a lease.
+      attempt_table: who holds a lease.
       outbox: takes the EMBEDDED frames.
       counters: of tokens.
       config: how inputs are batched.
@@ -233,13 +233,13 @@ class Embedder:
     def __init__(
         self,
         engine: EnginePort,
-        roster: Roster[Attempt | Embedding],
+        attempt_table: AttemptTable[Attempt | Embedding],
         outbox: Outbox,
         counters: Counters,
         config: EmbeddingConfig,
     ) -> None:
         self._engine = engine
-        self._roster = roster
+        self._attempt_table = attempt_table
         self._outbox = outbox
         self._counters = counters
         self._config = config
@@ -248,7 +248,7 @@ class Embedder:
     @property
     def waiting(self) -> list[Embedding]:
         """Inputs that are not computed."""
-        attempts = self._roster.attempts.values()
+        attempts = self._attempt_table.attempts.values()
         return [attempt for attempt in attempts if isinstance(attempt, Embedding)]
 
     @property
@@ -281,7 +281,7 @@ class Embedder:
         chunks, self._chunks = self._chunks, []
         for embedding, num_tokens in chunks:
             self._counters.computed_tokens += num_tokens
-            if embedding.key not in self._roster.attempts:
+            if embedding.key not in self._attempt_table.attempts:
                 self._counters.late_rows += 1
                 continue  # it ended meanwhile
             embedding.num_computed_tokens += num_tokens
@@ -292,14 +292,14 @@ class Embedder:
         """Take in that the step raised."""
         chunks, self._chunks = self._chunks, []
         for embedding, _ in chunks:
-            self._roster.end(embedding.key, EndReason.ERROR, now, message, failed)
+            self._attempt_table.end(embedding.key, EndReason.ERROR, now, message, failed)
 
     def _row(self, chunk: InputChunk, now: float) -> StepRow:
         embedding, num_tokens = chunk
         if not embedding.is_started:
             embedding.block_table = self._engine.ledger.lease(embedding.key, embedding.num_blocks)
             embedding.started_at = now
-            self._roster.leases.step(embedding.key, LeaseEvent.START)
+            self._attempt_table.leases.step(embedding.key, LeaseEvent.START)
         start = embedding.num_computed_tokens
         return StepRow(
             token_ids=embedding.prompt_ids[start : start + num_tokens],
@@ -317,4 +317,4 @@ class Embedder:
             compute_s=now - embedding.started_at,
         )
         self._outbox.to_server(embedding.server.identity(), frame)
-        self._roster.end(embedding.key, EndReason.EMBEDDED, now)
+        self._attempt_table.end(embedding.key, EndReason.EMBEDDED, now)

@@ -199,7 +199,7 @@ class KvLinks:
             self._core.on_target_lost(target, reason, now)
         else:
             self._note_path(target, welcome)
-            self._core.shipper.open_lane(target, welcome.capacity.kv_window_bytes, now)
+            self._core.shipper.open_peer(target, welcome.capacity.kv_window_bytes, now)
 
     def _note_path(self, target: KvTarget, welcome: Welcome) -> None:
         link = self._links.get(target)

@@ -35,7 +35,7 @@ class Sent(NamedTuple):
     sent_at: float
 
 
-class UnderWay:
+class InFlightWindow:
     """What is on the wire.
 
     Attributes:
@@ -100,12 +100,12 @@ class UnderWay:
 Outgoing: TypeAlias = "tuple[KvChunk | KvManifest, Slot | None]"
 
 
-class Lane:
+class PeerSender:
     """One target's transfers and window.
 
     Attributes:
       transfers: in the order in which they began.
-      under_way: what the receiver has not answered yet.
+      in_flight: what the receiver has not answered yet.
     """
 
     def __init__(self, link: LinkConfig, ring: Ring, now: float) -> None:
@@ -113,14 +113,14 @@ class Lane:
         self._link = link
         self._ring = ring
         self._last_heard = now
-        self.under_way = UnderWay()
+        self.in_flight = InFlightWindow()
         # In the order in which they go; those of ended attempts are passed over.
         self._unsent: deque[tuple[Transfer, Chunk]] = deque()
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way or to come."""
-        return not self.transfers and not self.under_way
+        return not self.transfers and not self.in_flight
 
     def begin(self, transfer: Transfer, now: float) -> None:
         """Add a transfer."""
@@ -130,8 +130,8 @@ class Lane:
 
     def open(self, window_bytes: int, now: float) -> None:
         """Note the receiver's window: it may be sent to."""
-        if self.under_way.window is None:
-            self.under_way.window = ByteWindow(window_bytes)
+        if self.in_flight.window is None:
+            self.in_flight.window = ByteWindow(window_bytes)
         self._last_heard = now
 
     def send(
@@ -141,7 +141,7 @@ class Lane:
 
         Args:
           now: the time.
-          export: makes the next chunk of this lane, if there is one and room for it. Exports run
+          export: makes the next chunk of this peer, if there is one and room for it. Exports run
             ahead of the window, so that the pool's blocks are free early.
         """
         yield from self._overdue(now)
@@ -166,7 +166,7 @@ class Lane:
         """The receiver wants nothing more of this attempt."""
         self._last_heard = now
         self.forget(key)
-        for index in self.under_way.of(key):
+        for index in self.in_flight.of(key):
             self._settle(key, index)
 
     def forget(self, key: AttemptKey) -> None:
@@ -181,13 +181,13 @@ class Lane:
         """Give everything back: the link is gone."""
         for key in tuple(self.transfers):
             self.forget(key)
-        for key, index in self.under_way.all():
+        for key, index in self.in_flight.all():
             self._settle(key, index)
 
     def write_off(self, now: float) -> None:
         """Take back the window of ended attempts whose answer is overdue: the frame or its credit
         was lost, and nobody will send it again."""
-        for key, index in self.under_way.unanswered(now, self._link.kv_stall_s):
+        for key, index in self.in_flight.unanswered(now, self._link.kv_stall_s):
             if key not in self.transfers:
                 self._settle(key, index)
 
@@ -197,33 +197,33 @@ class Lane:
 
     def is_stalled(self, now: float) -> bool:
         """Return whether the receiver owes an answer for too long."""
-        is_dialling = self.under_way.window is None and bool(self.transfers)
+        is_dialling = self.in_flight.window is None and bool(self.transfers)
         is_waiting = is_dialling or self._is_unanswered()
         return is_waiting and now - self._last_heard > self._link.kv_stall_s
 
     def check_invariants(self) -> int:
-        """Assert that counts agree with contents; return the ring bytes that this lane uses."""
-        under_way_bytes = self.under_way.num_bytes
-        window = self.under_way.window
+        """Assert that counts agree with contents; return the ring bytes in use."""
+        in_flight_bytes = self.in_flight.num_bytes
+        window = self.in_flight.window
         used_bytes = 0 if window is None else window.used_bytes
-        assert under_way_bytes == used_bytes, "the window's count drifted"
+        assert in_flight_bytes == used_bytes, "the window's count drifted"
         unsent_bytes = 0
         for transfer in self.transfers.values():
             unsent = [chunk for chunk in transfer.chunks.values() if chunk.sent_at is None]
             assert len(unsent) == transfer.num_unsent, "the count of unsent chunks drifted"
             unsent_bytes += sum(chunk.num_bytes for chunk in unsent)
             for index, chunk in transfer.chunks.items():
-                is_under_way = (transfer.key, index) in self.under_way
+                is_under_way = (transfer.key, index) in self.in_flight
                 assert is_under_way == (chunk.sent_at is not None), "a chunk is half sent"
-        return unsent_bytes + under_way_bytes
+        return unsent_bytes + in_flight_bytes
 
     def _overdue(self, now: float) -> Iterator[Outgoing]:
         """Send again what should have been answered by now."""
-        for key, index in self.under_way.unanswered(now, self._link.kv_retry_s):
+        for key, index in self.in_flight.unanswered(now, self._link.kv_retry_s):
             transfer = self.transfers.get(key)
             if transfer is not None:
                 chunk = transfer.chunks[index]
-                self.under_way.note_sent(key, chunk, now)
+                self.in_flight.note_sent(key, chunk, now)
                 yield chunk.frame, chunk.slot
 
     def _ready(self, now: float) -> Iterator[Outgoing]:
@@ -232,10 +232,10 @@ class Lane:
             transfer, chunk = self._unsent[0]
             is_wanted = self.transfers.get(transfer.key) is transfer
             if is_wanted:
-                if not self.under_way.has_room(chunk.num_bytes):
+                if not self.in_flight.has_room(chunk.num_bytes):
                     return
                 self._note_busy(now)
-                self.under_way.send(transfer.key, chunk, now)
+                self.in_flight.send(transfer.key, chunk, now)
                 transfer.num_unsent -= 1
             self._unsent.popleft()
             if is_wanted:
@@ -243,7 +243,7 @@ class Lane:
 
     def _manifests(self, now: float) -> Iterator[Outgoing]:
         """Say behind the last chunk that nothing follows, and again when that is overdue."""
-        if self.under_way.window is None:
+        if self.in_flight.window is None:
             return
         for transfer in self.transfers.values():
             sent_at = transfer.manifest_sent_at
@@ -254,7 +254,7 @@ class Lane:
                 yield transfer.manifest(), None
 
     def _is_unanswered(self) -> bool:
-        return bool(self.under_way) or any(
+        return bool(self.in_flight) or any(
             transfer.manifest_sent_at is not None for transfer in self.transfers.values()
         )
 
@@ -263,7 +263,7 @@ class Lane:
             self._last_heard = now
 
     def _settle(self, key: AttemptKey, index: int, *, send_again: bool = False) -> None:
-        slot = self.under_way.settle(key, index)
+        slot = self.in_flight.settle(key, index)
         if slot is None:
             return
         transfer = self.transfers.get(key)
@@ -319,7 +319,7 @@ class Shipper:
         self._export = export
         self._frames = Frames(link.kv_chunk_bytes, num_layers, bytes_per_block // num_layers)
         self._ring = Ring(memory)
-        self._lanes: dict[KvTarget, Lane] = {}
+        self._peer_senders: dict[KvTarget, PeerSender] = {}
         self._targets: dict[AttemptKey, KvTarget] = {}
 
     @property
@@ -337,12 +337,12 @@ class Shipper:
     @property
     def targets(self) -> tuple[KvTarget, ...]:
         """The targets that have, or recently had, something to receive."""
-        return tuple(self._lanes)
+        return tuple(self._peer_senders)
 
     def is_idle(self, target: KvTarget) -> bool:
         """Return whether nothing is under way to a target, or to come."""
-        lane = self._lanes.get(target)
-        return lane is None or lane.is_idle
+        peer_sender = self._peer_senders.get(target)
+        return peer_sender is None or peer_sender.is_idle
 
     def begin(
         self,
@@ -355,8 +355,8 @@ class Shipper:
         now: float,
         kv_key: bytes = b"",
     ) -> None:
-        """Open a transfer; its lane sends nothing before `open_lane`."""
-        lane = self._lanes.setdefault(target, Lane(self._link, self._ring, now))
+        """Open a transfer; its peer sender sends nothing before `open_peer`."""
+        peer_sender = self._peer_senders.setdefault(target, PeerSender(self._link, self._ring, now))
         transfer = Transfer(
             key,
             target.peer.epoch,
@@ -365,7 +365,7 @@ class Shipper:
             held_blocks,
             kv_key=kv_key if self._link.wire.plaintext else b"",
         )
-        lane.begin(transfer, now)
+        peer_sender.begin(transfer, now)
         self._targets[key] = target
 
     def computed(
@@ -383,7 +383,7 @@ class Shipper:
           first: the first completion token, with the last blocks.
           num_layers: only so many leading layers are, of blocks that the running step completes.
         """
-        transfer = self._lanes[self._targets[key]].transfers[key]
+        transfer = self._peer_senders[self._targets[key]].transfers[key]
         if num_layers is not None:
             transfer.note_layers(num_blocks, num_layers, self._frames)
             return
@@ -397,8 +397,8 @@ class Shipper:
           Frames to hand to the links, in order; each as soon as it is there, so that the wire is
           busy with one chunk while the next is exported.
         """
-        for target, lane in tuple(self._lanes.items()):
-            for frame, slot in lane.send(now, partial(self._export_next, lane)):
+        for target, peer_sender in tuple(self._peer_senders.items()):
+            for frame, slot in peer_sender.send(now, partial(self._export_next, peer_sender)):
                 if slot is not None:
                     self.sent_bytes += len(slot.memory)
                 yield KvSend(target, frame, slot)
@@ -407,41 +407,41 @@ class Shipper:
         """Return the attempts whose blocks in the pool are not needed any more since the last
         call."""
         keys = []
-        for lane in self._lanes.values():
-            for key, transfer in lane.transfers.items():
+        for peer_sender in self._peer_senders.values():
+            for key, transfer in peer_sender.transfers.items():
                 if transfer.is_exported and not transfer.is_released:
                     transfer.is_released = True
                     keys.append(key)
         return keys
 
-    def open_lane(self, target: KvTarget, window_bytes: int, now: float) -> None:
+    def open_peer(self, target: KvTarget, window_bytes: int, now: float) -> None:
         """The receiver said WELCOME: it may be sent to."""
-        lane = self._lanes.get(target)
-        if lane is not None:
-            lane.open(window_bytes, now)
+        peer_sender = self._peer_senders.get(target)
+        if peer_sender is not None:
+            peer_sender.open(window_bytes, now)
 
     def close_lane(self, target: KvTarget) -> tuple[AttemptKey, ...]:
         """Forget a target; return the attempts that lost their receiver."""
-        lane = self._lanes.pop(target, None)
-        if lane is None:
+        peer_sender = self._peer_senders.pop(target, None)
+        if peer_sender is None:
             return ()
-        lost = tuple(lane.transfers)
-        lane.close()
+        lost = tuple(peer_sender.transfers)
+        peer_sender.close()
         for key in lost:
             del self._targets[key]
         return lost
 
     def on_credit(self, target: KvTarget, frame: KvCredit, now: float) -> None:
         """A chunk was taken, or dropped as stale."""
-        lane = self._lanes.get(target)
-        if lane is not None:
-            lane.on_credit(frame.key, frame.index, now)
+        peer_sender = self._peer_senders.get(target)
+        if peer_sender is not None:
+            peer_sender.on_credit(frame.key, frame.index, now)
 
     def on_resend(self, target: KvTarget, frame: KvResend, now: float) -> None:
         """Chunks came damaged."""
-        lane = self._lanes.get(target)
-        if lane is not None:
-            lane.on_resend(frame.key, frame.indices, now)
+        peer_sender = self._peer_senders.get(target)
+        if peer_sender is not None:
+            peer_sender.on_resend(frame.key, frame.indices, now)
 
     def on_done(self, target: KvTarget, key: AttemptKey, now: float) -> bool | None:
         """The receiver wants nothing more of an attempt.
@@ -450,11 +450,11 @@ class Shipper:
           Whether it had been told that everything was sent: then it has everything. None if the
           attempt was not under way to it.
         """
-        lane = self._lanes.get(target)
-        if lane is None:
+        peer_sender = self._peer_senders.get(target)
+        if peer_sender is None:
             return None
-        transfer = lane.transfers.get(key)
-        lane.on_done(key, now)
+        transfer = peer_sender.transfers.get(key)
+        peer_sender.on_done(key, now)
         if transfer is None:
             return None
         del self._targets[key]
@@ -464,22 +464,30 @@ class Shipper:
         """End a transfer from this side. Idempotent."""
         target = self._targets.pop(key, None)
         if target is not None:
-            self._lanes[target].forget(key)
+            self._peer_senders[target].forget(key)
 
     def excuse(self, absence_s: float) -> None:
         """Take back time in which this worker did not listen for answers."""
-        for lane in self._lanes.values():
-            lane.excuse(absence_s)
+        for peer_sender in self._peer_senders.values():
+            peer_sender.excuse(absence_s)
 
     def stalled(self, now: float) -> list[KvTarget]:
         """Write off what was forgotten, and return the receivers that owe an answer too long."""
-        for lane in self._lanes.values():
-            lane.write_off(now)
-        return [target for target, lane in self._lanes.items() if lane.is_stalled(now)]
+        for peer_sender in self._peer_senders.values():
+            peer_sender.write_off(now)
+        return [
+            target
+            for target, peer_sender in self._peer_senders.items()
+            if peer_sender.is_stalled(now)
+        ]
 
     def windows(self) -> WindowsAudit:
         """Return how much is under way, of how much that may be."""
-        windows = [w for lane in self._lanes.values() if (w := lane.under_way.window) is not None]
+        windows = [
+            w
+            for peer_sender in self._peer_senders.values()
+            if (w := peer_sender.in_flight.window) is not None
+        ]
         return WindowsAudit(
             kv_under_way_bytes=sum(window.used_bytes for window in windows),
             kv_granted_bytes=sum(window.size_bytes for window in windows),
@@ -491,13 +499,13 @@ class Shipper:
     def check_invariants(self) -> None:
         """Assert that the ring is the bytes of all chunks that are kept or on the wire."""
         self._ring.check_invariants()
-        used = sum(lane.check_invariants() for lane in self._lanes.values())
+        used = sum(peer_sender.check_invariants() for peer_sender in self._peer_senders.values())
         used += self._ring.returned_bytes
         assert used == self._ring.used_bytes, "the ring's count drifted"
 
-    def _export_next(self, lane: Lane) -> tuple[Transfer, Chunk] | None:
+    def _export_next(self, peer_sender: PeerSender) -> tuple[Transfer, Chunk] | None:
         """Export one chunk, if there is one and room for it."""
-        for transfer in lane.transfers.values():
+        for transfer in peer_sender.transfers.values():
             if transfer.is_exported:
                 continue  # the usual case: it only waits for answers
             piece = transfer.next_export(self._frames)

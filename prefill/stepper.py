@@ -13,9 +13,9 @@ from engine.batch import Barred
 from engine.pace import StepBudget
 from transport.frames import EndReason, FirstToken
 from transport.lease import LeaseEvent
+from worker.attempt_table import FailedStep
 from worker.chunks import Chunk, ChunkScheduler, chunk_row
 from worker.rates import StepRates
-from worker.roster import FailedStep
 from worker.rows import END_REASONS, token_row
 
 from .attempt import Attempt
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from engine.batch import Sampled, StepRow
     from engine.prefix_cache import Frontier, PrefixCache
     from triolet.config import EmbeddingConfig, WireConfig
+    from worker.attempt_table import AttemptTable
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.outbox import Outbox
-    from worker.roster import Roster
 
     from .embedding import Embedding
     from .shipper import Shipper
@@ -70,7 +70,7 @@ class Stepper:
 
     Args:
       engine: whose blocks are filled.
-      roster: who holds a lease.
+      attempt_table: who holds a lease.
       shipper: told how far each prompt is.
       outbox: takes the FIRST_TOKEN frames.
       counters: of steps and tokens.
@@ -85,7 +85,7 @@ class Stepper:
     def __init__(
         self,
         engine: EnginePort,
-        roster: Roster[Attempt | Embedding],
+        attempt_table: AttemptTable[Attempt | Embedding],
         shipper: Shipper,
         outbox: Outbox,
         counters: Counters,
@@ -93,13 +93,13 @@ class Stepper:
         embedding: EmbeddingConfig,
     ) -> None:
         self._engine = engine
-        self._roster = roster
+        self._attempt_table = attempt_table
         self._shipper = shipper
         self._outbox = outbox
         self._counters = counters
         self._wire = wire
         self.rates = StepRates(engine.pace)
-        self.embedder = Embedder(engine, roster, outbox, counters, embedding)
+        self.embedder = Embedder(engine, attempt_table, outbox, counters, embedding)
         self._scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
         self._budget = StepBudget(engine.pace)
         self._wide_budget = StepBudget.of_wide_steps(engine.pace, embedding.max_batch_tokens)
@@ -109,7 +109,9 @@ class Stepper:
     @property
     def has_work(self) -> bool:
         """Whether a prompt or an input here is still to be computed."""
-        return any(attempt.num_remaining_tokens for attempt in self._roster.attempts.values())
+        return any(
+            attempt.num_remaining_tokens for attempt in self._attempt_table.attempts.values()
+        )
 
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute, or no room
@@ -132,7 +134,7 @@ class Stepper:
         left = tokens.all - sum(chunk.num_tokens for chunk in self._chunks)
         inputs = self.embedder.plan(left, now, is_beside_chat=bool(self._chunks))
         keys = [chunk.attempt.key for chunk in self._chunks] + self.embedder.keys
-        self._roster.begin_step(keys)
+        self._attempt_table.begin_step(keys)
         return [*(chunk_row(chunk) for chunk in self._chunks), *inputs]
 
     def due_after(self, now: float) -> float | None:
@@ -143,7 +145,7 @@ class Stepper:
     @property
     def _prompts(self) -> list[Attempt]:
         """Of chats, that are not computed."""
-        attempts = self._roster.attempts.values()
+        attempts = self._attempt_table.attempts.values()
         return [a for a in attempts if isinstance(a, Attempt) and not a.is_computed]
 
     def _candidates(self, prompts: list[Attempt]) -> list[Attempt]:
@@ -160,7 +162,7 @@ class Stepper:
             end = attempt.num_computed_tokens + num_tokens
             is_last = end == len(attempt.prompt_ids)
             num_blocks = attempt.num_blocks if is_last else end // self._engine.block_size
-            if attempt.key in self._roster.attempts:
+            if attempt.key in self._attempt_table.attempts:
                 self._shipper.computed(attempt.key, num_blocks, None, num_layers)
 
     def _long_chunks(self) -> list[Chunk[Attempt]]:
@@ -182,7 +184,7 @@ class Stepper:
         for chunk, sampled in zip(chunks, results, strict=False):  # behind them inputs'
             attempt = chunk.attempt
             self._counters.computed_tokens += chunk.num_tokens
-            if attempt.key not in self._roster.attempts:
+            if attempt.key not in self._attempt_table.attempts:
                 self._counters.late_rows += 1
                 continue  # it ended meanwhile
             attempt.num_computed_tokens += chunk.num_tokens
@@ -199,7 +201,7 @@ class Stepper:
             if attempt.is_computed:
                 assert sampled is not None, "the last chunk of a prompt has a result"
                 if sampled.barred is not None:
-                    self._roster.end(attempt.key, END_REASONS[sampled.barred], now)
+                    self._attempt_table.end(attempt.key, END_REASONS[sampled.barred], now)
                     continue
                 self._finish(attempt, sampled, now)
             else:
@@ -212,12 +214,12 @@ class Stepper:
         chunks = self._take_chunks(now)
         failed = FailedStep(self._counters.steps, len(chunks) + num_inputs)
         for chunk in chunks:
-            self._roster.end(chunk.attempt.key, EndReason.ERROR, now, message, failed)
+            self._attempt_table.end(chunk.attempt.key, EndReason.ERROR, now, message, failed)
         self.embedder.fail(message, failed, now)
 
     def _take_chunks(self, now: float) -> list[Chunk[Attempt]]:
         self._counters.steps += 1
-        self._roster.finish_step(now)
+        self._attempt_table.finish_step(now)
         chunks, self._chunks = self._chunks, []
         return chunks
 
@@ -228,13 +230,13 @@ class Stepper:
         attempt.num_cached_tokens = num_cached_blocks * self._engine.block_size
         attempt.num_computed_tokens = attempt.num_cached_tokens
         attempt.started_at = now
-        self._roster.leases.step(attempt.key, LeaseEvent.START)
+        self._attempt_table.leases.step(attempt.key, LeaseEvent.START)
         self._shipper.computed(attempt.key, num_cached_blocks, None)
 
     def _finish(self, attempt: Attempt, sampled: Sampled, now: float) -> None:
         """Send the first token straight to the server; KV and manifest follow to decode."""
         assert attempt.started_at is not None, "computed without having started"
-        self._roster.leases.step(attempt.key, LeaseEvent.COMPUTED)
+        self._attempt_table.leases.step(attempt.key, LeaseEvent.COMPUTED)
         first = token_row(attempt.key, 0, sampled)
         frame = FirstToken(
             *attempt.key,

@@ -17,7 +17,7 @@ from triolet.errors import ConfigError
 from triolet.ids import Role, new_epoch
 from worker.entry import run_worker
 from worker.identity import Identity
-from worker.shell import Shell, read_process
+from worker.worker_loop import WorkerLoop, read_process
 
 from .core import PrefillCore
 from .links import KvLinks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transport.shared_ring import Ring
     from triolet.config import LinkConfig, WorkerConfig
     from worker.engine_port import EnginePort
-    from worker.shell import Device
+    from worker.worker_loop import Device
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ async def serve(
     *,
     draw_epoch: Callable[[], int] = new_epoch,
     make_ring: Callable[[int], Ring] = OwnRing,
-    task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve with an engine that is loaded, until drained.
 
@@ -55,7 +55,7 @@ async def serve(
       kv_network: makes the links to decode workers.
       draw_epoch: where epochs come from; a simulator brings its own.
       make_ring: returns memory of so many bytes that others on this host may read.
-      task_status: started with the shell once servers can connect.
+      task_status: started with the loop once servers can connect.
 
     Raises:
       ConfigError: the control address cannot be bound, or memory has to be shared and cannot be.
@@ -83,11 +83,13 @@ async def serve(
                 kv_network,
                 config.link,
                 links_nursery,
-                settle=lambda now: shell.settle(now),
+                settle=lambda now: loop.settle(now),
                 ring=ring.offer,
             )
-            shell = Shell(core, engine, device, control, config, links.flush, layers=core.stepper)
-            await shell.run(task_status=task_status)
+            loop = WorkerLoop(
+                core, engine, device, control, config, links.flush, layers=core.stepper
+            )
+            await loop.run(task_status=task_status)
             links_nursery.cancel_scope.cancel()
 
 

@@ -1,7 +1,7 @@
 """The application: which route leads where, and what every answer has in common.
 
-Knows Quart; the work is done by the modules that the routes name. Authorisation is per route: the
-checks run for every route of the map, whatever its path looked like on the wire.
+Authorisation is per route: the checks run for every route of the map, whatever its path looked like
+on the wire.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from triolet.errors import RequestError, server_error
 
 from .api.access import check_request, check_websocket, origins_here
-from .api.anthropic.form import message_error
-from .api.anthropic.messages import MESSAGES, count_message_tokens, create_message
-from .api.body import live_request, shown_request_id
+from .api.anthropic.messages import MESSAGES, count_message_tokens, create_message, message_error
+from .api.body import current_scope, shown_request_id
 from .api.errors import CODES, error_body, error_headers, http_error
-from .api.live import OWNER_KEY
+from .api.limits import rate_headers
 from .api.ollama import chat as ollama_chat
-from .api.ollama import chat as ollama_embed
 from .api.ollama import models as ollama_models
-from .api.ollama.answers import ollama_error
-from .api.openai import scoring as scoring
-from .api.openai.chat import chat_completions
-from .api.openai.completions import completions
-from .api.openai.embeddings import embeddings
+from .api.ollama.chat import ollama_error
+from .api.openai.chat import chat_completions, completions
+from .api.openai.embeddings import embeddings, rerank, score
 from .api.openai.models import detokenize, list_models, show_model, tokenize
 from .api.openai.responses import count_input_tokens, create_response
 from .api.openai.responses_socket import responses_socket
 from .api.operations.fleet_status import (
+    FLEET_USAGE,
     OWN_AUDIT,
     OWN_STATUS,
+    OWN_USAGE,
     fleet_audit,
     fleet_status,
+    fleet_usage,
     own_audit,
     own_status,
+    own_usage,
+    server_usage,
 )
 from .api.operations.fleet_status import PATH as STATUS
 from .api.operations.pages import api_page, chat_page, dashboard, read_static_files, static_file
@@ -57,22 +58,32 @@ from .api.operations.probes import (
     ready,
     version,
 )
-from .api.operations.usage import FLEET_USAGE, OWN_USAGE, fleet_usage, own_usage, server_usage
 from .api.origins import page_headers
-from .api.passing_on import by_owner, is_passed_on
-from .api.quota import rate_headers
+from .api.peers import is_proxied, proxy_to_owner
+from .api.request_scope import scope_of
 from .document.openapi import PATH as OPENAPI
 from .document.openapi import ServedDocument
-from .edge.quart import CuredHTTPConnection, CuredQuart
-from .jobs.batches_api import cancel_batch, create_batch, list_batches, show_batch
-from .jobs.files_api import delete_file, file_content, list_files, show_file, upload_file
+from .edge.quart import PatchedHTTPConnection, PatchedQuart
+from .jobs.endpoints import (
+    cancel_batch,
+    create_batch,
+    delete_file,
+    file_content,
+    keeps_no_files,
+    list_batches,
+    list_files,
+    show_batch,
+    show_file,
+    upload_file,
+)
 from .tenants.tenancy import current_tenant
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import TypeAlias
 
-    from .api.ports import Services
+    from .api.services import Services
+    from .jobs.storage import Storage
 
     View: TypeAlias = Callable[..., Awaitable[Response] | Response]
 
@@ -84,10 +95,15 @@ NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the cha
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
-def build_app(services: Services) -> CuredQuart:
-    """Return the application, ready to be served."""
-    app = CuredQuart("triolet", static_folder=None, template_folder=None)
-    app.asgi_http_class = CuredHTTPConnection
+def build_app(services: Services, storage: Storage | None = None) -> PatchedQuart:
+    """Return the application, ready to be served.
+
+    Args:
+      services: what routes work with.
+      storage: files and batches; None where none are kept.
+    """
+    app = PatchedQuart("triolet", static_folder=None, template_folder=None)
+    app.asgi_http_class = PatchedHTTPConnection
     # A redirect to a tidier path would be a second way to each route.
     app.url_map.strict_slashes = True
     app.url_map.merge_slashes = False
@@ -98,7 +114,7 @@ def build_app(services: Services) -> CuredQuart:
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["BODY_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
-    _add_routes(app, services)
+    _add_routes(app, services, storage)
     app.before_request(partial(check_request, services))
     app.before_websocket(partial(check_websocket, services))
     app.after_request(partial(_finish, services))
@@ -106,7 +122,7 @@ def build_app(services: Services) -> CuredQuart:
     return app
 
 
-def _add_routes(app: CuredQuart, services: Services) -> None:
+def _add_routes(app: PatchedQuart, services: Services, storage: Storage | None) -> None:
     def add(method: str, path: str, view: View) -> None:
         app.add_url_rule(
             path,
@@ -116,14 +132,14 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
             provide_automatic_options=False,
         )
 
-    add("POST", "/v1/chat/completions", by_owner(chat_completions))
-    add("POST", "/v1/completions", by_owner(completions))
+    add("POST", "/v1/chat/completions", proxy_to_owner(chat_completions))
+    add("POST", "/v1/completions", proxy_to_owner(completions))
     add("POST", "/v1/embeddings", embeddings)
-    add("POST", RESPONSES, by_owner(create_response))
+    add("POST", RESPONSES, proxy_to_owner(create_response))
     add("POST", f"{RESPONSES}/input_tokens", count_input_tokens)
-    add("POST", MESSAGES, by_owner(create_message))
+    add("POST", MESSAGES, proxy_to_owner(create_message))
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
-    _add_stored(add)
+    _add_stored(add, storage)
     _add_scoring(add)
     _add_ollama(add)
     add("GET", "/v1/models", list_models)
@@ -157,16 +173,16 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
 
 def _add_scoring(add: Callable[[str, str, View], None]) -> None:
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
-        add("POST", path, scoring.rerank)
+        add("POST", path, rerank)
     for path in ("/v1/score", "/score"):
-        add("POST", path, scoring.score)
+        add("POST", path, score)
 
 
 def _add_ollama(add: Callable[[str, str, View], None]) -> None:
     add("POST", "/api/chat", ollama_chat.chat)
     add("POST", "/api/generate", ollama_chat.generate)
-    add("POST", "/api/embed", ollama_embed.embed_inputs)
-    add("POST", "/api/embeddings", ollama_embed.embed_prompt)
+    add("POST", "/api/embed", ollama_chat.embed_inputs)
+    add("POST", "/api/embeddings", ollama_chat.embed_prompt)
     add("GET", "/api/tags", ollama_models.list_tags)
     add("GET", "/api/ps", ollama_models.list_running)
     add("GET", "/api/version", ollama_models.show_version)
@@ -176,16 +192,19 @@ def _add_ollama(add: Callable[[str, str, View], None]) -> None:
     add("DELETE", "/api/delete", ollama_models.refuse)
 
 
-def _add_stored(add: Callable[[str, str, View], None]) -> None:
-    add("POST", "/v1/files", upload_file)
-    add("GET", "/v1/files", list_files)
-    add("GET", "/v1/files/<file_id>", show_file)
-    add("DELETE", "/v1/files/<file_id>", delete_file)
-    add("GET", "/v1/files/<file_id>/content", file_content)
-    add("POST", "/v1/batches", create_batch)
-    add("GET", "/v1/batches", list_batches)
-    add("GET", "/v1/batches/<batch_id>", show_batch)
-    add("POST", "/v1/batches/<batch_id>/cancel", cancel_batch)
+def _add_stored(add: Callable[[str, str, View], None], storage: Storage | None) -> None:
+    add("POST", "/v1/batches", partial(create_batch, storage))
+    for method, path, view in (
+        ("POST", "/v1/files", upload_file),
+        ("GET", "/v1/files", list_files),
+        ("GET", "/v1/files/<file_id>", show_file),
+        ("DELETE", "/v1/files/<file_id>", delete_file),
+        ("GET", "/v1/files/<file_id>/content", file_content),
+        ("GET", "/v1/batches", list_batches),
+        ("GET", "/v1/batches/<batch_id>", show_batch),
+        ("POST", "/v1/batches/<batch_id>/cancel", cancel_batch),
+    ):
+        add(method, path, partial(view, storage) if storage is not None else keeps_no_files)
 
 
 def _with_services(
@@ -199,24 +218,24 @@ def _with_services(
 
 
 async def _finish(services: Services, response: Response) -> Response:
-    elapsed_s = trio.current_time() - live_request().began_at
-    if not is_passed_on():  # who got it has counted it
+    elapsed_s = trio.current_time() - current_scope().began_at
+    if not is_proxied():  # the server that passed it on has counted it
         services.metrics.http.request(request.endpoint or "none")
     response.headers.update(HEADERS)
-    response.headers.update(live_request().headers)
+    response.headers.update(current_scope().headers)
     response.headers["x-request-id"] = shown_request_id()
     if _is_of_messages():
         response.headers["request-id"] = shown_request_id()
-    if (cache := live_request().cache) is not None:
+    if (cache := current_scope().cache) is not None:
         response.headers.update(cache.headers)
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
     for name, value in rate_headers(services.quotas).items():
-        response.headers.setdefault(name, value)  # who owns a kept answer has said so already
+        response.headers.setdefault(name, value)  # the owner of a kept answer has set them already
     if origins := origins_here(services, request.path):
         own = tuple(response.headers.keys())
         response.headers.update(page_headers(request.headers.get("origin"), origins, own))
-    if services.lifecycle.is_leaving:
-        # The next request needs a connection to somebody else.
+    if services.state.is_leaving:
+        # The next request needs a connection to another process.
         response.headers["connection"] = "close"
     return response
 
@@ -226,16 +245,16 @@ async def _on_error(services: Services, error: Exception) -> Response:
     headers = error_headers(shown)
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(sorted(error.valid_methods or ()))
-    is_cut = has_request_context() and live_request().entry.is_cut
-    if shown.status in {408, 413} or is_cut or services.lifecycle.is_draining:
+    is_cut = has_request_context() and current_scope().entry.is_cut
+    if shown.status in {408, 413} or is_cut or services.state.is_draining:
         # The rest of the body is not read, or the process ends: nothing more will be answered.
         headers["connection"] = "close"
     if not has_request_context():
         # A refused handshake passes no `_finish`.
         headers["x-request-id"] = secrets.token_hex(16)
     else:
-        live_request().is_crowded_out = shown.is_crowded_out
-        live_request().entry.leave(shown)
+        current_scope().is_crowded_out = shown.is_crowded_out
+        current_scope().entry.leave(shown)
     if shown.status != 503 or not has_request_context() or request.path not in READY_PATHS:
         services.metrics.http.error(shown.status, is_of_queue=shown.is_of_queue)
     _note_refusal(services, shown, headers.get("x-request-id"))
@@ -248,9 +267,9 @@ async def _on_error(services: Services, error: Exception) -> Response:
 
 
 def _note_refusal(services: Services, error: RequestError, request_id: str | None) -> None:
-    """Log who was refused what; a line of a batch tells its batch."""
+    """Log a refusal; a line of a batch tells its batch."""
     asked = request if has_request_context() else websocket
-    if OWNER_KEY in asked.scope["state"]:
+    if scope_of(asked.scope).owner is not None:
         return
     services.refusal_log.tell(
         error,

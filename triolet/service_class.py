@@ -1,7 +1,6 @@
-"""What a request means to whoever runs the service: how early it goes, and whose share it takes.
+"""Service classes, and how one request is scheduled: tenant, class, weight and shares.
 
-Pure data that travels with each request from the edge to the queue and on to the workers. Knows no
-tenant's limits (tenants.py) and no queue.
+Pure data that travels with each request from the edge to the queue and on to the workers.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ CLASS_STEP: Final = 1000
 """Between the priorities of two classes: what a client may say of its own requests (-100 to 100)
 never reaches another class."""
 SHARE_STEP: Final = 300
-"""Between who is within its tenant's share and who is beyond it, in a class: above all that a
-client may say, and both together below half of `CLASS_STEP`."""
+"""Added to requests of a tenant over its share, in a class: above all that a client may say, and
+both together below half of `CLASS_STEP`."""
 
 
 class ServiceClass(IntEnum):
@@ -31,7 +30,7 @@ class ServiceClass(IntEnum):
 
 
 def class_of(rank: int) -> ServiceClass:
-    """Return the class of what was told to workers (`Claim.rank`)."""
+    """Return the class of what was told to workers (`Scheduling.rank`)."""
     nearest = round(rank / CLASS_STEP) + ServiceClass.DEFAULT
     return ServiceClass(min(max(nearest, ServiceClass.CRITICAL), ServiceClass.BATCH))
 
@@ -42,30 +41,30 @@ class Band(NamedTuple):
 
     Attributes:
       service_class: the request's.
-      is_beyond: its tenant asked for more than its share when it was sent to workers.
+      is_over_share: its tenant asked for more than its share when it was sent to workers.
     """
 
     service_class: ServiceClass = ServiceClass.DEFAULT
-    is_beyond: bool = False
+    is_over_share: bool = False
 
 
 DEFAULT_BAND: Final = Band()
 
 
 def band_of(rank: int) -> Band:
-    """Return the band of what was told to workers (`Claim.rank`)."""
+    """Return the band of what was told to workers (`Scheduling.rank`)."""
     service_class = class_of(rank)
     return Band(service_class, rank - _floor(service_class) > SHARE_STEP // 2)
 
 
-def own_of(rank: int) -> int:
-    """Return what was told to workers without the share: its class, and what its client said."""
-    return rank - SHARE_STEP * band_of(rank).is_beyond
+def rank_without_share(rank: int) -> int:
+    """Return a rank without its share step: the class, and the priority the client set."""
+    return rank - SHARE_STEP * band_of(rank).is_over_share
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Whose request it is, to the queue.
+class Scheduling:
+    """How one request is scheduled.
 
     Attributes:
       tenant: its name; empty where there are no tenants.
@@ -87,21 +86,21 @@ class Claim:
         """Return one number for both: lower is earlier, and the class stands above all."""
         return _floor(self.service_class) + own
 
-    def rank(self, own: int, *, is_beyond: bool = False) -> int:
+    def rank(self, own: int, *, is_over_share: bool = False) -> int:
         """Return what workers are told: where there are tenants nothing but the class and the
         share, because workers compare everybody's, and what a client says of its own requests is
         for those.
 
         Args:
           own: what the client said, -100 to 100.
-          is_beyond: its tenant asks for more than its share.
+          is_over_share: its tenant asks for more than its share.
         """
-        return self.priority(0 if self.tenant else own) + SHARE_STEP * is_beyond
+        return self.priority(0 if self.tenant else own) + SHARE_STEP * is_over_share
 
 
 def _floor(service_class: ServiceClass) -> int:
     return (service_class - ServiceClass.DEFAULT) * CLASS_STEP
 
 
-DEFAULT_CLAIM: Final = Claim()
-"""Of who says nothing, where there are no tenants."""
+DEFAULT_SCHEDULING: Final = Scheduling()
+"""Of a request without a service tier, where there are no tenants."""

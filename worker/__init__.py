@@ -1,1 +1,1 @@
-"""What both roles share: the shell around a deciding core, and what a core asks of an engine."""
+"""What both roles share: the loop around a deciding core, and what a core asks of an engine."""

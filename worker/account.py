@@ -16,7 +16,7 @@ from triolet.audit import LeaseAudit, PoolAudit, ProcessFacts, WindowsAudit, Wor
 from triolet.config import MAX_AUDIT_LEASES
 from triolet.ids import shown_epoch
 
-from .roster import Member
+from .attempt_table import Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey
 
+    from .attempt_table import AttemptTable
     from .counters import Counters
     from .identity import Identity
-    from .roster import Roster
 
 A = TypeVar("A", bound=Member)
 
@@ -40,7 +40,7 @@ def worker_account(
     identity: Identity,
     link: LinkConfig,
     cache: PrefixCache,
-    roster: Roster[A],
+    attempt_table: AttemptTable[A],
     counters: Counters,
     now: float,
     *,
@@ -56,7 +56,7 @@ def worker_account(
       identity: who speaks.
       link: how long leases live.
       cache: what is in the blocks, and who holds them.
-      roster: which attempts live.
+      attempt_table: which attempts live.
       counters: what was done.
       now: the time.
       is_draining: nothing new is taken.
@@ -72,18 +72,18 @@ def worker_account(
         lease_ttl_s=link.lease_ttl_s,
         is_draining=is_draining,
         pool=_pool(cache.ledger, cache.check_invariants),
-        leases=_listed(roster, cache.ledger, link, allowed, now),
-        num_leases=len(roster.leases),
-        granted=roster.granted,
-        ended={reason.value: count for reason, count in roster.ended.items()},
-        verdict=verdict_of(roster.check_agreement),
-        leaving=len(roster.leaving),
-        leaving_blocks=sum(_held(cache.ledger, key) for key in roster.leaving),
-        tombstones=roster.leases.num_tombstones,
+        leases=_listed(attempt_table, cache.ledger, link, allowed, now),
+        num_leases=len(attempt_table.leases),
+        granted=attempt_table.granted,
+        ended={reason.value: count for reason, count in attempt_table.ended.items()},
+        verdict=verdict_of(attempt_table.check_agreement),
+        leaving=len(attempt_table.leaving),
+        leaving_blocks=sum(_held(cache.ledger, key) for key in attempt_table.leaving),
+        tombstones=attempt_table.leases.num_tombstones,
         max_tombstones=link.max_tombstones,
-        rows=roster.num_rows,
-        running=sum(roster.leases.count(state) for state in _WITH_ROW),
-        paused=roster.leases.count(LeaseState.PAUSED),
+        rows=attempt_table.num_rows,
+        running=sum(attempt_table.leases.count(state) for state in _WITH_ROW),
+        paused=attempt_table.leases.count(LeaseState.PAUSED),
         max_num_seqs=identity.capacity.max_num_seqs,
         windows=windows or WindowsAudit(),
         process=process or ProcessFacts(),
@@ -143,25 +143,27 @@ def _pool(ledger: BlockLedger, check: Callable[[], object]) -> PoolAudit:
 
 
 def _listed(
-    roster: Roster[A],
+    attempt_table: AttemptTable[A],
     ledger: BlockLedger,
     link: LinkConfig,
     allowed: Callable[[AttemptKey], int | None],
     now: float,
 ) -> tuple[LeaseAudit, ...]:
-    oldest = roster.leases.leases()[:MAX_AUDIT_LEASES]
-    return tuple(_lease(lease, roster, ledger, link, allowed(lease.key), now) for lease in oldest)
+    oldest = attempt_table.leases.leases()[:MAX_AUDIT_LEASES]
+    return tuple(
+        _lease(lease, attempt_table, ledger, link, allowed(lease.key), now) for lease in oldest
+    )
 
 
 def _lease(
     lease: Lease,
-    roster: Roster[A],
+    attempt_table: AttemptTable[A],
     ledger: BlockLedger,
     link: LinkConfig,
     allowed: int | None,
     now: float,
 ) -> LeaseAudit:
-    attempt = roster.attempts.get(lease.key)
+    attempt = attempt_table.attempts.get(lease.key)
     return LeaseAudit(
         attempt=str(lease.key),
         server=str(lease.owner),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from triolet.config import WorkerConfig
 
     from .engine_port import EnginePort
-    from .shell import Device, Shell
+    from .worker_loop import Device, WorkerLoop
 
 
 def num_parameters(model: ModelConfig) -> int:
@@ -61,9 +61,9 @@ class Serve(Protocol):
         control_network: Network,
         kv_network: Network,
         *,
-        task_status: trio.TaskStatus[Shell],
+        task_status: trio.TaskStatus[WorkerLoop],
     ) -> None:
-        """Serve until drained; started with the shell once peers can connect."""
+        """Serve until drained; started with the loop once peers can connect."""
         ...
 
 
@@ -71,7 +71,7 @@ async def run_worker(
     config: WorkerConfig,
     serve: Serve,
     *,
-    task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Load the model, serve, and drain on SIGTERM or SIGINT; a second signal ends at once.
 
@@ -93,7 +93,7 @@ async def run_worker(
         ):
             async with trio.open_nursery() as nursery:
 
-                async def serve_until_drained(*, task_status: trio.TaskStatus[Shell]) -> None:
+                async def serve_until_drained(*, task_status: trio.TaskStatus[WorkerLoop]) -> None:
                     await serve(
                         config,
                         LocalEngine(loaded, cores),
@@ -104,11 +104,11 @@ async def run_worker(
                     )
                     nursery.cancel_scope.cancel()
 
-                shell = await nursery.start(serve_until_drained)
+                loop = await nursery.start(serve_until_drained)
                 report(_ready(config, loaded))
                 log.info("worker_ready", name=config.name)
-                task_status.started(shell)
-                await _heed_signals(signals, shell, config.drain_timeout_s)
+                task_status.started(loop)
+                await _heed_signals(signals, loop, config.drain_timeout_s)
                 nursery.cancel_scope.cancel()
 
 
@@ -128,7 +128,9 @@ def _cores_of(config: WorkerConfig) -> AbstractContextManager[Cores | None]:
     return closing(Cores(config.lending, config.engine.threads))
 
 
-async def _heed_signals(signals: AsyncIterator[int], shell: Shell, drain_timeout_s: float) -> None:
+async def _heed_signals(
+    signals: AsyncIterator[int], loop: WorkerLoop, drain_timeout_s: float
+) -> None:
     """Drain at the first signal, return at the second."""
     is_draining = False
     async for number in signals:
@@ -136,7 +138,7 @@ async def _heed_signals(signals: AsyncIterator[int], shell: Shell, drain_timeout
         if is_draining:
             return
         is_draining = True
-        shell.drain(drain_timeout_s)
+        loop.drain(drain_timeout_s)
 
 
 def report_progress(stage: str, share: float) -> None:

@@ -1,4 +1,4 @@
-"""Frames that a core has decided to send, until the shell takes them.
+"""Frames that a core has decided to send, until the loop takes them.
 
 Knows routing ids of the two listeners; knows no sockets.
 """
@@ -21,7 +21,7 @@ class Send(NamedTuple):
 class Outbox:
     """Everything decided and not yet sent, in order per listener.
 
-    Bounded by its use: the shell empties it after each call into the core.
+    Bounded by its use: the loop empties it after each call into the core.
     """
 
     def __init__(self) -> None:

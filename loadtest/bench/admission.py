@@ -1,29 +1,315 @@
-"""`python -m loadtest.bench.admission`: what it costs a request that somebody decides on it.
+"""What a request's way into the queue takes, with everything that decides on it and with nothing.
 
-Times the product's own way from a request's key to its place in the queue, with every mechanism
-on and with every one off, beside queues of several lengths; then what dispatch and the end of a
-request take; then refusals of a real server over HTTP. Exits with 1 if one of them takes too long.
+One server after another in this process, in virtual time: between two requests all tasks wait, so
+that what is timed is what is computed for one of them. Or in real time, in which a processor that
+had nothing to do for a while has forgotten some of what it needs; with accounts in Redis there is
+no other. Knows who comes and how often; the steps are admission_stopwatch's.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import hashlib
+import io
+import random
 import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
 import trio
 from rich.console import Console
 
-from .admission_path import OFF, ON, Course, Found, measure, spread, step_rows, whole_row
-from .admission_refusals import time_refusals
-from .admission_server import Form
+from ops.simulation.deterministic import run
+from server.main import GC_THRESHOLDS
+from triolet.units import MILLISECONDS
+
+from ..harness.redis import is_installed, own_redis
+from ..overload.http_client import Asker, BrokenAnswerError, request_bytes
+from ..overload.real import RealShape, real_fleet
+from .admission_server import DISPATCH, STEPS, Form, RunningServer, Stopwatch, running_server
 from .engines import BENCH
-from .machine import describe
-from .own_redis import is_installed, own_redis
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from .admission_server import Lap
+
+
+VIRTUAL_GAP_S: Final = 0.25
+"""Of virtual time between two requests: longer than a fleet with nothing else to do takes for one,
+so that where nobody else waits none of these wait for one another either."""
+REAL_GAP_S: Final = 10 * MILLISECONDS
+"""The same where the time has to pass."""
+CALM_S: Final = 2.0
+"""After the queue was filled: workers have what they take, and their pace is known."""
+WARM: Final = 50
+"""Requests that nobody counts."""
+FILL_TURN: Final = 100
+"""Of those who fill the queue come between two turns of the loop."""
+OFF, ON = "off", "on"
+OK, REFUSED = 200, 503
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One server and who comes to it.
+
+    Attributes:
+      form: of the server.
+      others: that wait in its queue, all the time.
+      requests: that are timed.
+    """
+
+    form: Form
+    others: int
+    requests: int
+
+    @property
+    def gap_s(self) -> float:
+        """Between two requests."""
+        return REAL_GAP_S if self.form.is_real else VIRTUAL_GAP_S
+
+
+@dataclass(slots=True)
+class Found:
+    """What was timed, of one kind of server and one length of its queue.
+
+    Attributes:
+      accepted: requests that got a place.
+      refused: those that got none.
+      taken_ns: of what no single request waits for, by name.
+      statuses: of the answers that came before the end.
+    """
+
+    accepted: list[Lap] = field(default_factory=list)
+    refused: list[Lap] = field(default_factory=list)
+    taken_ns: dict[str, list[float]] = field(default_factory=dict)
+    statuses: list[int] = field(default_factory=list)
+
+    def add(self, stopwatch: Stopwatch, statuses: Sequence[int]) -> None:
+        """Take in a course."""
+        for lap in stopwatch.laps:
+            (self.refused if lap.is_refused else self.accepted).append(lap)
+        for name, taken in stopwatch.taken_ns.items():
+            self.taken_ns.setdefault(name, []).extend(taken)
+        self.statuses += statuses
+
+
+def measure(course: Course, into: Found) -> None:
+    """Run one server to its end."""
+    with Stopwatch().running() as stopwatch, _as_a_server_does():
+        main = partial(_go, course, stopwatch, into)
+        if course.form.is_real:
+            trio.run(main)
+        else:
+            run(main, course.form.seed)
+
+
+async def _go(course: Course, stopwatch: Stopwatch, into: Found) -> None:
+    async with running_server(course.form) as server:
+        gc.collect()
+        gc.freeze()
+        for number in range(course.others):
+            await server.queue_other()
+            if number % FILL_TURN == 0:
+                await trio.lowlevel.checkpoint()
+        await trio.sleep(CALM_S)
+        async with trio.open_nursery() as asking:
+            await _come(server, course, WARM, asking)
+            stopwatch.forget()
+            server.statuses.clear()
+            await _come(server, course, course.requests, asking)
+            into.add(stopwatch, server.statuses)
+            asking.cancel_scope.cancel()
+
+
+async def _come(server: RunningServer, course: Course, count: int, asking: trio.Nursery) -> None:
+    """Let some ask, one after the other, and the queue be as long as it was."""
+    for _ in range(count):
+        asking.start_soon(server.ask)
+        await trio.sleep(course.gap_s)
+        for _ in range(course.others - server.fleet.status().queued):
+            await server.queue_other()
+
+
+@contextmanager
+def _as_a_server_does() -> Iterator[None]:
+    """Collect garbage and write the log as a server's process does; nobody reads the latter."""
+    before = gc.get_threshold()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(default=repr),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+        logger_factory=structlog.WriteLoggerFactory(_Nowhere()),
+    )
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+        structlog.reset_defaults()
+
+
+class _Nowhere(io.StringIO):
+    """Takes lines and keeps none."""
+
+    def write(self, text: str, /) -> int:
+        """Forget it."""
+        return len(text)
+
+
+def spread(taken_ns: Sequence[float]) -> dict[str, float | int]:
+    """Return how many times, their median and their 99th percentile, in microseconds."""
+    p99 = quantiles(taken_ns, n=100)[98] if len(taken_ns) > 1 else max(taken_ns, default=0.0)
+    p50 = median(taken_ns) if taken_ns else 0.0
+    return {"times": len(taken_ns), "p50_us": p50 / 1000, "p99_us": p99 / 1000}
+
+
+def whole_row(what: str, waiting: int, server: str, laps: Sequence[Lap]) -> dict[str, Any]:
+    """Return the row of whole ways."""
+    whole = spread([lap.whole_ns for lap in laps])
+    return {"what": what, "waiting": waiting, "mechanisms": server, **whole}
+
+
+def step_rows(waiting: int, server: str, found: Found) -> list[dict[str, Any]]:
+    """Return a row for each step of those who got a place, and for what comes after it."""
+    steps: dict[str, list[float]] = {
+        step: [lap.steps[step] for lap in found.accepted if step in lap.steps]
+        for step in (*STEPS, DISPATCH)
+    }
+    return [
+        {"step": step, "waiting": waiting, "mechanisms": server, **spread(taken)}
+        for step, taken in {**steps, **found.taken_ns}.items()
+        if taken
+    ]
+
+
+OVERLOADED, LIMITED = 503, 429
+FLOOD: Final = "flood"
+TENANTS: Final = {OVERLOADED: "late", LIMITED: "limited"}
+"""Who is refused, and with which status."""
+PLANS: Final = {
+    FLOOD: "",
+    TENANTS[OVERLOADED]: 'classes = ["sheddable"]',
+    TENANTS[LIMITED]: "requests_per_minute = 1",
+}
+FLOODERS: Final = 64
+"""Clients of the tenant that asks for too much: twice as many as the fleet has rows."""
+WARM_S: Final = 8.0
+"""Until the server knows how fast its fleet is, and its queue is as long as it lets it get."""
+GAP_S: Final = 0.01
+"""Between two requests that are timed: together with the flood a hundred and more a second, where
+the fleet can do seven."""
+LATE_S: Final = 30.0
+"""For an answer. What is not refused has to end by itself."""
+FIRST_ID, LAST_ID = 256, 1000
+PROMPT_TOKENS, MAX_TOKENS = 100, 20
+
+
+def key_of(tenant: str) -> str:
+    """Return a tenant's key: the fleet lives as long as this process and listens on loopback."""
+    return f"key-of-{tenant}-for-this-benchmark-only"
+
+
+def tenants_file() -> str:
+    """Return the file of all tenants."""
+    lines = [f'cache_secret = "{"0" * 64}"']
+    for name, limits in PLANS.items():
+        digest = hashlib.sha256(key_of(name).encode()).hexdigest()
+        lines += [f"[plans.{name}]", limits]
+        lines += [f"[tenants.{name}]", f'plan = "{name}"', f'keys = ["sha256:{digest}"]']
+    return "\n".join(lines) + "\n"
+
+
+async def time_refusals(requests: int) -> dict[int, list[float]]:
+    """Run a fleet and return how many nanoseconds its refusals take, by status. See
+    `ask_too_much`."""
+    with TemporaryDirectory(prefix="admission-") as folder:
+        tenants = Path(folder) / "tenants.toml"
+        tenants.write_text(tenants_file(), encoding="utf-8")
+        tenants.chmod(0o600)
+        shape = RealShape(server_options=("--tenants", str(tenants)))
+        with real_fleet(shape, Path(folder) / "logs") as fleet:
+            return await ask_too_much(fleet.port, requests, WARM_S)
+
+
+async def ask_too_much(port: int, requests: int, warm_s: float) -> dict[int, list[float]]:
+    """Ask a server for more than it can do, and return how many nanoseconds its refusals take.
+
+    Args:
+      port: on loopback.
+      requests: of each kind; what is taken after all is not counted.
+      warm_s: for which there is too much before anything is timed.
+
+    Returns:
+      By status.
+    """
+    taken_ns: dict[int, list[float]] = {status: [] for status in TENANTS}
+    flooder, asker = Asker(port), Asker(port)
+    async with trio.open_nursery() as flood:
+        for request in _bodies(port, FLOOD, FLOODERS):
+            flood.start_soon(_keep_asking, flooder, request)
+        await trio.sleep(warm_s)
+        bodies = {status: _bodies(port, name, requests) for status, name in TENANTS.items()}
+        async with trio.open_nursery() as asking:
+            for number in range(requests):
+                for status, requests_of in bodies.items():
+                    asking.start_soon(_time, asker, requests_of[number], taken_ns[status], status)
+                    await trio.sleep(GAP_S)
+        flood.cancel_scope.cancel()
+    for one in (flooder, asker):
+        await one.close()
+    return taken_ns
+
+
+async def _time(asker: Asker, request: bytes, into: list[float], status: int) -> None:
+    began_at = trio.current_time()
+    with trio.move_on_after(LATE_S), suppress(BrokenAnswerError):
+        answer = await asker.ask(request)
+        if answer.status == status:
+            into.append((trio.current_time() - began_at) * 1e9)
+
+
+async def _keep_asking(asker: Asker, request: bytes) -> None:
+    """Ask again as soon as an answer is there, or when a refusal says so."""
+    while True:
+        answer = await asker.ask(request)
+        await trio.sleep(answer.retry_after_s or 0.0)
+
+
+def _bodies(port: int, tenant: str, count: int) -> list[bytes]:
+    numbers = random.Random(tenant)
+    headers = {"authorization": f"Bearer {key_of(tenant)}"}
+    return [
+        request_bytes(
+            port,
+            {
+                "model": "demo",
+                "prompt": numbers.choices(range(FIRST_ID, LAST_ID), k=PROMPT_TOKENS),
+                "max_tokens": MAX_TOKENS,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "ignore_eos": True,
+            },
+            headers,
+        )
+        for _ in range(count)
+    ]
+
 
 WAITING: Final = (0, 1_000, 10_000)
 MOST_US: Final = 1000.0

@@ -18,14 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from rich.console import Console
 
-from ..campaign.batch_client import BatchTookTooLongError
-from ..campaign.batch_kills import BatchVerdict, run_batch
-from ..campaign.beside_batch import Load, Side, compare
-from ..campaign.processes import HasNotHappenedError
-from ..server_process import ServerDidNotStartError
+from ..campaign.batches import BatchTookTooLongError, BatchVerdict, Load, Side, compare, run_batch
+from ..harness.servers import HasNotHappenedError, ServerDidNotStartError
 from .engines import BENCH
-from .machine import describe
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,10 +28,9 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from ..server_process import running_server
+from ..harness.servers import running_server
 from .engines import BENCH
-from .machine import describe
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -46,13 +46,11 @@ import httpx2
 import trio
 from rich.console import Console
 
-from ..cancel_report import percentile
-from ..server_process import running_server
-from .front import Source
+from ..cancels import percentile
+from ..harness.servers import on_core, running, running_server
+from .front import Front, Source
 from .front_clients import CONTENT, chat_request
-from .front_servers import Front, OnCore, RunningFront
-from .machine import describe
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -350,13 +348,14 @@ def measure_edge(folder: Path, tenants: Path, seconds: float, rounds: int) -> li
     cores = sorted(os.sched_getaffinity(0))
     own_core, their_core = (cores[1], cores[0]) if len(cores) > 1 else (None, None)
     front = Front("triolet", options=("--set", f"server.tenants.file={tenants}"))
-    with OnCore(own_core):
+    with on_core(own_core):
         source = Source(folder, SOURCES, RATE)
         try:
             for _ in range(rounds):
                 log = folder / "front.log"
-                with RunningFront(front, folder, SOURCES, their_core, log) as running:
-                    port = running.port
+                process = front.process(folder, SOURCES, log)
+                with running(process, their_core):
+                    port = process.port
 
                     def note(phase: str, taken: list[float]) -> None:
                         found.setdefault(phase, []).append(sorted(taken))

@@ -22,24 +22,24 @@ import tempfile
 import time
 from bisect import bisect_left
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
+from ..harness.servers import TRIOLET, ServerProcess, cost_of, cpu_s_of, on_core, running
+from .engines import install, python_of
 from .front_clients import Clients
-from .front_servers import DEMO, FASTAPI, FRONTS, OURS, ROOT, Front, OnCore, RunningFront
 from .front_source import IDLE_SEED
-from .machine import describe
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .front_clients import ClientStream
 
-FOLDER: Final = ROOT / "build" / "bench"
 MAX_TOKENS: Final = 900
 """Within the demo model's context, and more than any stream gets here."""
 WARM_UP_STREAMS: Final = 16
@@ -49,6 +49,83 @@ BEGIN_DEADLINE_S: Final = 60.0
 CPU_CEILING: Final = 1.0
 DELAY_CEILING_MS: Final = 50.0
 IDLE_CEILING_KIB: Final = 50.0
+
+
+ROOT: Final = Path(__file__).parents[2]
+DEMO: Final = ROOT / "triolet" / "demo"
+FOLDER: Final = ROOT / "build" / "bench"
+PEER_PACKAGES: Final = (
+    "uvicorn",
+    "fastapi",
+    "starlette",
+    "httptools",
+    "uvloop",
+    "h11",
+    "pyzmq",
+    "msgspec",
+    "tokenizers",
+)
+ENVIRONMENT: Final = "front"
+SETTLE_S: Final = 0.5
+"""After it is ready: for a peer to meet the workers."""
+PATIENT: Final = ("--set", "link.peer_timeout_s=30", "--set", "link.lease_ttl_s=60")
+"""A machine that lets the workers' process stand still for a moment ends no stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """One server.
+
+    Attributes:
+      name: in tables.
+      peer: arguments of peer_front, or none for Triolet's own server.
+      options: more of Triolet's own.
+    """
+
+    name: str
+    peer: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    def why_not(self) -> str | None:
+        """Return why it cannot run here, or None if it can; installs what is missing."""
+        return install(ENVIRONMENT, PEER_PACKAGES) if self.peer else None
+
+    def process(self, sockets: Path, workers: int, log: Path) -> ServerProcess:
+        """Return its process, not begun yet."""
+        port = ("--port", "{}") if self.peer else ("--set", "server.port={}")
+        if self.peer:
+            module = [str(python_of(ENVIRONMENT)), "-m", "loadtest.bench.drivers.front"]
+            command = [*module, *self.peer, str(DEMO / "tokenizer.json"), str(sockets)]
+            command += ["--workers", str(workers)]
+        else:
+            decodes = ",".join(f"ipc://{sockets}/decode-{number}" for number in range(workers))
+            command = [*TRIOLET, "server", str(DEMO), "--set", "process.log_level=warning"]
+            command += ["--set", f"server.prefill_addresses=ipc://{sockets}/prefill-0"]
+            command += ["--set", f"server.decode_addresses={decodes}", *PATIENT, *self.options]
+        return ServerProcess(command, log, os.environ | {"PYTHONPATH": str(ROOT)}, port_words=port)
+
+
+OURS: Final = Front("triolet")
+FASTAPI: Final = Front("uvicorn (h11) + FastAPI", ("fastapi", "h11", "asyncio"))
+FRONTS: Final = (
+    OURS,
+    FASTAPI,
+    Front("uvicorn (httptools, uvloop) + Starlette", ("starlette", "httptools", "uvloop")),
+)
+
+
+class Cost(NamedTuple):
+    """What a process has used so far."""
+
+    cpu_s: float
+    resident_bytes: int
+
+    @classmethod
+    def of(cls, process: ServerProcess) -> Cost:
+        """Read it."""
+        held = cost_of(process.pid)
+        assert held is not None, "the server has ended"
+        return cls(cpu_s_of(process.pid), held.rss_bytes)
 
 
 class Case(NamedTuple):
@@ -138,7 +215,7 @@ def delays_ms(
 
 
 @contextmanager
-def streaming(running: RunningFront, seeds: range) -> Iterator[Clients]:
+def streaming(running: ServerProcess, seeds: range) -> Iterator[Clients]:
     """Open streams, and leave them at the end.
 
     Raises:
@@ -156,23 +233,23 @@ def streaming(running: RunningFront, seeds: range) -> Iterator[Clients]:
         clients.close()
 
 
-def measure_idle_kib(running: RunningFront, count: int) -> float:
+def measure_idle_kib(running: ServerProcess, count: int) -> float:
     """Return what a stream without tokens takes of the server's memory."""
     with streaming(running, range(WARM_UP_STREAMS)) as clients:
         clients.read_for(WARM_UP_S)
-    before = running.cost()
+    before = Cost.of(running)
     with streaming(running, range(IDLE_SEED, IDLE_SEED + count)) as clients:
         clients.read_for(WARM_UP_S)
-        after = running.cost()
+        after = Cost.of(running)
     return (after.resident_bytes - before.resident_bytes) / count / 1024
 
 
-def measure(running: RunningFront, source: Source, case: Case) -> Figures:
+def measure(running: ServerProcess, source: Source, case: Case) -> Figures:
     """Return what a front does with some streams."""
     source.clear()
     with streaming(running, range(case.streams)) as clients:
         clients.read_for(WARM_UP_S)
-        before, begin = running.cost(), time.monotonic()
+        before, begin = Cost.of(running), time.monotonic()
         tokens_before, events_before = clients.num_tokens, clients.num_events
         clients.read_for(case.seconds)
         # On a machine that stood still all the while nothing has come yet.
@@ -180,7 +257,7 @@ def measure(running: RunningFront, source: Source, case: Case) -> Figures:
             lambda: clients.num_tokens >= tokens_before + 2 * case.streams,
             time.monotonic() + BEGIN_DEADLINE_S,
         )
-        after, end = running.cost(), time.monotonic()
+        after, end = Cost.of(running), time.monotonic()
         num_tokens = clients.num_tokens - tokens_before
         num_events = clients.num_events - events_before
         clients.read_for(WARM_UP_S)  # what is still under way
@@ -225,20 +302,22 @@ class Rounds:
         cores = sorted(os.sched_getaffinity(0))
         own_core, their_core = (cores[1], cores[0]) if len(cores) > 1 else (None, None)
         workers = self._arguments.workers
-        with OnCore(own_core):
+        with on_core(own_core):
             source = Source(folder, workers, self._arguments.rate)
             try:
                 for number in range(self._arguments.rounds):
                     turn = number % len(self._fronts)
                     for front in self._fronts[turn:] + self._fronts[:turn]:
                         log = FOLDER / "logs" / f"front-{front.name.split()[0]}.log"
-                        with RunningFront(front, folder, workers, their_core, log) as running:
-                            self._one(front, running, source)
+                        process = front.process(folder, workers, log)
+                        with running(process, their_core):
+                            time.sleep(SETTLE_S)
+                            self._one(front, process, source)
                         self._console.print(f"[dim]round {number + 1}: {front.name}[/dim]")
             finally:
                 source.close()
 
-    def _one(self, front: Front, running: RunningFront, source: Source) -> None:
+    def _one(self, front: Front, running: ServerProcess, source: Source) -> None:
         idle = measure_idle_kib(running, max(case.streams for case in self._cases))
         self.idle_kib.setdefault(front, []).append(idle)
         for case in self._cases:

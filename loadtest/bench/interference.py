@@ -13,18 +13,19 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
-from .engines import BENCH
-from .fleets import ALL, CO_LOCATED, DISAGGREGATED, VLLM, Arrangement, RunningFleet, running
-from .machine import describe
+from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running
+from .engines import BENCH, VLLM_READY, vllm_command, vllm_environment, why_not
 from .model import SHAPES, model_directory, write_model
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 from .streams import Stream, Streams, prompt_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,67 @@ ROLES: Final = ("server", "prefill", "decode", "other")
 """Whose share of a core is told; vLLM's processes are `other`."""
 MAX_GROWTH: Final = 1.5
 MAX_SHARE: Final = 0.5
+
+
+UNBOUNDED_TOKENS: Final = 8192
+PATIENT_STEP_S: Final = 60.0
+"""A step's target that no step reaches: chunks are as large as was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Who computes what, where.
+
+    Attributes:
+      name: in tables.
+      options: of `triolet serve`; none for vLLM.
+      is_peer: vLLM.
+    """
+
+    name: str
+    options: tuple[str, ...] = ()
+    is_peer: bool = False
+
+    def why_not(self) -> str | None:
+        """Return why it cannot be measured here, or None."""
+        return why_not("vllm") if self.is_peer else None
+
+    def command(self, model: Path) -> list[str]:
+        """Return what starts it."""
+        if self.is_peer:
+            return vllm_command(model, "bfloat16", max_model_len=8192, max_num_seqs=16)
+        return [*TRIOLET, "serve", str(model), "--dtype", "bfloat16", *self.options]
+
+    def started(self, model: Path, log: Path) -> ServerProcess:
+        """Return its process, not begun yet."""
+        if self.is_peer:
+            return ServerProcess(self.command(model), log, vllm_environment(2), VLLM_READY)
+        return ServerProcess(self.command(model), log)
+
+
+def _co_located(chunk: int) -> tuple[str, ...]:
+    return (
+        *(
+            "--prefill",
+            "0",
+            "--set",
+            f"worker.engine.prompt_chunk_tokens={chunk}",
+            "--set",
+            f"worker.engine.target_step_s={PATIENT_STEP_S}",
+        ),
+        *("--set", f"worker.engine.max_num_batched_tokens={max(chunk, 512)}"),
+    )
+
+
+# Co-located, decode computes on all cores: there is nothing to keep apart.
+DISAGGREGATED: Final = Arrangement("disaggregated", ("--threads", "1", "--set", "fleet.pin=auto"))
+CO_LOCATED: Final = {
+    64: Arrangement("co-located 64", _co_located(64)),
+    256: Arrangement("co-located 256", _co_located(256)),
+}
+UNCHUNKED: Final = Arrangement("co-located, unchunked", _co_located(UNBOUNDED_TOKENS))
+VLLM: Final = Arrangement("vllm", is_peer=True)
+ALL: Final = (DISAGGREGATED, *CO_LOCATED.values(), UNCHUNKED, VLLM)
 
 
 class Load(NamedTuple):
@@ -110,17 +172,19 @@ class Runners:
         self.all.append(self._clients.ask(prompt, tokens, lambda: self._ask(self._tokens)))
 
 
-def observe(fleet: RunningFleet, model: str, load: Load, prompts_per_s: float, tokens: int) -> Seen:
+def observe(
+    fleet: ServerProcess, model: str, load: Load, prompts_per_s: float, tokens: int
+) -> Seen:
     """Run streams of so many tokens, and the prompts if there are any, and watch."""
     numbers = random.Random(SEED)
     clients = Streams("127.0.0.1", fleet.port, model)
     try:
         runners = Runners(clients, random.Random(SEED + 1), tokens)
         began_at = _warm_up(clients, runners.all)
-        before = fleet.cpu_s()
+        before = cpu_s_by_role(fleet.pid)
         prompts = _arrive(clients, numbers, prompts_per_s, began_at, load.seconds)
         clients.read_until(began_at + load.seconds)
-        ended_at, after = perf_counter(), fleet.cpu_s()
+        ended_at, after = perf_counter(), cpu_s_by_role(fleet.pid)
         _drain(clients, prompts)
     finally:
         clients.close()
@@ -134,6 +198,38 @@ def observe(fleet: RunningFleet, model: str, load: Load, prompts_per_s: float, t
         ended_at - began_at,
         {name: (after[name] - before.get(name, 0.0)) / (ended_at - began_at) for name in after},
     )
+
+
+def cpu_s_by_role(pid: int) -> dict[str, float]:
+    """Return the CPU seconds of a process and its descendants so far, by role."""
+    spent: dict[str, float] = {}
+    for one in _family(pid):
+        name, seconds = _process_cpu(one)
+        spent[name] = spent.get(name, 0.0) + seconds
+    return spent
+
+
+def _family(pid: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    family = [pid]
+    for parent in family:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            try:
+                family += [int(child) for child in children.read_text().split()]
+            except OSError:
+                continue  # it has just ended
+    return family
+
+
+def _process_cpu(pid: int) -> tuple[str, float]:
+    """Return what a process is, and the CPU seconds that it has spent."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        spent_s = cpu_s_of(pid)
+    except OSError:
+        return "ended", 0.0
+    roles = [word.decode() for word in words if word in (b"server", b"prefill", b"decode")]
+    return roles[0] if roles else "other", spent_s
 
 
 def _warm_up(clients: Streams, runners: Sequence[Stream]) -> float:
@@ -228,7 +324,7 @@ def measure(
         for arrangement in arrangements if number % 2 == 0 else arrangements[::-1]:
             name = arrangement.name
             log = logs / f"interference-{model}-{name.replace(' ', '-')}.log"
-            with running(arrangement, directory, log) as fleet:
+            with running(arrangement.started(directory, log)) as fleet:
                 idle = observe(fleet, directory.name, load, 0.0, tokens)
                 loaded = observe(fleet, directory.name, load, load.prompts_per_s, tokens)
             for mode, of in ((f"{name}, idle", idle), (name, loaded)):

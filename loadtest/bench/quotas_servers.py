@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx2
 import trio
 
-from ..campaign.asks import key_headers
+from ..campaign.answers import key_headers
 from ..campaign.limits import Taken, take_all
-from ..server_process import running_server
+from ..harness.servers import running_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .own_redis import OwnRedis
+    from ..harness.redis import OwnRedis
 
 LIMIT: Final = 1500.0
 """Tokens per minute: a bucket that the clients empty within seconds."""

@@ -13,22 +13,20 @@ import argparse
 import os
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 from rich.console import Console
 
-from ..server_process import ServerDidNotStartError
-from .engines import BENCH
-from .machine import describe
+from ..harness.servers import TRIOLET, ServerDidNotStartError, ServerProcess
+from .engines import BENCH, VLLM_READY, vllm_command, vllm_environment, why_not
 from .model import SHAPES, model_directory, write_model
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 from .serve_client import Answer, Target, ask_together, at_once
-from .serve_servers import SERVERS, Running, started
 from .serve_shapes import lengths_in_words, scaled, shape_of
 
 if TYPE_CHECKING:
@@ -49,6 +47,61 @@ MAX_TOKENS: Final = 4000
 FLOOR: Final = 1.0
 
 
+CORES: Final = len(os.sched_getaffinity(0))
+MAX_NUM_SEQS: Final = 64
+VLLM: Final = "vllm"
+LLAMA: Final = "llama.cpp"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One way to serve the model.
+
+    Attributes:
+      name: in tables.
+      options: of `triolet serve`, unless it is a peer.
+    """
+
+    name: str
+    options: tuple[str, ...] = ()
+
+    def why_not(self) -> str | None:
+        """Return why it cannot run here, or None if it can."""
+        if self.name == LLAMA:
+            return (
+                "its Python package has a server for one stream at a time only; bench-engine "
+                "compares what it computes"
+            )
+        if self.name == VLLM:
+            return why_not(VLLM)
+        return None
+
+    def process(self, model: Path, dtype: str, logs: Path) -> ServerProcess:
+        """Return its process, not begun yet."""
+        log = logs / f"serve-{self.name.replace(' ', '-').replace(',', '')}.log"
+        if self.name == VLLM:
+            command = vllm_command(model, dtype, max_model_len=4096, max_num_seqs=MAX_NUM_SEQS)
+            return ServerProcess(command, log, vllm_environment(CORES), VLLM_READY)
+        serve = [*TRIOLET, "serve", str(model), "--dtype", dtype]
+        return ServerProcess([*serve, "--max-num-seqs", str(MAX_NUM_SEQS), *self.options], log)
+
+
+SERVERS: Final = (
+    Server("triolet"),
+    Server("triolet, all cores each", ("--threads", str(CORES))),
+    Server(VLLM),
+    Server(LLAMA),
+)
+"""By default prefill and decode share out the cores; with all cores each they take turns."""
+
+
+class Running(NamedTuple):
+    """A server and its process."""
+
+    server: Server
+    process: ServerProcess
+
+
 @dataclass
 class Load:
     """What is asked, and what came of it.
@@ -67,7 +120,7 @@ class Load:
 
     def measure(self, running: Running, model: str, seed: int) -> None:
         """Ask one round of one server."""
-        target = Target(running.port, model)
+        target = Target(running.process.port, model)
         answers = trio.run(ask_together, target, self.arrivals, seed)
         began_at = min(answer.asked_at for answer in answers)
         ended_at = max(answer.times[-1] for answer in answers)
@@ -147,17 +200,19 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
         write_model(model, SHAPES[arguments.model])
     logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    cores = len(os.sched_getaffinity(0))
-    machine = describe(cores) | {"dtype": arguments.dtype, "model": arguments.model}
+    machine = describe(CORES) | {"dtype": arguments.dtype, "model": arguments.model}
     wanted = [s for s in SERVERS if not arguments.servers or s.name in arguments.servers]
     skipped = {server.name: reason for server in wanted if (reason := server.why_not())}
     loads = loads_of(arguments, console)
     with ExitStack() as stack:
         running = [
-            stack.enter_context(started(server, model, arguments.dtype, logs))
+            Running(server, server.process(model, arguments.dtype, logs))
             for server in wanted
             if server.name not in skipped
         ]
+        for one in running:
+            stack.enter_context(closing(one.process))
+            one.process.start()
         ready = [one for one in running if _is_ready(one, skipped, console)]
         measure(loads, ready, model.name, arguments.rounds, console)
     rows = [load.row(one.server.name) for load in loads for one in ready]
@@ -169,7 +224,7 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
 
 def _is_ready(one: Running, skipped: dict[str, str], console: Console) -> bool:
     try:
-        one.wait_ready()
+        one.process.wait_ready()
     except ServerDidNotStartError as error:
         if one.server.name.startswith("triolet"):
             raise

@@ -27,8 +27,8 @@ import jsonschema
 import trio
 from rich.console import Console
 
+from ..harness.servers import running_server
 from ..schemas import Schema, costly, hostile, random_schema
-from ..server_process import running_server
 
 MAX_TOKENS: Final = 900
 HOSTILE_S: Final = 0.3

@@ -1,7 +1,6 @@
-"""One worker of the wire's benchmark as a process: `python -m loadtest.bench.wire_worker`.
+"""Engines for the benchmark of the wire: a pool with bytes in it, and steps that cost nothing.
 
-The production worker, whole, with its KV links on ZeroMQ. Its control side stays inside the process
-(wire_server.py); what is to be done comes as lines of JSON on stdin.
+What is shipped does not depend on who wrote it, so the wire is measured without computing.
 """
 
 from __future__ import annotations
@@ -11,34 +10,297 @@ import json
 import resource
 import sys
 from contextlib import AsyncExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import structlog
+import torch
 import trio
 
 import decode.worker
 import prefill.worker
+from engine.batch import Sampled
+from engine.block_ledger import BlockLedger
 from engine.device_thread import DeviceThread
+from engine.int8_wire import Int8Wire
+from engine.kv_pool import KVLayout, KVPool
 from engine.load import load_engine
-from transport.frames import KvTarget, Peer
+from engine.pace import Pace
+from engine.prefix_cache import PrefixCache
+from transport.digest import kv_key
+from transport.frames import (
+    AttemptRow,
+    Ended,
+    FirstToken,
+    Goodbye,
+    Grant,
+    KvTarget,
+    Peer,
+    Prefill,
+    Refuse,
+    Reserve,
+    ServerHeartbeat,
+    Welcome,
+)
+from transport.handshake import make_hello
 from transport.memory_network import MemoryNetwork
+from transport.tokens import pack_tokens
 from transport.zmq_memory import keep_received_memory
 from transport.zmq_network import ZmqNetwork
-from triolet.config import Dtype, EngineConfig, LinkConfig, MemorySharing, WireConfig, WorkerConfig
-from triolet.ids import Role
+from triolet.config import (
+    Dtype,
+    EngineConfig,
+    KvWire,
+    LinkConfig,
+    MemorySharing,
+    WireConfig,
+    WorkerConfig,
+)
+from triolet.ids import SECRET_BYTES, AttemptKey, PeerId, Role
+from triolet.sampling import SamplingParams
 from triolet.units import MIB
 from worker.local_engine import LocalEngine
 
-from .wire_engine import MAX_MODEL_LEN, NoDevice, StoredEngine
-from .wire_server import SERVER, BenchServer
+from .model import SHAPES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar, TypeVarTuple
 
+    from engine.batch import LayerWatch, StepRow
+
+    T = TypeVar("T")
+    Ts = TypeVarTuple("Ts")
+    from collections.abc import Awaitable
+
+    from transport.frames import AnyFrame
+    from transport.memory_network import MemoryConnection
     from worker.engine_port import EnginePort
-    from worker.shell import Device
+    from worker.worker_loop import Device
+
+
+BLOCK_SIZE: Final = 16
+TOKEN: Final = 7
+MAX_MODEL_LEN: Final = 8192
+_PATTERN_BYTES: Final = 8 * MIB
+
+
+class StoredEngine:
+    """See worker.engine_port.EnginePort. Its pool is full of noise, and its steps write nothing.
+
+    Args:
+      size: a shape of `model.SHAPES`, whose KV it has, in bf16.
+      num_tokens: that the pool holds.
+      fingerprint: what it claims to be.
+      kv_wire: what its KV is on the way.
+    """
+
+    def __init__(
+        self, size: str, num_tokens: int, fingerprint: str, kv_wire: KvWire = KvWire.EXACT
+    ) -> None:
+        shape = SHAPES[size]
+        layout = KVLayout(
+            shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, torch.bfloat16
+        )
+        num_blocks = 1 + num_tokens // BLOCK_SIZE
+        self.pool = KVPool(layout, num_blocks, torch.device("cpu"))
+        # Pages that nobody wrote would all be one page of zeros, which costs nothing to read.
+        flat = self.pool.blocks.view(-1).view(torch.uint8).numpy()
+        noise = np.random.default_rng(0).integers(0, 256, _PATTERN_BYTES, dtype=np.uint8)
+        for begin in range(0, len(flat), len(noise)):
+            part = flat[begin : begin + len(noise)]
+            part[:] = noise[: len(part)]
+        self.ledger = BlockLedger(num_blocks)
+        self.prefix_cache = PrefixCache(self.ledger, BLOCK_SIZE, self.pool, is_enabled=False)
+        self.block_size = BLOCK_SIZE
+        self.num_layers = shape.num_layers
+        self.speedup = 1.0
+        self.bytes_per_block = layout.bytes_per_block
+        self._wire = Int8Wire(self.pool) if kv_wire is KvWire.INT8 else self.pool
+        self.wire_bytes_per_block = self._wire.bytes_per_block
+        self.max_model_len = MAX_MODEL_LEN
+        self.vocab_size = shape.vocab_size
+        self.fingerprint = fingerprint
+        # A whole prompt in one step: all of its KV is there at once.
+        most = MAX_MODEL_LEN
+        self.pace = Pace(most, 0.0, 1.0, most, most, chunk_tokens=most)
+
+    def rest(self) -> None:
+        """Do nothing: it has no cores."""
+
+    def constrain(self, sampling: SamplingParams) -> None:
+        """Its tokens are no text: requests with a grammar are not for it."""
+        assert not sampling.is_constrained
+
+    def step(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> list[Sampled | None]:
+        """Choose the same token for every row that asks for one."""
+        return [None if row.sample is None else Sampled(TOKEN) for row in rows]
+
+    def check_device(self) -> None:
+        """Return when the device is idle."""
+        self.pool.check_device()
+
+    def export_blocks(
+        self,
+        block_ids: Sequence[int],
+        into: memoryview | None = None,
+        layers: range | None = None,
+    ) -> memoryview:
+        """Copy blocks out."""
+        return self._wire.export_blocks(block_ids, into, layers)
+
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again."""
+        return self.pool.pin(memory)
+
+    def unpin(self, memory: memoryview) -> None:
+        """Undo `pin`."""
+        self.pool.unpin(memory)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Overwrite one block with another."""
+        self.pool.copy_block(source, target)
+
+    def import_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: bytes | memoryview,
+        layers: range | None = None,
+    ) -> None:
+        """Overwrite blocks."""
+        self._wire.import_blocks(block_ids, payload, layers)
+
+
+class NoDevice:
+    """Runs steps where they are asked for."""
+
+    async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run a call."""
+        return fn(*args)
+
+
+SERVER: Final = PeerId(Role.SERVER, "bench", 1)
+KV_SECRET: Final = bytes(SECRET_BYTES)
+REMAINING_S: Final = 600.0
+BEAT_S: Final = 0.5
+ONE_TOKEN: Final = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+"""Decode's part is over once it has all KV: the first token comes with it."""
+
+
+@dataclass(slots=True)
+class Course:
+    """What was heard of one attempt; times are Trio's."""
+
+    granted: trio.Event = field(default_factory=trio.Event)
+    over: trio.Event = field(default_factory=trio.Event)
+    first_token_at: float = 0.0
+    ended_at: float = 0.0
+    reason: str = ""
+
+
+class BenchServer:
+    """Asks one worker.
+
+    Args:
+      connection: to its control listener.
+    """
+
+    def __init__(self, connection: MemoryConnection) -> None:
+        self._connection = connection
+        self._welcome: Welcome | None = None
+        self._welcomed = trio.Event()
+        self._courses: dict[AttemptKey, Course] = {}
+
+    async def run(self) -> None:
+        """Listen and beat until cancelled."""
+        await self._connection.send(make_hello(SERVER))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._beat)
+            while True:
+                for message in await self._connection.receive_many():
+                    self._hear(message.frame)
+
+    async def welcomed_by(self) -> tuple[PeerId, str]:
+        """Return who answers, and where it takes KV."""
+        await self._welcomed.wait()
+        assert self._welcome is not None
+        return self._welcome.peer.peer_id, self._welcome.kv_address
+
+    async def reserve(self, numbers: range, num_tokens: int) -> None:
+        """Get a lease for each prompt."""
+        keys = [key_of(number) for number in numbers]
+        for key in keys:
+            self._courses[key] = Course()
+            prompt = prompt_of(key, num_tokens)
+            frame = Reserve(
+                *key, prompt, b"", ONE_TOKEN, 0, 1, REMAINING_S, kv_key=kv_key(KV_SECRET, key)
+            )
+            self._connection.send_nowait(frame)
+        for key in keys:
+            await self._courses[key].granted.wait()
+
+    async def prefill(
+        self, numbers: range, num_tokens: int, target: KvTarget, held_blocks: int
+    ) -> tuple[float, list[Course]]:
+        """Have all of these prompts computed and shipped; return when it began and each's way."""
+        keys = [key_of(number) for number in numbers]
+        prompts = [prompt_of(key, num_tokens) for key in keys]
+        began_at = trio.current_time()
+        for key, prompt in zip(keys, prompts, strict=True):
+            self._courses[key] = Course()
+            kv = kv_key(KV_SECRET, key)
+            frame = Prefill(*key, prompt, target, ONE_TOKEN, 0, REMAINING_S, held_blocks, kv_key=kv)
+            self._connection.send_nowait(frame)
+        return began_at, await self.finish(numbers)
+
+    async def finish(self, numbers: range) -> list[Course]:
+        """Wait until these attempts are over here, and forget them."""
+        courses = [self._courses[key_of(number)] for number in numbers]
+        for course in courses:
+            await course.over.wait()
+        for number in numbers:
+            del self._courses[key_of(number)]
+        return courses
+
+    async def _beat(self) -> None:
+        while True:
+            rows = tuple(AttemptRow(*key) for key in self._courses)
+            self._connection.send_nowait(ServerHeartbeat(SERVER.epoch, rows))
+            await trio.sleep(BEAT_S)
+
+    def _hear(self, frame: AnyFrame) -> None:
+        match frame:
+            case Welcome():
+                self._welcome = frame
+                self._welcomed.set()
+            case Grant():
+                self._courses[frame.key].granted.set()
+            case FirstToken():
+                self._courses[frame.key].first_token_at = trio.current_time()
+            case Ended() if frame.key in self._courses:
+                course = self._courses[frame.key]
+                course.ended_at, course.reason = trio.current_time(), frame.reason.value
+                course.over.set()
+            case Refuse() | Goodbye():
+                raise RuntimeError(f"the worker does not take part: {frame}")
+            case _:
+                return  # heartbeats and tokens
+
+
+def key_of(number: int) -> AttemptKey:
+    """Return the attempt with this number."""
+    return AttemptKey(number.to_bytes(16, "big"), 0)
+
+
+def prompt_of(key: AttemptKey, num_tokens: int) -> bytes:
+    """Return a prompt that begins like no other one."""
+    number = int.from_bytes(key.request_id, "big")
+    return pack_tokens([10 + (number * 7919 + index * 31) % 1987 for index in range(num_tokens)])
+
 
 CONTROL: Final = "memory:control"
 SERVE: Final[dict[Role, Callable[..., Awaitable[Any]]]] = {

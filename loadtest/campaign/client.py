@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..harness.http import Connection, ConnectionBrokenError, HttpExchange, WebSocket
 from ..readers import StreamFailedError
 from .answers import READERS, Answer, AnswerReader
-from .exchange import Connection, ConnectionBrokenError, HttpExchange, WebSocket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .asks import Ask
+    from .answers import Ask
 
 ASK_TIMEOUT_S = 120.0
 """Of one try. Far above what any recovery takes: whoever waits this long has been forgotten."""

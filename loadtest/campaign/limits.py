@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx2
 import trio
 
-from .asks import key_headers
+from .answers import key_headers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,13 +19,11 @@ import trio
 from rich.console import Console
 
 from ..bench.engines import BENCH
-from ..bench.machine import describe
-from ..bench.report import Report
+from ..bench.report import Report, describe
 from . import plan
-from .curves import Line, Panel, draw
-from .goals import ratios, row
+from .goals import Line, Panel, draw, ratios, row
 from .lab import in_virtual_time, on_real_processes, real_capacity, virtual_capacity
-from .mechanisms import ALL, EVERYTHING, NOTHING
+from .lab_process import ALL, EVERYTHING, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ops.simulation.campaign import keep_quiet
 
-from . import real_run, virtual_run
-from .mechanisms import NOTHING, configured
+from . import real as real_run
+from . import virtual as virtual_run
+from .lab_process import NOTHING, configured
 from .plan import SIZES
-from .real_fleet import RealShape, real_fleet
-from .virtual_fleet import FleetShape
+from .real import RealShape, real_fleet
+from .virtual import FleetShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from .plan import Experiment
-    from .virtual_run import Course
+    from .virtual import Course
 
 CLIENTS: Final = 64
 """At once, while capacity is measured: twice the rows of a fleet."""
@@ -61,7 +62,7 @@ def in_virtual_time(experiments: Sequence[Experiment], num_processes: int) -> li
 
 def _one(experiment: Experiment) -> Result:
     load = virtual_run.VirtualLoad(
-        experiment.arrivals, experiment.claims, do_return=experiment.do_return
+        experiment.arrivals, experiment.schedulings, do_return=experiment.do_return
     )
     return Result(experiment, virtual_run.drive(_virtual(experiment.mechanisms), load))
 
@@ -73,7 +74,7 @@ def _virtual(name: str) -> FleetShape:
 
 async def real_capacity(logs: Path) -> float:
     """Return the requests per second that a fleet of real processes answers."""
-    async with real_fleet(RealShape(mechanisms=NOTHING), logs / "capacity") as fleet:
+    with real_fleet(RealShape(mechanisms=NOTHING), logs / "capacity") as fleet:
         return await real_run.capacity(fleet, SIZES, CLIENTS, REAL_CAPACITY_S)
 
 
@@ -90,7 +91,7 @@ async def on_real_processes(
     results: list[Result] = []
     ordered = sorted(experiments, key=lambda experiment: experiment.mechanisms)
     for name, group in groupby(ordered, key=lambda experiment: experiment.mechanisms):
-        async with real_fleet(RealShape(mechanisms=name), logs / name.replace(" ", "-")) as fleet:
+        with real_fleet(RealShape(mechanisms=name), logs / name.replace(" ", "-")) as fleet:
             for experiment in group:
                 note(f"{name}: {experiment.kind} {experiment.case} {experiment.load:.2f}x")
                 load = real_run.RealLoad(experiment.arrivals, do_return=experiment.do_return)

@@ -10,11 +10,23 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
-from .arrivals import Arrival, Sizes, in_classes, merged, on_off, poisson, requests, shifted
-from .mechanisms import ALL, EVERYTHING, NOTHING
-from .traces import NoTraceError, Scale, clients, conversations
+from .arrivals import (
+    Arrival,
+    NoTraceError,
+    Scale,
+    Sizes,
+    clients,
+    conversations,
+    in_classes,
+    merged,
+    on_off,
+    poisson,
+    requests,
+    shifted,
+)
+from .lab_process import ALL, EVERYTHING, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +68,7 @@ class Experiment:
       begin_s: whoever came before is not counted.
       end_s: nor who came after.
       load: of the capacity.
-      claims: of tenants.
+      schedulings: of tenants.
       do_return: whoever is refused comes back when told to.
     """
 
@@ -67,7 +79,7 @@ class Experiment:
     begin_s: float
     end_s: float
     load: float
-    claims: Mapping[str, Claim] = field(default_factory=dict)
+    schedulings: Mapping[str, Scheduling] = field(default_factory=dict)
     do_return: bool = False
 
 
@@ -169,12 +181,14 @@ def tenants(capacity: float, times: Times) -> list[Experiment]:
     flood = _of_tenant("a", 5 * capacity, long)
     equal = [_of_tenant(name, load * capacity, seconds) for name, load in EQUAL_LOADS.items()]
     weighted = [_of_tenant(name, 2 * capacity, seconds) for name in WEIGHTS]
-    claims = {name: Claim(name, weight=weight) for name, weight in WEIGHTS.items()}
+    schedulings = {name: Scheduling(name, weight=weight) for name, weight in WEIGHTS.items()}
 
     def one(case: str, name: str, end_s: float, *streams: Sequence[Arrival]) -> Experiment:
         arrivals = merged(*streams)
         load = len(arrivals) / end_s / capacity
-        return Experiment("tenants", case, name, arrivals, times.warm_s, end_s, load, claims=claims)
+        return Experiment(
+            "tenants", case, name, arrivals, times.warm_s, end_s, load, schedulings=schedulings
+        )
 
     return [
         one("b alone", EVERYTHING, long, half),

@@ -16,7 +16,7 @@ from triolet.errors import LocalProtocolError
 from triolet.invariants import check_at_rest, check_invariants
 from triolet.units import SECONDS
 
-from .input_client import EMBEDDED
+from .client import EMBEDDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,8 +55,7 @@ class Checker:
                     server.fleet.check_accounting()
                 except LocalProtocolError as error:
                     self._report(f"{server}: {error}")
-                conductor = server.fleet._conductor
-                live = (*conductor.book, *conductor.embeddings)
+                live = server.fleet._requests.table
                 server.charges[-1].check(one.request.request_id for one in live)
         self._check_workers()
 
@@ -80,8 +79,10 @@ class Checker:
             leased = worker.engine.ledger.leased_blocks
             if leased:
                 self._report(f"{worker} still leases {leased} blocks")
-            if worker.core.roster.attempts:
-                self._report(f"{worker} still has {list(map(str, worker.core.roster.attempts))}")
+            if worker.core.attempt_table.attempts:
+                self._report(
+                    f"{worker} still has {list(map(str, worker.core.attempt_table.attempts))}"
+                )
             if isinstance(worker.core, PrefillCore) and worker.core.shipper.ring_bytes:
                 self._report(f"{worker} still holds {worker.core.shipper.ring_bytes} bytes of KV")
         for server in self._world.servers:
@@ -91,8 +92,8 @@ class Checker:
             status = server.fleet.status()
             if status.queued or status.running:
                 self._report(f"{server} still has {status.queued} + {status.running} requests")
-            conductor = server.fleet._conductor
-            for queue in conductor.queues:
+            requests = server.fleet._requests
+            for queue in requests.queues:
                 if queue.num_running or queue.num_tenants:
                     self._report(f"{server} still charges {queue.num_tenants} tenants")
             for worker_status in status.workers:
@@ -154,14 +155,14 @@ class Checker:
                 continue
             core = worker.core
             try:
-                core.roster.check_agreement()
+                core.attempt_table.check_agreement()
                 worker.engine.prefix_cache.check_invariants()
                 if isinstance(core, PrefillCore):
                     core.shipper.check_invariants()
             except AssertionError as error:
                 self._report(f"{worker}: {error}")
             worker.engine.check_poison()
-            for key in core.roster.attempts:
+            for key in core.attempt_table.attempts:
                 if key in wanted:
                     continue
                 name = (worker.name, worker.lives, key)
@@ -176,18 +177,15 @@ class Checker:
     def _wanted(self) -> Iterable[AttemptKey]:
         for server in self._world.servers:
             if server.fleet is not None:
-                for sequence in server.fleet._conductor.book:
+                for sequence in server.fleet._requests.table:
                     if sequence.attempt is not None:
                         yield sequence.attempt.key
-                for one in server.fleet._conductor.embeddings:
-                    if one.key is not None:
-                        yield one.key
 
     def _report(self, what: str) -> None:
         self._world.report(what)
 
 
 def _is_idle(worker: WorkerProcess) -> bool:
-    if worker.engine is None or not worker.core.roster.is_empty:
+    if worker.engine is None or not worker.core.attempt_table.is_empty:
         return False
     return not (isinstance(worker.core, PrefillCore) and worker.core.shipper.ring_bytes)

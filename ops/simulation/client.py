@@ -17,22 +17,27 @@ from server.contract.generation import (
     Finished,
     FinishReason,
     GenerationRequest,
+    input_request,
 )
+from server.scheduling.delivery import RequestOutput
 from triolet.config import SloConfig
 from triolet.errors import RequestError
-from triolet.service_class import DEFAULT_CLAIM, Claim
+from triolet.pooling import VectorForm
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 from triolet.units import SECONDS
 
-from .engine import EOS_ID, reference
+from .engine import EOS_ID, reference, reference_vector
 from .text import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from server.contract.generation import Event
-    from server.scheduling.links import Fleet
-    from server.scheduling.stream import Stream
+    from server.contract.output_stream import OutputStream
+    from server.scheduling.embeddings import EmbeddingRun
+    from server.scheduling.links import Links
     from triolet.sampling import SamplingParams
+
 
 SLO: Final = SloConfig()
 """The servers'."""
@@ -50,7 +55,7 @@ class Wish:
       number: names it.
       prompt_ids: its prompt, unlike everybody else's but its origin's.
       sampling: how many tokens, which seed.
-      claim: whose it is, and of which class.
+      scheduling: whose it is, and of which class.
       origin: number of the wish for another completion of this prompt; None for none.
       stop: stop strings.
       priority: lower is more important.
@@ -70,7 +75,7 @@ class Wish:
     stalls_at: int | None = None
     stalls_s: float = 0.0
     origin: int | None = None
-    claim: Claim = DEFAULT_CLAIM
+    scheduling: Scheduling = DEFAULT_SCHEDULING
 
     @property
     def chosen_by(self) -> tuple[tuple[int, ...], int]:
@@ -122,7 +127,7 @@ class Client:
     def __str__(self) -> str:
         return f"client {self.wish.number} ({self.request_id.hex()[:8]})"
 
-    async def run(self, fleet: Fleet) -> None:
+    async def run(self, fleet: Links) -> None:
         """Ask until accepted, then read to the end. Part of its server: dies with it."""
         try:
             stream = await self._submit(fleet)
@@ -138,7 +143,7 @@ class Client:
                 self.ending = "reset"
             self.is_over.set()
 
-    async def _submit(self, fleet: Fleet) -> Stream | None:
+    async def _submit(self, fleet: Links) -> OutputStream | None:
         """Return what was accepted; None if the prompt is one that workers died of."""
         while True:
             request_id = self._draw_request_id()
@@ -150,7 +155,7 @@ class Client:
                 stop=self.wish.stop,
                 priority=self.wish.priority,
                 origin_id=self._origin_id,
-                claim=self.wish.claim,
+                scheduling=self.wish.scheduling,
             )
             try:
                 stream = fleet.submit(request)
@@ -180,17 +185,19 @@ class Client:
             if other is not self
         )
 
-    async def _leave(self, stream: Stream, after_s: float) -> None:
+    async def _leave(self, stream: OutputStream, after_s: float) -> None:
         await trio.sleep(after_s)
         if self.ending is None:
             self.left_at = trio.current_time()
-            self.left_in = stream._sequence.phase.name.lower()
+            (output,) = stream.generations
+            assert isinstance(output, RequestOutput)
+            self.left_in = output.running.phase.name.lower()
             stream.cancel(CancelReason.CLIENT_GONE)
 
-    async def _read(self, stream: Stream) -> None:
+    async def _read(self, stream: OutputStream) -> None:
         stalls_at = self.wish.stalls_at
-        while self.ending is None:
-            for event in await stream.next_events():
+        async for events in stream:
+            for _, event in events:
                 self._take(event)
             if stalls_at is not None and len(self.token_ids) >= stalls_at:
                 stalls_at = None
@@ -231,7 +238,7 @@ class Client:
     def _is_late(self) -> bool:
         """Return whether its first token may be past what its class is promised: what of that is
         left depends on how slow the workers are found to be."""
-        slo_s = SLO.of(self.wish.claim.service_class)
+        slo_s = SLO.of(self.wish.scheduling.service_class)
         waited_s = trio.current_time() - self._asked_at
         return slo_s is not None and not self.token_ids and waited_s >= slo_s / 2
 
@@ -274,3 +281,66 @@ def _shown(wish: Wish, token_ids: Sequence[int]) -> str:
         for token_id in token_ids
         if token_id != EOS_ID or wish.sampling.ignore_eos
     )
+
+
+EMBEDDED = "embedded"
+
+
+class InputClient(Client):
+    """One request for the vectors of its prompt, forwards and backwards."""
+
+    async def run(self, fleet: Links) -> None:
+        """Ask until accepted, then wait. Part of its server: dies with it."""
+        try:
+            run = await self._ask(fleet)
+            async with trio.open_nursery() as nursery:
+                if self.wish.leaves_after_s is not None:
+                    nursery.start_soon(self._go, run, self.wish.leaves_after_s)
+                await self._wait(run)
+                nursery.cancel_scope.cancel()
+        finally:
+            if self.ending is None:
+                self.ending = "reset"
+            self.is_over.set()
+
+    @property
+    def _inputs(self) -> tuple[tuple[int, ...], ...]:
+        return (self.wish.prompt_ids, self.wish.prompt_ids[::-1])
+
+    async def _ask(self, fleet: Links) -> EmbeddingRun:
+        while True:
+            ids = [self._draw_request_id() for _ in self._inputs]
+            requests = [
+                input_request(
+                    request_id, input_ids, VectorForm(), DEADLINE_S, scheduling=self.wish.scheduling
+                )
+                for request_id, input_ids in zip(ids, self._inputs, strict=True)
+            ]
+            try:
+                run = fleet.embed(requests)
+            except RequestError as error:
+                if error.status < 503:
+                    self._report(f"{self} was refused: {error.code} {error.message}")
+                await trio.sleep(RETRY_S)
+            else:
+                self.request_id = ids[0]
+                return run
+
+    async def _go(self, run: EmbeddingRun, after_s: float) -> None:
+        await trio.sleep(after_s)
+        if self.ending is None:
+            self.left_at = trio.current_time()
+            run.cancel(CancelReason.CLIENT_GONE)
+
+    async def _wait(self, run: EmbeddingRun) -> None:
+        try:
+            vectors = await run.vectors()
+        except RequestError as error:
+            self.ending = error.code
+            self._check_failure(error)
+            return
+        finally:
+            run.cancel(CancelReason.CLIENT_GONE)
+        self.ending = EMBEDDED
+        if list(vectors) != [reference_vector(input_ids) for input_ids in self._inputs]:
+            self._report(f"{self} got other vectors than its inputs have")

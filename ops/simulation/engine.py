@@ -22,6 +22,7 @@ from engine.host_tier import HostTier
 from engine.pace import pace_of
 from engine.pooling import Pool
 from engine.prefix_cache import Node, PrefixCache
+from triolet.config import SpeculationConfig
 from triolet.pooling import VectorForm
 from triolet.sampling import is_end_token
 
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from decode.attempt import Attempt
     from engine.batch import LayerWatch, SampleSpec, StepRow
     from triolet.config import EngineConfig
+    from triolet.ids import AttemptKey
     from triolet.sampling import SamplingParams
+
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -344,3 +348,33 @@ class SimulatedDevice:
 def _rows(args: tuple[object, ...]) -> Sequence[StepRow]:
     """Return the rows of a step; none where the device is only asked whether it still works."""
     return cast("Sequence[StepRow]", args[0]) if args else ()
+
+
+EAGER: Final = SpeculationConfig(max_guesses=4, max_step_tokens=12, pause_rows=1, max_pause_rows=2)
+"""Small as everything is here; pauses would mostly outlast an answer."""
+WRONG_ONE_IN: Final = 4
+
+
+class Guesses:
+    """Knows every completion before it is computed."""
+
+    ledger = None
+
+    def __init__(self) -> None:
+        self._completions: dict[AttemptKey, tuple[int, ...]] = {}
+
+    def guess(self, attempt: Attempt, most: int) -> list[int]:
+        """Return tokens that follow; which are wrong depends on seed and position alone."""
+        if attempt.key not in self._completions:
+            self._completions[attempt.key] = reference(attempt.prompt_ids, attempt.sampling)
+        position, seed = len(attempt.output_ids), attempt.sampling.seed
+        right = self._completions[attempt.key][position : position + most]
+        return [
+            (token_id + ((position + i) * 7 + seed) % WRONG_ONE_IN // (WRONG_ONE_IN - 1))
+            % VOCAB_SIZE
+            for i, token_id in enumerate(right)
+        ]
+
+    def forget(self, key: AttemptKey) -> None:
+        """Forget an attempt that has ended."""
+        self._completions.pop(key, None)

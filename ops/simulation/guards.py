@@ -23,15 +23,15 @@ from prefill.links import KvLinks
 from server.scheduling.attempt import Attempts
 from server.scheduling.progress import Finish
 from server.scheduling.request import Step
-from server.scheduling.requests import Conductor
+from server.scheduling.requests import Requests
 from transport.frames import EndReason, Peer
 from transport.gate import Credential
 from transport.lease import LeaseTable
 from transport.liveness import PeerMonitor, SelfFence
 from transport.memory_network import MemoryListener
 from triolet.ids import PeerId, Role
-from worker.reception import PeerTable, _Known
-from worker.roster import Roster
+from worker.attempt_table import AttemptTable
+from worker.server_sessions import PeerTable, _Known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from decode.attempt import Attempt as DecodeAttempt
     from engine.prefix_cache import Leased
     from server.scheduling.progress import Change
-    from server.scheduling.request import Attempt, Sequence
+    from server.scheduling.request import Attempt, Request
     from server.scheduling.workers import Worker
     from transport.frames import Grant, KvChunk, KvTarget, TokenRow, Welcome
     from transport.memory_pipe import Pipe
@@ -83,7 +83,7 @@ def digest() -> list[Exchange]:
 def positions() -> list[Exchange]:
     """Rows are passed on as they come, whatever position they name."""
 
-    def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
+    def take_row(sequence: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
         del attempt
         position = len(sequence.relay.token_ids)
         sequence.step(Step.TOKEN)
@@ -104,7 +104,7 @@ def live_lease() -> list[Exchange]:
     def write(
         self: KvIntake, sender: bytes, chunk: KvChunk, payload: bytes | memoryview, now: float
     ) -> None:
-        attempt: DecodeAttempt | None = self._roster.attempts.get(chunk.key)
+        attempt: DecodeAttempt | None = self._attempt_table.attempts.get(chunk.key)
         if attempt is not None:
             blocks[chunk.key] = attempt.block_table
         elif chunk.key in blocks:
@@ -118,10 +118,10 @@ def live_lease() -> list[Exchange]:
 def running_step() -> list[Exchange]:
     """Blocks go back at once, also those that the device works on."""
 
-    def begin_step(self: Roster[DecodeAttempt], keys: Iterable[AttemptKey]) -> None:
+    def begin_step(self: AttemptTable[DecodeAttempt], keys: Iterable[AttemptKey]) -> None:
         del self, keys
 
-    return [Exchange(Roster, "begin_step", begin_step)]
+    return [Exchange(AttemptTable, "begin_step", begin_step)]
 
 
 def epochs() -> list[Exchange]:
@@ -136,7 +136,7 @@ def epochs() -> list[Exchange]:
         return wanted(self, sender, key, self._identity.me.epoch)
 
     def grant_any(
-        self: Attempts, sequence: Sequence, attempt: Attempt, grant: Grant, now: float
+        self: Attempts, sequence: Request, attempt: Attempt, grant: Grant, now: float
     ) -> None:
         epoch = attempt.pair.decode.monitor.epoch
         granted(self, sequence, attempt, msgspec.structs.replace(grant, epoch=epoch), now)
@@ -150,7 +150,7 @@ def epochs() -> list[Exchange]:
         peer = Peer(target.peer.role, target.peer.name, target.peer.epoch)
         on_welcome(self, target, msgspec.structs.replace(welcome, peer=peer), now)
 
-    def welcomed(self: Conductor, worker: Worker, welcome: Welcome, now: float) -> None:
+    def welcomed(self: Requests, worker: Worker, welcome: Welcome, now: float) -> None:
         worker.welcomed(welcome, now)
         self._observer.worker_joined(str(worker))
 
@@ -159,7 +159,7 @@ def epochs() -> list[Exchange]:
         Exchange(Attempts, "_granted", grant_any),
         Exchange(PeerMonitor, "heartbeat", hear_any),
         Exchange(KvLinks, "_on_welcome", welcome_any),
-        Exchange(Conductor, "welcomed", welcomed),
+        Exchange(Requests, "welcomed", welcomed),
     ]
 
 
@@ -198,14 +198,14 @@ def renewal_by_name() -> list[Exchange]:
 def end() -> list[Exchange]:
     """Workers are not told that an attempt is over."""
 
-    def leave(self: Attempts, sequence: Sequence, reason: EndReason) -> None:
+    def release_attempt(self: Attempts, sequence: Request, reason: EndReason) -> None:
         del self, reason
         attempt, sequence.attempt = sequence.attempt, None
         if attempt is not None:
             for worker in attempt.pair:
                 worker.release(attempt.key)
 
-    return [Exchange(Attempts, "_leave", leave)]
+    return [Exchange(Attempts, "release_attempt", release_attempt)]
 
 
 def greetings() -> list[Exchange]:
@@ -237,7 +237,7 @@ def gaps() -> list[Exchange]:
     """Nobody misses a token that never comes."""
     settle = server.scheduling.progress._settle
 
-    def forget(sequence: Sequence, attempt: Attempt, now: float) -> Change | None:
+    def forget(sequence: Request, attempt: Attempt, now: float) -> Change | None:
         change = settle(sequence, attempt, now)
         attempt.gap_since = None
         return change

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey
-    from worker.roster import Member
+    from worker.attempt_table import Member
 
     from .process import Process
 
@@ -54,12 +54,12 @@ class Overseer:
 
     def look_at_step(self, now: float) -> None:
         """A step begins: every row needs a lease that has not run out."""
-        for key in self._core.roster._in_step:
+        for key in self._core.attempt_table._in_step:
             self._check_lease(key, now, "computed")
 
     def _watch_leases(self) -> None:
         """See that no attempt gets a second lease: what has ended here has ended."""
-        add = self._core.roster.add
+        add = self._core.attempt_table.add
         seen_at: dict[AttemptKey, float] = {}  # for as long as the product remembers ends
 
         def add_once(attempt: Member, now: float, remaining_s: float) -> None:
@@ -70,7 +70,7 @@ class Overseer:
                 del seen_at[oldest]
             add(attempt, now, remaining_s)  # type: ignore[arg-type]
 
-        self._core.roster.add = add_once  # type: ignore[method-assign]
+        self._core.attempt_table.add = add_once  # type: ignore[method-assign]
 
     def _watch_kv(self, core: DecodeCore) -> None:
         take = core.on_kv
@@ -80,7 +80,7 @@ class Overseer:
         ) -> None:
             num_bytes = core.counters.kv_bytes
             if isinstance(frame, KvChunk):
-                lease = core.roster.leases.get(frame.key)
+                lease = core.attempt_table.leases.get(frame.key)
                 expires_at = None if lease is None else lease.expires_at
             take(sender, frame, payload, now)
             if isinstance(frame, KvChunk) and core.counters.kv_bytes != num_bytes:
@@ -91,7 +91,7 @@ class Overseer:
         core.on_kv = on_kv  # type: ignore[method-assign]
 
     def _check_lease(self, key: AttemptKey, now: float, what: str) -> None:
-        lease = self._core.roster.leases.get(key)
+        lease = self._core.attempt_table.leases.get(key)
         self._check_expiry(key, None if lease is None else lease.expires_at, now, what)
 
     def _check_expiry(

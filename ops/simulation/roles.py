@@ -12,18 +12,17 @@ import trio
 
 import decode.worker
 import prefill.worker
-from server.scheduling.links import Fleet
-from server.scheduling.observer import SilentObserver
+from server.scheduling.links import Links
+from server.scheduling.observer import Observer
 from triolet.config import WorkerConfig
 from triolet.ids import SECRET_BYTES, Role
 
 from .charges import RecordingCharges
-from .engine import SimulatedDevice, SimulatedEngine
-from .guesses import EAGER, Guesses
+from .engine import EAGER, Guesses, SimulatedDevice, SimulatedEngine
+from .network import control_address, kv_address
 from .overseer import Overseer
 from .process import Process
 from .text import NumberText
-from .weather import control_address, kv_address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
     from decode.core import DecodeCore
     from prefill.core import PrefillCore
     from triolet.config import EngineConfig, ServerConfig
-    from worker.shell import Shell
+    from worker.worker_loop import WorkerLoop
 
     from .engine import Cost
     from .faults import Tally
-    from .hosts import Host
+    from .network import Host
     from .process import Surroundings
 
 KV_SECRET: Final = bytes(SECRET_BYTES)
@@ -47,7 +46,7 @@ SERVE: Final[dict[Role, Callable[..., Awaitable[None]]]] = {
 
 
 class WorkerProcess(Process):
-    """A prefill or decode worker: the production shell and core, a simulated engine.
+    """A prefill or decode worker: the production loop and core, a simulated engine.
 
     Args:
       role: which.
@@ -75,7 +74,7 @@ class WorkerProcess(Process):
         super().__init__(role, name, around)
         self.engine: SimulatedEngine | None = None
         self.device: SimulatedDevice | None = None
-        self.shell: Shell | None = None
+        self.loop: WorkerLoop | None = None
         self._num_blocks = num_blocks
         self._cost = cost
         self._guesses = guesses
@@ -95,18 +94,18 @@ class WorkerProcess(Process):
     @property
     def is_up(self) -> bool:
         """Whether it serves."""
-        return self.shell is not None
+        return self.loop is not None
 
     @property
     def core(self) -> PrefillCore | DecodeCore:
         """The mind of the present life."""
-        assert self.shell is not None, "only a worker that is up has a mind"
-        return self.shell._core  # type: ignore[return-value]
+        assert self.loop is not None, "only a worker that is up has a mind"
+        return self.loop._core  # type: ignore[return-value]
 
     def drain(self, deadline_s: float) -> None:
         """Let it finish and leave, as SIGTERM does."""
-        if self.shell is not None:
-            self.shell.drain(deadline_s)
+        if self.loop is not None:
+            self.loop.drain(deadline_s)
 
     async def _live(self) -> None:
         around = self._around
@@ -134,18 +133,18 @@ class WorkerProcess(Process):
         if self._guesses:
             serve = partial(serve, source=Guesses())
         async with trio.open_nursery() as nursery:
-            shell = await nursery.start(serve)
-            shell.exit_process = lambda _: self.kill()
-            self.engine, self.device, self.shell = engine, device, shell
+            loop = await nursery.start(serve)
+            loop.exit_process = lambda _: self.kill()
+            self.engine, self.device, self.loop = engine, device, loop
             overseer = Overseer(self, self.core, around.link, around.report)
             device.on_step = overseer.look_at_step
             around.note(f"{self.name} serves")
 
     def _gone(self) -> None:
-        self.engine = self.device = self.shell = None
+        self.engine = self.device = self.loop = None
 
 
-class Causes(SilentObserver):
+class Causes(Observer):
     """Counts why attempts failed, and who computes prompts."""
 
     def __init__(self, tally: Tally) -> None:
@@ -175,7 +174,7 @@ class ServerProcess(Process):
 
     def __init__(self, name: str, around: Surroundings, config: ServerConfig) -> None:
         super().__init__(Role.SERVER, name, around)
-        self.fleet: Fleet | None = None
+        self.fleet: Links | None = None
         self.handlers: trio.Nursery | None = None
         self.charges: list[RecordingCharges] = []
         self._up = trio.Event()
@@ -186,7 +185,7 @@ class ServerProcess(Process):
         """Whether it takes requests."""
         return self.fleet is not None
 
-    async def serve(self, handler: Callable[[Fleet], Awaitable[object]]) -> None:
+    async def serve(self, handler: Callable[[Links], Awaitable[object]]) -> None:
         """Let a client in, as soon as there is somebody to let it in."""
         while self.fleet is None or self.handlers is None:
             await self._up.wait()
@@ -195,7 +194,7 @@ class ServerProcess(Process):
     async def _live(self) -> None:
         charges = RecordingCharges(lambda what: self._around.report(f"{self.name}: {what}"))
         self.charges.append(charges)
-        fleet = Fleet(
+        fleet = Links(
             self._config,
             NumberText(),
             self._wiring,

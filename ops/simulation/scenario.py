@@ -17,16 +17,15 @@ import trio
 from triolet.config import LocalPrefill
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 from triolet.units import MILLISECONDS, SECONDS
 
 from .checker import Checker
-from .client import Client, Wish
+from .client import Client, InputClient, Wish
 from .deterministic import run
 from .engine import VOCAB_SIZE, Cost, reference
 from .faults import Fault, Plan, Tally, draw_plan
 from .injector import Injector
-from .input_client import InputClient
 from .trace import Trace
 from .world import Sizes, World
 
@@ -336,7 +335,7 @@ def _with_claims(wishes: list[Wish], seed: int) -> list[Wish]:
     if rng.random() < 1 / 3:
         return wishes
     tenants = [
-        Claim(
+        Scheduling(
             f"tenant {number}",
             weight=rng.choice((1.0, 2.0, 4.0)),
             max_running=rng.choice((None, 1, 2)),
@@ -346,7 +345,8 @@ def _with_claims(wishes: list[Wish], seed: int) -> list[Wish]:
     ]
     return [
         replace(
-            wish, claim=replace(rng.choice(tenants), service_class=rng.choice(list(ServiceClass)))
+            wish,
+            scheduling=replace(rng.choice(tenants), service_class=rng.choice(list(ServiceClass))),
         )
         for wish in wishes
     ]

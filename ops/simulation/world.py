@@ -12,9 +12,8 @@ from triolet.config import EngineConfig, LinkConfig, LocalPrefill, RoutingConfig
 from triolet.ids import Role
 from triolet.units import MILLISECONDS, SECONDS
 
-from .hosts import draw_hosts
+from .network import control_address, draw_hosts, make_network
 from .roles import ServerProcess, WorkerProcess
-from .weather import control_address, make_network
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

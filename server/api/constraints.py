@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from triolet.config import GrammarConfig
 
     from .fields import ConstraintFields
-    from .ports import Services
+    from .services import Services
 
 ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 _OPENING: Final = frozenset("([{")

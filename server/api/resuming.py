@@ -1,4 +1,4 @@
-"""Idempotency-Key and Last-Event-ID: HTTP requests whose answers do not end with their connection.
+"""Idempotency-Key and Last-Event-ID: HTTP requests with answers that outlive their connection.
 
 A request with a key begins an answer, or joins the one that a request with the same key and the
 same content began, live or finished. A stream then numbers its events, and one that was cut goes on
@@ -8,6 +8,7 @@ behind the event that its client saw last. Without a key nothing of this happens
 from __future__ import annotations
 
 import re
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -18,30 +19,30 @@ from triolet.errors import RequestError, invalid_request
 
 from ..contract.generation import Failed, Usage
 from ..tenants.tenancy import current_tenant
+from .body import current_scope
 from .errors import echo
+from .limits import reserved
 from .resume import Name, ResumableAnswer
 from .stream import StreamBody
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from pydantic import BaseModel
 
-    from ..contract.generation import Event
-    from .live import LiveRequest
-    from .ports import Services
-    from .resume import ResumingReader, Script
-    from .stream import Choices, StreamForm
+    from ..contract.generation import GenerationRequest
+    from .resume import ResumingReader
+    from .services import Services
+    from .stream import Serializer
 
 KEY: Final = "idempotency-key"
 LAST_EVENT_ID: Final = "last-event-id"
 JOINED: Final = "idempotency-replayed"
 """Header of an answer that another request began."""
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
-_EVENT_END: Final = b"\n\n"
 
 
-def own_key() -> str | None:
+def current_key() -> str | None:
     """Return the key that the client gave its request, or None.
 
     Raises:
@@ -77,72 +78,21 @@ def _fingerprint(fields: BaseModel) -> bytes:
     return blake2b(content, digest_size=16).digest()
 
 
-class SseScript:
-    """Server-Sent Events, one by one.
-
-    Args:
-      form: writes them.
-    """
-
-    def __init__(self, form: StreamForm) -> None:
-        self._form = form
-
-    def begin(self) -> list[bytes]:
-        """Return what comes before all else."""
-        return _events_of(self._form.begin())
-
-    def write(self, index: int, event: Event, *, is_stopped: bool) -> list[bytes]:
-        """Return what an event of a choice looks like."""
-        del is_stopped  # over HTTP a client stops by leaving
-        return _events_of(self._form.write(index, event))
-
-    def end(self) -> list[bytes]:
-        """Return what follows the good ends of all choices."""
-        return _events_of(self._form.end())
-
-
-def _events_of(data: bytes) -> list[bytes]:
-    return [event + _EVENT_END for event in data.split(_EVENT_END) if event]
-
-
-def resumable_stream(
+async def kept_reader(
     key: str,
     fields: BaseModel,
-    form: StreamForm,
-    submit: Callable[[ResumableAnswer], Choices],
-    live: LiveRequest,
+    serializer: Serializer,
+    requests: Sequence[GenerationRequest],
     services: Services,
-    found: ResumableAnswer | None,
-) -> Response:
-    """Begin, join or continue a stream.
+) -> tuple[ResumingReader, bool]:
+    """Begin, join or continue an answer; its reading ends with the current request.
 
     Args:
       key: its name.
       fields: what was asked for.
-      form: what a stream looks like that is begun.
-      submit: begins it.
-      live: the request, with which its reading ends.
+      serializer: of the endpoint.
+      requests: what is to be generated.
       services: where it is kept.
-      found: the answer, if it was there when it was decided whether anything is reserved.
-    """
-    position = _wanted_position()
-    answer, is_new = _answer_of(key, fields, SseScript(form), submit, found, services)
-    reader = services.kept.join(answer, position or 0)
-    live.hold(reader)
-    body = ResumableBody(reader, form, services.config.keep_alive_s)
-    return Response(body, headers={} if is_new else {JOINED: "true"})
-
-
-def join_whole(
-    key: str,
-    fields: BaseModel,
-    script: Script,
-    submit: Callable[[ResumableAnswer], Choices],
-    live: LiveRequest,
-    services: Services,
-    found: ResumableAnswer | None,
-) -> tuple[ResumingReader, bool]:
-    """Begin or join an answer that comes as a whole. See `resumable_stream`.
 
     Returns:
       What reads it, and whether it has just been begun.
@@ -150,20 +100,43 @@ def join_whole(
     Raises:
       RequestError: it was refused.
     """
-    if LAST_EVENT_ID in request.headers:
-        raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
-    answer, is_new = _answer_of(key, fields, script, submit, found, services)
-    reader = services.kept.join(answer, 0)
-    live.hold(reader)
+    found = kept_answer(key, fields, services)
+    with await reserved(() if found else requests, services):
+        # Nothing waits from here on: two requests with one key begin one answer.
+        position = _wanted_position()
+        answer = found or kept_answer(key, fields, services)
+        is_new = answer is None
+        if answer is None:
+            answer = _begin(key, fields, serializer, requests, services)
+        reader = services.kept.join(answer, position or 0)
+        current_scope().hold(reader)
     return reader, is_new
 
 
-async def read_whole(reader: ResumingReader, *, is_new: bool) -> Response:
-    """Wait for an answer that comes as a whole.
+async def resumable_stream(
+    key: str,
+    fields: BaseModel,
+    serializer: Serializer,
+    requests: Sequence[GenerationRequest],
+    services: Services,
+) -> Response:
+    """Return a stream that may be continued. See `kept_reader`."""
+    reader, is_new = await kept_reader(key, fields, serializer, requests, services)
+    body = ResumableBody(reader, serializer, services.config.keep_alive_s)
+    return Response(body, headers={} if is_new else {JOINED: "true"})
 
-    Raises:
-      RequestError: it failed.
-    """
+
+async def resumable_whole(
+    key: str,
+    fields: BaseModel,
+    serializer: Serializer,
+    requests: Sequence[GenerationRequest],
+    services: Services,
+) -> Response:
+    """Wait for an answer that comes as a whole. See `kept_reader`."""
+    if LAST_EVENT_ID in request.headers:
+        raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
+    reader, is_new = await kept_reader(key, fields, serializer, requests, services)
     frames: list[bytes] = []
     while not reader.is_done:
         if taken := reader.take():
@@ -176,22 +149,13 @@ async def read_whole(reader: ResumingReader, *, is_new: bool) -> Response:
     return Response(b"".join(frames), 200, headers=headers, content_type="application/json")
 
 
-def _answer_of(
+def _begin(
     key: str,
     fields: BaseModel,
-    script: Script,
-    submit: Callable[[ResumableAnswer], Choices],
-    found: ResumableAnswer | None,
+    serializer: Serializer,
+    requests: Sequence[GenerationRequest],
     services: Services,
-) -> tuple[ResumableAnswer, bool]:
-    """Return the answer of a key, and whether it has just been begun.
-
-    Nothing waits between the look and the beginning: two requests with one key begin one answer.
-    """
-    name, fingerprint = _name_of(key), _fingerprint(fields)
-    answer = found or kept_answer(key, fields, services)
-    if answer is not None:
-        return answer, False
+) -> ResumableAnswer:
     if _wanted_position() is not None:
         raise RequestError(
             f"there is no answer of this {KEY} any more; leave {LAST_EVENT_ID} away to begin anew",
@@ -199,14 +163,14 @@ def _answer_of(
             code="not_found",
             param=LAST_EVENT_ID,
         )
-    answer = ResumableAnswer(script, fingerprint, services.config.resume)
-    services.kept.begin(name, answer, submit)
-    return answer, True
+    answer = ResumableAnswer(serializer, _fingerprint(fields), services.config.resume)
+    services.kept.begin(_name_of(key), answer, partial(services.fleet.submit, *requests))
+    return answer
 
 
 def has_answer(services: Services) -> bool:
     """Return whether something is kept by the request's key, whatever it was that asked."""
-    key = own_key()
+    key = current_key()
     return key is not None and services.kept.find(_name_of(key)) is not None
 
 
@@ -222,11 +186,11 @@ def kept_answer(key: str, fields: BaseModel, services: Services) -> ResumableAns
 
 
 def _name_of(key: str) -> Name:
-    # Nobody is told of the keys of others. Whether the credentials are right is checked elsewhere.
+    # A client never meets the keys of others. Credentials are checked elsewhere.
     tenant = current_tenant().name
     keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
-    who = f"tenant {tenant}" if tenant else "\0".join(keys)
-    scope = blake2b(who.encode(), digest_size=16).digest()
+    client = f"tenant {tenant}" if tenant else "\0".join(keys)
+    scope = blake2b(client.encode(), digest_size=16).digest()
     return Name(tenant, scope, key)
 
 
@@ -235,13 +199,13 @@ class ResumableBody(StreamBody):
 
     Args:
       reader: gives the events.
-      form: of what is not the answer's: sign of life, and the end of a reader that is lost.
+      serializer: of what is not the answer's: keep-alives, and the end of a reader that is lost.
       keep_alive_s: after so much silence there is a sign of life.
     """
 
-    def __init__(self, reader: ResumingReader, form: StreamForm, keep_alive_s: float) -> None:
+    def __init__(self, reader: ResumingReader, serializer: Serializer, keep_alive_s: float) -> None:
         self._reader = reader
-        self._form = form
+        self._serializer = serializer
         self._keep_alive_s = keep_alive_s
 
     async def __anext__(self) -> bytes:
@@ -254,11 +218,12 @@ class ResumableBody(StreamBody):
                 raise StopAsyncIteration
             if reader.is_lost:
                 reader.position = reader.end
-                return self._form.write(0, Failed(reader.lost(), Usage(0, 0)))
+                lost = Failed(reader.lost(), Usage(0, 0))
+                return b"".join(self._serializer.event(0, lost))
             first = reader.position
             if events := reader.take():
                 return b"".join(b"id: %d\n%b" % pair for pair in enumerate(events, first))
             with trio.move_on_at(deadline) as silence:
                 await reader.wait()
             if silence.cancelled_caught:
-                return self._form.keep_alive
+                return self._serializer.keep_alive

@@ -1,5 +1,7 @@
-"""The listening socket. Ours rather than hypercorn's, because what is set on it is inherited by
-every accepted connection. Knows addresses and socket options; accepts nothing."""
+"""The listening sockets, and the edge that accepts connections on them.
+
+The sockets are ours rather than hypercorn's, because accepted connections inherit their options.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,11 @@ from hypercorn.trio.worker_context import WorkerContext
 from triolet.errors import ConfigError
 
 from ..api.door import RefusalLog
-from ..api.live import UNIX_PEER
+from ..api.request_scope import UNIX_PEER
 from .client_address import TrustedProxies, counted_address
-from .connection_table import ConnectionTable, Refused
-from .refusal import REFUSALS, refusal_bytes
-from .request_turns import RequestTurns
-from .tcp import Arrival, CuredTCPServer, WriteCounts
+from .connection_table import REFUSALS, ConnectionTable, Refused, refusal_bytes
+from .http import RequestTurns
+from .tcp import PatchedTCPServer, WriteCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 
 OWN_BACKLOG: Final = 256
-"""Of a socket that only siblings and the supervisor know. While its server is started again,
-requests wait there that siblings pass on."""
+"""Of a socket for peers and the supervisor. While its server is started again, requests wait there
+that peers pass on."""
 AFTER_STALL_S: Final = 1.0
 """The kernel takes a window that stays shut for a dead host; a shorter patience than the stall
 bound's would take its place."""
@@ -43,8 +44,8 @@ bound's would take its place."""
 def open_listening_socket(config: ServerConfig) -> socket.socket:
     """Bind and listen, or listen on the socket that was handed down.
 
-    One that was handed down is shared: whoever else has it may accept on it too, and closing it
-    here closes it for nobody else.
+    A socket that was handed down is shared: other processes may accept on it too, and closing it
+    here does not close it for them.
 
     Raises:
       ConfigError: the address cannot be had; the text says what to do.
@@ -70,7 +71,7 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
 
 
 def open_own_socket(config: SiblingConfig) -> socket.socket:
-    """Listen on the socket by which this very server is reached, whoever else has its port.
+    """Listen on the socket by which this very server is reached, whatever else has its port.
 
     Raises:
       ConfigError: what was handed down is no socket.
@@ -159,23 +160,30 @@ class Edge:
     """The surface that clients connect to.
 
     Attributes:
+      app: what it serves.
+      bounds: limits of connections and requests.
+      config: hypercorn's.
+      context: hypercorn's.
       places: of its connections.
       writes: to all clients so far.
+      turns: in which requests begin.
+      proxies: that may name another client.
+      refusals: logs what is refused before the application sees it.
     """
 
     def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
         self.places = ConnectionTable(bounds.max_connections, bounds.address_connections)
         self.writes = WriteCounts()
-        self._app = ASGIWrapper(app)
-        self._bounds = bounds
-        self._config = edge_config(bounds)
-        self._context = WorkerContext(max_requests=None)
-        self._turns = RequestTurns(bounds.requests_per_turn)
+        self.app = ASGIWrapper(app)
+        self.bounds = bounds
+        self.config = edge_config(bounds)
+        self.context = WorkerContext(max_requests=None)
+        self.turns = RequestTurns(bounds.requests_per_turn)
         self._accepting = trio.CancelScope()
         self._stop = trio.Event()
         self._closed = trio.Event()
-        self._proxies = TrustedProxies(bounds.trusted_proxies)
-        self._refusals = RefusalLog(bounds.door)
+        self.proxies = TrustedProxies(bounds.trusted_proxies)
+        self.refusals = RefusalLog(bounds.door)
         self._num_refusals = 0
         self._close_within_s = 0.0
 
@@ -192,7 +200,7 @@ class Edge:
         return lambda: self.connections, lambda: self.writes.by_way, lambda: self.places.turned_away
 
     def stop_accepting(self) -> None:
-        """Leave new connections to whoever else listens on the socket; go on serving the others."""
+        """Leave new connections to other processes on the socket; go on serving open ones."""
         self._accepting.cancel()
 
     def stop(self, within_s: float) -> None:
@@ -219,7 +227,7 @@ class Edge:
             task_status.started()
             await self._stop.wait()
             self.stop_accepting()
-            await self._context.terminated.set()
+            await self.context.terminated.set()
             connections.cancel_scope.deadline = trio.current_time() + self._close_within_s
         self._closed.set()
 
@@ -236,25 +244,15 @@ class Edge:
             log.debug("connection_broken")
             await trio.aclose_forcefully(stream)
             return
-        speaks_for_many = host == UNIX_PEER or self._proxies.trusts(host)
+        speaks_for_many = host == UNIX_PEER or self.proxies.trusts(host)
         address = None if speaks_for_many else counted_address(host)
         place = self.places.admit(address, stream.socket.close)
         if isinstance(place, Refused):
-            self._refusals.tell(REFUSALS[place], trio.current_time(), client=host, where="edge")
+            self.refusals.tell(REFUSALS[place], trio.current_time(), client=host, where="edge")
             await self._refuse(stream, place)
             return
         try:
-            arrival = Arrival(host, place, self.places, self._proxies, self._refusals)
-            await CuredTCPServer(
-                self._app,
-                self._config,
-                self._bounds,
-                self._context,
-                stream,
-                self.writes,
-                arrival,
-                self._turns,
-            ).run()
+            await PatchedTCPServer(self, stream, host, place).run()
         finally:
             self.places.leave(place)
 

@@ -1,7 +1,4 @@
-"""How long a write waits for a client that takes nothing, and when it is tried again.
-
-Knows bytes and seconds that somebody else measured; knows no socket and no clock.
-"""
+"""One TCP connection: its reads, its writes with a deadline, and its end."""
 
 from __future__ import annotations
 
@@ -22,24 +19,17 @@ from hypercorn.utils import parse_socket_addr
 from triolet.errors import RequestError
 
 from ..api.errors import http_error
-from ..api.live import Peer
+from ..api.request_scope import ClientConnection
 from ..contract.generation import CancelReason
 from .client_address import Preamble, counted_address
-from .http import CuredH11Protocol
-from .refusal import REFUSALS
+from .connection_table import REFUSALS
+from .http import PatchedH11Protocol
 
 if TYPE_CHECKING:
-    from hypercorn.config import Config
     from hypercorn.events import Event
-    from hypercorn.trio.worker_context import WorkerContext
-    from hypercorn.typing import AppWrapper
 
-    from triolet.config import ServerConfig
-
-    from ..api.door import RefusalLog
-    from .client_address import TrustedProxies
-    from .connection_table import ConnectionTable, Place
-    from .request_turns import RequestTurns
+    from .connection_table import Place
+    from .listen import Edge
 
 
 ENOUGH_BYTES: Final = 64 * 1024
@@ -54,8 +44,8 @@ took longer than it should, because nothing ran here meanwhile, no more counts t
 taken."""
 
 
-class Patience:
-    """With one client, for one write.
+class WriteDeadline:
+    """How long one write waits for a client that takes nothing, and when it is tried again.
 
     Args:
       limit_s: without enough progress, until it is over.
@@ -110,35 +100,6 @@ class WriteCounts:
         return {"direct": self.direct, "usual": self.usual}
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A connection as it came.
-
-    Attributes:
-      host: the other end's address, or UNIX_PEER.
-      place: of the connection.
-      places: of all connections.
-      proxies: that may name another client.
-      refusals: logs what is refused before the application sees it.
-    """
-
-    host: str
-    place: Place
-    places: ConnectionTable
-    proxies: TrustedProxies
-    refusals: RefusalLog
-
-    def peer(self) -> Peer:
-        """Return the other end as the application sees it."""
-        peer, place = Peer(self.host), self.place
-
-        def note_key() -> None:
-            place.has_shown_key = True
-
-        peer.on_key = note_key
-        return peer
-
-
 CUT_AFTER_STALL_S: Final = 0.5
 """Beyond the stall bound: what runs for the client ends first, by its own clock and with its reason
 known; then the connection is cut, whatever ran on it."""
@@ -149,34 +110,32 @@ SENDS_PER_CHECKPOINT: Final = 16
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
-class CuredTCPServer(TCPServer):
-    """Serves one accepted connection until it ends."""
+class PatchedTCPServer(TCPServer):
+    """Serves one accepted connection until it ends.
 
-    protocol: CuredH11Protocol  # type: ignore[assignment]
+    Args:
+      edge: of which it is a connection.
+      stream: the connection.
+      host: address of the other end, or UNIX_PEER.
+      place: of the connection.
+    """
 
-    def __init__(
-        self,
-        app: AppWrapper,
-        config: Config,
-        bounds: ServerConfig,
-        context: WorkerContext,
-        stream: trio.SocketStream,
-        writes: WriteCounts,
-        arrival: Arrival,
-        turns: RequestTurns,
-    ) -> None:
-        super().__init__(app, config, context, {}, stream)  # type: ignore[arg-type]
-        self._bounds = bounds
-        self._cut_after_s = bounds.stall_timeout_s + CUT_AFTER_STALL_S
+    protocol: PatchedH11Protocol  # type: ignore[assignment]
+
+    def __init__(self, edge: Edge, stream: trio.SocketStream, host: str, place: Place) -> None:
+        super().__init__(edge.app, edge.config, edge.context, {}, stream)  # type: ignore[arg-type]
+        self._edge = edge
+        self._place = place
+        self._remote = ClientConnection(host)
+        self._remote.on_key = place.show_key
+        self._bounds = edge.bounds
+        self._cut_after_s = edge.bounds.stall_timeout_s + CUT_AFTER_STALL_S
         self._sends = 0
         self._rest = b""
-        self._writes = writes
-        self._turns = turns
+        self._writes = edge.writes
         self._has_ended = self._is_closing = False
         self._receiving = trio.CancelScope()
-        self._arrival = arrival
-        is_proxy = arrival.proxies.trusts(arrival.host)
-        self._preamble = Preamble() if is_proxy else None
+        self._preamble = Preamble() if edge.proxies.trusts(host) else None
 
     async def run(self) -> None:
         """Serve until the client or a deadline ends it. Raises nothing of the client's making."""
@@ -188,19 +147,13 @@ class CuredTCPServer(TCPServer):
             )
             async with TaskGroup() as task_group:
                 self._task_group = task_group
-                self.protocol = CuredH11Protocol(
-                    self.app,
-                    self.config,
-                    self._bounds,
-                    self.context,
+                self.protocol = PatchedH11Protocol(
+                    self._edge,
                     task_group,
                     addresses,
-                    self._arrival.peer(),
-                    self._arrival.proxies,
-                    self._arrival.refusals,
+                    self._remote,
                     self.protocol_send,
                     self.try_write,
-                    self._turns,
                 )
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()
@@ -216,8 +169,8 @@ class CuredTCPServer(TCPServer):
     def _let_go(self) -> None:
         """Part what holds one another, so that all of it is freed at once: Python's collector comes
         by after thousands of connections."""
+        self._remote.let_go()
         if hasattr(self, "protocol"):  # it may have broken before
-            self.protocol.connection_state.clear()
             del self.protocol
 
     async def protocol_send(self, event: Event) -> None:
@@ -226,7 +179,7 @@ class CuredTCPServer(TCPServer):
             await self._write(event.data)
         elif isinstance(event, Closed):
             await self._say_goodbye()
-            self._arrival.places.rest(self._arrival.place)
+            self._edge.places.rest(self._place)
             await self.protocol.handle(Closed())
         elif not (isinstance(event, Updated) and self._has_ended):
             # An idle clock started after the last read would keep a dead connection for its time.
@@ -237,11 +190,11 @@ class CuredTCPServer(TCPServer):
                 self._receiving.cancel()
 
     def _note_idle(self, is_idle: bool) -> None:
-        note = self._arrival.places.rest if is_idle else self._arrival.places.work
-        note(self._arrival.place)
+        places = self._edge.places
+        (places.rest if is_idle else places.work)(self._place)
 
     def try_write(self, data: bytes) -> bool:
-        """Write without waiting, if nobody else is writing and the kernel takes any of it.
+        """Write without waiting, if nothing else is being written and the kernel takes any of it.
 
         What it does not take goes before everything else, by a task of the connection's own.
 
@@ -254,7 +207,7 @@ class CuredTCPServer(TCPServer):
             sent = self._send_now(data)
         except trio.BrokenResourceError as error:
             self._note_stall(error)
-            return False  # the usual way finds out that there is nobody
+            return False  # the usual way finds out that the client is gone
         if sent == 0:
             return False
         self._writes.direct += 1
@@ -336,9 +289,9 @@ class CuredTCPServer(TCPServer):
         self._preamble = None
         if opening.host is not None:
             self.protocol.speak_for(opening.host)
-            if not self._arrival.proxies.trusts(opening.host):
+            if not self._edge.proxies.trusts(opening.host):
                 address = counted_address(opening.host)
-                refused = self._arrival.places.attribute(self._arrival.place, address)
+                refused = self._edge.places.attribute(self._place, address)
                 if refused is not None:
                     await self.protocol.refuse(REFUSALS[refused])
                     return b""
@@ -375,7 +328,7 @@ class CuredTCPServer(TCPServer):
         """Note if it was the kernel that lost patience with a client that takes nothing."""
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.ETIMEDOUT:
-            self.protocol.departure.reason = CancelReason.STALLED
+            self._remote.disconnect_reason = CancelReason.STALLED
 
     def _send_now(self, data: bytes | memoryview) -> int:
         # Not part of trio's interface: its socket only has a send that may wait.
@@ -388,25 +341,25 @@ class CuredTCPServer(TCPServer):
             raise trio.BrokenResourceError from error
 
     async def _send_rest(self, view: memoryview) -> None:
-        patience = Patience(self._cut_after_s)
+        deadline = WriteDeadline(self._cut_after_s)
         while view:
             sent = self._send_now(view[:ENOUGH_BYTES])
             if sent:
                 view = view[sent:]
-                patience.took(sent)
+                deadline.took(sent)
                 continue
-            if patience.is_over:
+            if deadline.is_over:
                 await self._cut()
             began_at = trio.current_time()
             # Shielded, because half a frame would garble everything behind it.
             with trio.CancelScope(shield=True) as scope:
-                scope.deadline = began_at + patience.wait_s
+                scope.deadline = began_at + deadline.wait_s
                 await trio.lowlevel.wait_writable(self.stream.socket)
-            patience.waited(trio.current_time() - began_at)
+            deadline.waited(trio.current_time() - began_at)
 
     async def _cut(self) -> NoReturn:
         log.info("client_stopped_reading", peer=self.protocol.client)
-        self.protocol.departure.reason = CancelReason.STALLED
+        self._remote.disconnect_reason = CancelReason.STALLED
         self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         await trio.aclose_forcefully(self.stream)
         raise trio.BrokenResourceError

@@ -10,7 +10,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import trio
-from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -24,12 +23,8 @@ from ..contract.generation import CacheOutcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from prometheus_client import CollectorRegistry
-
-    from triolet.service_class import ServiceClass
-
     from ..cache.front import CachingFleet
-    from ..contract.fleet import FleetView, WorkerView
+    from ..scheduling.status import FleetStatus, WorkerStatus
 
 
 LABELS: Final = ("role", "worker")
@@ -42,7 +37,7 @@ COUNTS: Final = {
 }
 
 
-def cache_families(status: FleetView) -> Iterator[Metric]:
+def cache_families(status: FleetStatus) -> Iterator[Metric]:
     """Yield one family after the other."""
     counters = {
         name: CounterMetricFamily(f"triolet_prefix_cache_{name}", text, labels=LABELS)
@@ -67,27 +62,7 @@ def cache_families(status: FleetView) -> Iterator[Metric]:
     yield tenants
 
 
-WAIT_BUCKETS: Final = (.001, .005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 60, 300)  # fmt: skip
-
-
-class QueueMetrics:
-    """Told of each sequence and input once, when its first attempt begins."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._waits = Histogram(
-            "triolet_class_queue_seconds",
-            "From submission to dispatch, by service class",
-            ("class",),
-            buckets=WAIT_BUCKETS,
-            registry=registry,
-        )
-
-    def dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
-        """One has left the queue."""
-        self._waits.labels(service_class.name.lower()).observe(queue_s)
-
-
-def queue_families(status: FleetView) -> Iterator[Metric]:
+def queue_families(status: FleetStatus) -> Iterator[Metric]:
     """Yield what a look at the queue shows."""
     waiting = GaugeMetricFamily(
         "triolet_class_requests_queued", "Requests that wait, by service class", labels=("class",)
@@ -173,7 +148,7 @@ class FleetCollector(Collector):
 
     def __init__(
         self,
-        status: Callable[[], FleetView],
+        status: Callable[[], FleetStatus],
         connections: Callable[[], int],
         writes: Callable[[], Mapping[str, int]],
         turned_away: Callable[[], Mapping[str, int]],
@@ -214,7 +189,7 @@ class FleetCollector(Collector):
         yield from _speculation(status)
         yield from cache_families(status)
 
-    def _pools(self, status: FleetView) -> Iterator[Metric]:
+    def _pools(self, status: FleetStatus) -> Iterator[Metric]:
         blocks = GaugeMetricFamily(
             "triolet_kv_blocks", "KV blocks by pool and state", labels=("pool", "worker", "state")
         )
@@ -248,7 +223,7 @@ class FleetCollector(Collector):
             shared.add_metric((worker.role.value, worker.name), worker.load.kv_shared_bytes)
         yield from (blocks, received, sent, shared, block_tokens, block_bytes)
 
-    def _workers(self, status: FleetView) -> Iterator[Metric]:
+    def _workers(self, status: FleetStatus) -> Iterator[Metric]:
         up = GaugeMetricFamily(
             "triolet_worker_up", "1 for a worker that is live", labels=("role", "worker")
         )
@@ -310,7 +285,7 @@ class AliasCollector(Collector):
     def __init__(
         self,
         family: Callable[[str], Metric],
-        status: Callable[[], FleetView],
+        status: Callable[[], FleetStatus],
         model_name: str,
     ) -> None:
         self._family = family
@@ -361,7 +336,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _overload(status: FleetView) -> Iterator[Metric]:
+def _overload(status: FleetStatus) -> Iterator[Metric]:
     overload = status.overload
     for name, text, value in (
         ("brownout_level", "What is given up, from 0 for nothing to 4", overload.brownout),
@@ -380,7 +355,7 @@ def _overload(status: FleetView) -> Iterator[Metric]:
             yield _gauge(f"triolet_{name}", text, maybe)
 
 
-def _speculation(status: FleetView) -> Iterator[Metric]:
+def _speculation(status: FleetStatus) -> Iterator[Metric]:
     families = {
         name: CounterMetricFamily(f"triolet_speculative_{name}", text, labels=("worker",))
         for name, text in (
@@ -396,7 +371,7 @@ def _speculation(status: FleetView) -> Iterator[Metric]:
     yield from families.values()
 
 
-def _blocks_by_state(worker: WorkerView) -> tuple[tuple[str, int], ...]:
+def _blocks_by_state(worker: WorkerStatus) -> tuple[tuple[str, int], ...]:
     load = worker.load
     return (
         ("free", load.free_blocks),
@@ -405,7 +380,7 @@ def _blocks_by_state(worker: WorkerView) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _decode_blocks(status: FleetView) -> tuple[int, int]:
+def _decode_blocks(status: FleetStatus) -> tuple[int, int]:
     """Return (leased, all) blocks of the decode pools."""
     decode = [worker for worker in status.workers if worker.role is Role.DECODE]
     leased = sum(worker.load.leased_blocks for worker in decode)

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from ..contract.generation import Usage
+from ..scheduling.observer import OverloadObserver
 from .collectors import ResponseCacheCollector
 from .histogram import TokenHistogram
 
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-    from triolet.service_class import Claim, ServiceClass
+    from triolet.service_class import Scheduling, ServiceClass
 
-    from ..api.door import BodyRoom
     from ..cache.front import CachingFleet
     from ..tenants.quotas import Quotas
     from ..tenants.tenancy import TenancyReport
@@ -36,11 +36,17 @@ class DoorCollector(Collector):
 
     def __init__(self) -> None:
         self._lines: Mapping[str, Turns[Any]] = {}
-        self._bodies: BodyRoom | None = None
+        self._held_bytes: Callable[[], int] = lambda: 0
+        self._refused_bodies: Mapping[Any, int] = {}
 
-    def watch(self, lines: Mapping[str, Turns[Any]], bodies: BodyRoom) -> None:
+    def watch(
+        self,
+        lines: Mapping[str, Turns[Any]],
+        held_bytes: Callable[[], int],
+        refused_bodies: Mapping[Any, int],
+    ) -> None:
         """Show these from now on."""
-        self._lines, self._bodies = lines, bodies
+        self._lines, self._held_bytes, self._refused_bodies = lines, held_bytes, refused_bodies
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after the other."""
@@ -59,10 +65,9 @@ class DoorCollector(Collector):
         bodies = CounterMetricFamily(
             "triolet_body_refusals", "Bodies for which there was no room", labels=("reason",)
         )
-        if self._bodies is not None:
-            held.add_metric((), self._bodies.held_bytes)
-            for what, count in self._bodies.refused.items():
-                bodies.add_metric((what,), count)
+        held.add_metric((), self._held_bytes())
+        for what, count in self._refused_bodies.items():
+            bodies.add_metric((what,), count)
         yield from (jobs, refusals, held, bodies)
 
 
@@ -148,71 +153,22 @@ class HttpMetrics:
         """Answers are given again from now on."""
         self._response_cache.watch(cache)
 
-    def watch_door(self, lines: Mapping[str, Turns[Any]], bodies: BodyRoom) -> None:
-        """Show lines, by name, and bytes of bodies from now on."""
-        self._door.watch(lines, bodies)
+    def watch_door(
+        self,
+        lines: Mapping[str, Turns[Any]],
+        held_bytes: Callable[[], int],
+        refused_bodies: Mapping[Any, int],
+    ) -> None:
+        """Show lines, by name, bytes of bodies, and refused bodies by reason from now on."""
+        self._door.watch(lines, held_bytes, refused_bodies)
 
 
 log = structlog.get_logger()
 
-FAULTS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
-    ("retries_refused", "Requests ended because the retry budget was spent", ()),
-    ("requests_quarantined", "Requests that killed the workers which computed them", ()),
-    ("grammars_quarantined", "Requests whose grammar took a worker too long to follow", ()),
-    ("breaker_changes", "Circuit breakers of workers by the state they took", ("state",)),
-    ("frames_dropped", "Frames of workers that belonged to nothing present", ("reason",)),
-    ("server_pauses", "Times that this process stood still", ()),
-    ("server_paused_seconds", "Time that this process stood still", ()),
-)
-
-
-class FaultMetrics:
-    """Told of faults by the fleet (server/scheduling/observer.py).
-
-    Args:
-      registry: where the counters are shown.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._counters = {
-            name: Counter(f"triolet_{name}", text, labels, registry=registry)
-            for name, text, labels in FAULTS
-        }
-
-    def retry_unaffordable(self) -> None:
-        """A request ends because too many others are tried again already."""
-        self._counters["retries_refused"].inc()
-
-    def request_quarantined(self, request_id: str) -> None:
-        """It killed the workers that computed it; an operator may want to look at it."""
-        self._counters["requests_quarantined"].inc()
-        log.error("request_quarantined", request_id=request_id)
-
-    def grammar_quarantined(self, request_id: str) -> None:
-        """Its masks held a worker up; it has ended, and its tenant's grammar is refused."""
-        self._counters["grammars_quarantined"].inc()
-        log.warning("grammar_quarantined", request_id=request_id)
-
-    def breaker_changed(self, worker: str, state: str) -> None:
-        """A worker is left out, tried, or used again."""
-        self._counters["breaker_changes"].labels(state).inc()
-        log.warning("breaker", worker=worker, state=state)
-
-    def frames_dropped(self, reason: str, count: int = 1) -> None:
-        """Frames of workers were not acted upon."""
-        self._counters["frames_dropped"].labels(reason).inc(count)
-
-    def server_paused(self, seconds: float) -> None:
-        """This process itself stood still for so long."""
-        self._counters["server_pauses"].inc()
-        self._counters["server_paused_seconds"].inc(seconds)
-        log.warning("stood_still", seconds=round(seconds, 3))
-
-
 ERROR_BUCKETS: Final = (.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40)  # fmt: skip
 
 
-class OverloadMetrics:
+class OverloadMetrics(OverloadObserver):
     """Told of overload by the fleet (server/scheduling/observer.py).
 
     Args:
@@ -267,7 +223,7 @@ RESERVE_BUCKETS: Final = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .0
 
 
 class QuotaMetrics:
-    """Told by whoever keeps the limits (server/tenants/spend_watch.py).
+    """Told by whoever keeps the limits (server/tenants/quotas.py).
 
     Args:
       registry: where they are shown.
@@ -393,19 +349,19 @@ class TenantMetrics:
         """Read this whenever the metrics are."""
         self._registry.register(_FileCollector(report))
 
-    def ended(self, claim: Claim, outcome: str, usage: Usage) -> None:
+    def ended(self, scheduling: Scheduling, outcome: str, usage: Usage) -> None:
         """A sequence ended, or was refused."""
-        if not claim.tenant:
+        if not scheduling.tenant:
             return
-        service_class = claim.service_class.name.lower()
-        self._requests.labels(claim.tenant, service_class, outcome).inc()
+        service_class = scheduling.service_class.name.lower()
+        self._requests.labels(scheduling.tenant, service_class, outcome).inc()
         for kind, count in (
             ("prompt", usage.prompt_tokens),
             ("cached", usage.cached_tokens),
             ("completion", usage.completion_tokens),
         ):
             if count:
-                self._tokens.labels(claim.tenant, service_class, kind).inc(count)
+                self._tokens.labels(scheduling.tenant, service_class, kind).inc(count)
 
 
 class _FileCollector:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from triolet.audit import AttemptAudit, Doubt, FleetAudit, ServerAudit, WorkerView
+from triolet.audit import MAX_SECONDS, AttemptAudit, Doubt, FleetAudit, ServerAudit, WorkerView
 from triolet.errors import overloaded
 from triolet.ids import shown_epoch
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.ids import PeerId
 
-    from .requests import Conductor
+    from .requests import Requests
     from .workers import Worker
 
 
@@ -66,16 +66,16 @@ class Auditor:
       me: this life of the server.
       config: bounds and deadlines.
       workers: every worker there is or will be.
-      conductor: the server's own counts.
+      requests: the server's own counts.
     """
 
     def __init__(
-        self, me: PeerId, config: ServerConfig, workers: tuple[Worker, ...], conductor: Conductor
+        self, me: PeerId, config: ServerConfig, workers: tuple[Worker, ...], requests: Requests
     ) -> None:
         self._me = me
         self._config = config
         self._workers = workers
-        self._conductor = conductor
+        self._requests = requests
         self._serial = 0
         self._open: dict[int, Survey] = {}
         self._doubts: dict[Worker, _Doubts] = {}
@@ -131,43 +131,34 @@ class Auditor:
 
     def server(self, now: float, connections: int, process: ProcessFacts) -> ServerAudit:
         """Return the server's own accounts."""
-        conductor, accounting = self._conductor, self._conductor.accounting
+        requests, accounting = self._requests, self._requests.accounting
+        deadlines = [one.deadline for one in requests.table]
         return ServerAudit(
             name=self._me.name,
             epoch=shown_epoch(self._me.epoch),
             received=accounting.received,
             accepted=accounting.accepted,
             rejected=dict(accounting.rejected),
-            ended={outcome.value: count for outcome, count in accounting.ended.items()},
-            in_flight=conductor.num_in_flight,
-            waiting=conductor.num_queued,
-            running=conductor.num_running,
-            overdue_s=conductor.overdue_s(now),
+            ended=dict(accounting.ended),
+            in_flight=requests.num_in_flight,
+            waiting=requests.num_queued,
+            running=sum(one.attempt is not None for one in requests.table),
+            overdue_s=now - min(deadlines) if deadlines else -MAX_SECONDS,
             connections=connections,
-            is_draining=conductor.is_draining,
+            is_draining=requests.is_draining,
             process=process,
         )
 
     def _attempts(self, worker: Worker) -> tuple[AttemptAudit, ...]:
-        shares = tuple(
+        return tuple(
             AttemptAudit(
                 attempt=str(key),
                 is_asked=share.is_asked,
                 is_granted=share.is_granted,
-                is_wanted=self._conductor.is_wanted(worker, key),
+                is_wanted=self._requests.is_wanted(worker, key),
             )
             for key, share in worker.shares.items()
         )
-        inputs = tuple(
-            AttemptAudit(
-                attempt=str(key),
-                is_asked=True,
-                is_granted=False,
-                is_wanted=self._conductor.is_wanted(worker, key),
-            )
-            for key in worker.inputs
-        )
-        return shares + inputs
 
     def _silent(self, worker: Worker, survey: Survey) -> WorkerView:
         silence = f"it is {worker_status(worker).state}"

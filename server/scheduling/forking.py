@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 from .routing import Pair, Route, Why, has_room
 
 if TYPE_CHECKING:
-    from .request import Attempt, Sequence
+    from .request import Attempt, Request
     from .routing import Need
 
 
-def fork_route(sequence: Sequence, now: float) -> Route | None:
+def fork_route(sequence: Request, now: float) -> Route | None:
     """Return the way to the prompt that a sequence can share, or None if there is none now.
 
     What may be what workers fail by goes alone: a fork and its origin would be struck together.
     """
     origin = None if sequence.origin is None else sequence.origin.attempt
-    if origin is None or sequence.faults or sequence.suspicion.is_of_prompt:
+    if origin is None or sequence.faults or sequence.poison.is_of_prompt:
         return None
     decode = origin.pair.decode
     if not decode.is_usable or sequence.fingerprint not in ("", decode.fingerprint):
         return None
     route = Route(Pair(decode, decode), 1, (Why.FORK, Why.FORK), origin.key)
     need = need_on(route, sequence.need)
-    if sequence.suspicion.is_on_probation or not has_room(decode, need, now):
+    if sequence.poison.isolated or not has_room(decode, need, now):
         return None
     return route
 
@@ -45,7 +45,7 @@ def need_on(route: Route, need: Need) -> Need:
     return need._replace(prompt_tokens=1, kv_tokens=own_tokens, chain=None)
 
 
-def note_no_fork(sequence: Sequence, attempt: Attempt) -> None:
+def note_no_fork(sequence: Request, attempt: Attempt) -> None:
     """Take in that decode does not have the prompt that an attempt was to share. Unless its origin
     has moved on meanwhile, nothing will change that."""
     origin = None if sequence.origin is None else sequence.origin.attempt

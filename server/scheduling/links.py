@@ -1,6 +1,6 @@
 """The fleet of workers as this server uses it: one link per worker, and the tasks that keep them.
 
-Knows Trio and the links; refuses to decide: every frame goes to the conductor, everything it wants
+Knows Trio and the links; refuses to decide: every frame goes to Requests, everything it wants
 sent goes out. No task here belongs to a request, so no client can hold one up or tear it down.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,14 +21,14 @@ from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
 from ..contract.charges import NO_CHARGES
+from ..contract.output_stream import OutputStream
 from .audit import Auditor
-from .delivery import Handout, Intake
-from .embedding_run import begin_embeddings
-from .observer import SilentObserver
-from .requests import FAREWELL, Conductor
+from .delivery import Delivery, Intake, RequestOutput
+from .embeddings import EmbeddingRun
+from .observer import Observer
+from .requests import FAREWELL, Requests
 from .routing import is_ready
 from .status import FleetStatus, present, queued_by_class, worker_status
-from .stream import Stream
 from .workers import Worker
 
 if TYPE_CHECKING:
@@ -42,14 +41,13 @@ if TYPE_CHECKING:
 
     from ..contract.charges import Charges
     from ..contract.generation import CancelReason, GenerationRequest
-    from .observer import FleetObserver
     from .output import RelayText
-    from .request import Sequence as RunningSequence
+    from .request import Request
 
 log = structlog.get_logger(__name__)
 
 
-class Links:
+class _Connections:
     """One connection for each worker, and the HELLO over it.
 
     Args:
@@ -132,7 +130,7 @@ class Links:
             await trio.sleep(self._link.heartbeat_interval_s)
 
 
-class Fleet:
+class Links:
     """Submits requests to workers and gives their tokens back.
 
     Args:
@@ -146,8 +144,7 @@ class Fleet:
       kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
 
     Attributes:
-      doorkeeper: whom to ask before anything is spent on a request.
-      embed: begins to make vectors of inputs.
+      admission: refuses before anything is spent on a request.
       hold_s: tells for how long a line of a batch stands back for others at most.
     """
 
@@ -156,7 +153,7 @@ class Fleet:
         config: ServerConfig,
         text: RelayText,
         network: Network,
-        observer: FleetObserver | None = None,
+        observer: Observer | None = None,
         name: str = "server",
         draw_epoch: Callable[[], int] = new_epoch,
         charges: Charges = NO_CHARGES,
@@ -171,78 +168,77 @@ class Fleet:
             for role, of_role in addresses.items()
             for address in of_role
         )
-        self._observer = observer or SilentObserver()
-        self._conductor = Conductor(
+        self._observer = observer or Observer()
+        self._requests = Requests(
             config, self._workers, text, self._observer, now, charges, kv_secret
         )
-        self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
-        self.doorkeeper = self._conductor.doorkeeper
-        self.hold_s = self._conductor.background.hold_s
-        self._auditor = Auditor(self._me, config, self._workers, self._conductor)
-        self._links = Links(network, self._me, config.link, self._conductor.wake)
+        self.admission = self._requests.admission
+        self.hold_s = self._requests.background.hold_s
+        self._auditor = Auditor(self._me, config, self._workers, self._requests)
+        self._links = _Connections(network, self._me, config.link, self._requests.wake)
         self._credit_due = trio.Event()
-        self._handout = Handout()
-        self._intake = Intake(self._conductor, self._handout, self._take, self._flush)
+        self._delivery = Delivery()
+        self._intake = Intake(self._requests, self._delivery, self._take, self._flush)
         self._changed = ParkingLot()
         self._until_sweep = trio.CancelScope()
 
-    def submit(self, request: GenerationRequest) -> Stream:
-        """Begin a generation.
-
-        Raises:
-          RequestError: refused; nothing was begun.
-        """
-        [stream] = self.submit_together((request,))
-        return stream
-
-    def submit_together(self, requests: Sequence[GenerationRequest]) -> list[Stream]:
-        """Begin several generations, all of them or none.
+    def submit(self, *requests: GenerationRequest) -> OutputStream:
+        """Begin the choices of one answer, all of them or none.
 
         Raises:
           RequestError: one was refused; nothing was begun.
         """
         now = trio.current_time()
-        self._conductor.wake(now)
-        sequences = self._conductor.submit(requests, now)
+        self._requests.wake(now)
+        sequences = self._requests.submit(requests, now)
         self._flush()
-        return [
-            Stream(sequence, self._taken, self._cancel, self._handout.add) for sequence in sequences
-        ]
+        outputs = [RequestOutput(sequence, self._taken, self._cancel) for sequence in sequences]
+        return OutputStream(outputs, self._delivery.add)
+
+    def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
+        """Begin to make vectors of inputs, of all or of none.
+
+        Raises:
+          RequestError: refused; nothing was begun.
+        """
+        run = EmbeddingRun(self._requests, self._config, self._flush)
+        run.begin(requests)
+        return run
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and completion together."""
-        return self._conductor.max_model_len
+        return self._requests.max_model_len
 
     def status(self) -> FleetStatus:
         """Look at the fleet."""
-        conductor = self._conductor
+        requests = self._requests
         return FleetStatus(
             workers=tuple(
                 worker_status(worker)
                 for worker in present(self._workers, self._config.spare_addresses)
             ),
             is_ready=is_ready(self._workers, self._config.routing, trio.current_time())
-            and not conductor.is_draining,
-            is_draining=conductor.is_draining,
-            queued=conductor.num_queued,
-            running=conductor.num_in_flight - conductor.num_queued,
-            max_model_len=conductor.max_model_len,
-            received=conductor.accounting.received,
-            accepted=conductor.accounting.accepted,
-            rejected=dict(conductor.accounting.rejected),
-            ended={str(how): n for how, n in conductor.accounting.ended.items()},
-            retries_left=conductor.recovery.retries_left,
-            quarantined=conductor.recovery.num_quarantined,
-            overload=self.doorkeeper.status(trio.current_time()),
-            queued_by_class=queued_by_class(conductor.queues),
-            queues=tuple(conductor.queues),
+            and not requests.is_draining,
+            is_draining=requests.is_draining,
+            queued=requests.num_queued,
+            running=requests.num_in_flight - requests.num_queued,
+            max_model_len=requests.max_model_len,
+            received=requests.accounting.received,
+            accepted=requests.accounting.accepted,
+            rejected=dict(requests.accounting.rejected),
+            ended=dict(requests.accounting.ended),
+            retries_left=requests.recovery.retries_left,
+            quarantined=requests.recovery.num_quarantined,
+            overload=self.admission.status(trio.current_time()),
+            queued_by_class=queued_by_class(requests.queues),
+            queues=tuple(requests.queues),
         )
 
-    def dismiss(self, tenants: Set[str]) -> None:
-        """End whatever runs or waits for some tenants: they may ask no more."""
-        self._conductor.wake(trio.current_time())
-        self._conductor.dismiss(tenants, trio.current_time())
+    def cancel_tenants(self, tenants: Set[str]) -> None:
+        """End all requests of tenants that were disabled or removed."""
+        self._requests.wake(trio.current_time())
+        self._requests.cancel_tenants(tenants, trio.current_time())
         self._flush()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -256,7 +252,7 @@ class Fleet:
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
                 nursery.start_soon(self._intake.run)
-                nursery.start_soon(self._handout.run)
+                nursery.start_soon(self._delivery.run)
                 task_status.started()
         finally:
             for worker, connection in self._links.connections.items():
@@ -273,10 +269,10 @@ class Fleet:
     async def drain(self) -> None:
         """Refuse new requests from now on, and wait until none runs. Those that run may finish
         until `drain_timeout_s`, then each gets its terminal event."""
-        self._conductor.wake(trio.current_time())
-        self._conductor.begin_drain(trio.current_time())
+        self._requests.wake(trio.current_time())
+        self._requests.begin_drain(trio.current_time())
         self._flush()
-        while self._conductor.num_in_flight:
+        while self._requests.num_in_flight:
             await self._changed.park()
 
     async def audit(self, connections: int = 0) -> FleetAudit:
@@ -288,7 +284,7 @@ class Fleet:
         Raises:
           RequestError: too many audits at once.
         """
-        self._conductor.wake(trio.current_time())
+        self._requests.wake(trio.current_time())
         self._flush()  # what is counted from here on has been sent before the question
         survey = self._auditor.begin()
         try:
@@ -309,16 +305,16 @@ class Fleet:
         Raises:
           LocalProtocolError: it does not add up.
         """
-        self._conductor.accounting.check(self._conductor.num_in_flight)
+        self._requests.accounting.check(self._requests.num_in_flight)
 
-    def _taken(self, sequence: RunningSequence) -> None:
-        self._conductor.taken(sequence)
-        if self._conductor.outbox.has_credit:
+    def _taken(self, sequence: Request) -> None:
+        self._requests.taken(sequence)
+        if self._requests.outbox.has_credit:
             self._credit_due.set()
 
-    def _cancel(self, sequence: RunningSequence, reason: CancelReason) -> None:
-        self._conductor.wake(trio.current_time())
-        self._conductor.cancel(sequence, reason, trio.current_time())
+    def _cancel(self, sequence: Request, reason: CancelReason) -> None:
+        self._requests.wake(trio.current_time())
+        self._requests.cancel(sequence, reason, trio.current_time())
         self._flush()
 
     def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
@@ -326,7 +322,7 @@ class Fleet:
             case Welcome():
                 objection = check_welcome(frame, me=self._me, expected=worker.role)
                 if objection is None:
-                    self._conductor.welcomed(worker, frame, now)
+                    self._requests.welcomed(worker, frame, now)
                 else:
                     worker.trouble = f"cannot be used: {objection.reason}"
                     self._observer.worker_refused(str(worker), objection.reason)
@@ -335,19 +331,19 @@ class Fleet:
                 if worker.is_draining:
                     # It waits for us to have heard it.
                     self._send(worker, goodbye("heard"))
-                self._conductor.lost(worker, FAREWELL if frame.is_farewell else "goodbye", now)
+                self._requests.lost(worker, FAREWELL if frame.is_farewell else "goodbye", now)
             case Goodbye():
                 worker.trouble = f"refuses: {frame.reason}"
                 self._observer.worker_refused(str(worker), frame.reason)
             case Audited():
                 self._auditor.take(worker, frame, now)
             case _:
-                self._conductor.received(worker, frame, now)
+                self._requests.received(worker, frame, now)
 
     async def _beat(self) -> None:
         """Renew the leases of everything that is still wanted."""
         while True:
-            self._conductor.wake(trio.current_time())
+            self._requests.wake(trio.current_time())
             for worker in self._workers:
                 # A heartbeat that fails begins new attempts elsewhere: their RESERVE must go before
                 # the heartbeat that names them, or they would be unknown over there.
@@ -360,9 +356,9 @@ class Fleet:
 
     async def _sweep(self) -> None:
         while True:
-            self._conductor.wake(trio.current_time())
-            self._conductor.sweep(trio.current_time())
-            if self._conductor.outbox.has_credit:
+            self._requests.wake(trio.current_time())
+            self._requests.sweep(trio.current_time())
+            if self._requests.outbox.has_credit:
                 self._credit_due.set()
             with trio.CancelScope() as self._until_sweep:
                 self._flush()
@@ -374,18 +370,18 @@ class Fleet:
             await self._credit_due.wait()
             self._credit_due = trio.Event()
             # A link that broke while this server stood still is noticed by the first who sends.
-            self._conductor.wake(trio.current_time())
-            for worker, frame in self._conductor.outbox.drain_credit():
+            self._requests.wake(trio.current_time())
+            for worker, frame in self._requests.outbox.drain_credit():
                 self._send(worker, frame)
             self._flush()
 
     def _flush(self) -> None:
-        """Send what the conductor wants sent. A worker that cannot take it is lost, and what
+        """Send what Requests wants sent. A worker that cannot take it is lost, and what
         follows from that is sent too."""
-        while frames := self._conductor.outbox.drain_frames():
+        while frames := self._requests.outbox.drain_frames():
             for worker, frame in frames:
                 self._send(worker, frame)
-        sweep_at = self._conductor.sweep_times.next_at(is_restless=self._conductor.is_restless)
+        sweep_at = self._requests.sweep_times.next_at(is_restless=self._requests.is_restless)
         if sweep_at != self._until_sweep.deadline:
             self._until_sweep.deadline = sweep_at
         if self._changed:
@@ -397,6 +393,6 @@ class Fleet:
             if connection is not None and worker.is_connected:
                 connection.send_nowait(frame)
         except PeerGone:
-            self._conductor.lost(worker, "link_gone", trio.current_time())
+            self._requests.lost(worker, "link_gone", trio.current_time())
         except PeerBusy:
-            self._conductor.lost(worker, "link_full", trio.current_time())
+            self._requests.lost(worker, "link_full", trio.current_time())

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..contract.generation import GenerationRequest
-    from .fair_queue import FairQueue
+    from .queue import FairQueue
     from .recovery import Recovery
-    from .request import Sequence
+    from .request import Request
     from .routing import Need
     from .workers import Worker
 
@@ -49,7 +49,7 @@ class Turns:
         self,
         config: ServerConfig,
         workers: tuple[Worker, ...],
-        line: FairQueue[Sequence],
+        line: FairQueue[Request],
         recovery: Recovery,
         kept_share: Callable[[ServiceClass, float], float],
     ) -> None:
@@ -64,7 +64,7 @@ class Turns:
         """Learn how long KV took, from prefill's first token until decode had it."""
         self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
 
-    def next(self, now: float) -> tuple[Sequence, Route | outcome.End] | None:
+    def next(self, now: float) -> tuple[Request, Route | outcome.Failure] | None:
         """Return who may leave the queue now, and where to or with which end."""
         line = self._line
         try:
@@ -84,7 +84,7 @@ class Turns:
             line.restore()
         return None
 
-    def _turn_of(self, sequence: Sequence, now: float) -> Route | outcome.End | None:
+    def _turn_of(self, sequence: Request, now: float) -> Route | outcome.Failure | None:
         """Return where one may go that is first, or how it ends; None if it has to wait."""
         need = self._need(sequence, now)
         route = fork_route(sequence, now) or self._route(need, now)
@@ -94,15 +94,15 @@ class Turns:
             return outcome.other_model()
         return None
 
-    def _need(self, sequence: Sequence, now: float) -> Need:
+    def _need(self, sequence: Request, now: float) -> Need:
         """Return what one that waits asks of workers now."""
-        own = sequence.request.claim.service_class
-        kept_share, band = self._kept_share(own, now), Band(own, self._line.is_beyond(sequence))
+        own = sequence.request.scheduling.service_class
+        kept_share, band = self._kept_share(own, now), Band(own, self._line.is_over_share(sequence))
         return sequence.need._replace(kept_share=kept_share, band=band)
 
     def _waits_for_probation(self, need: Need, now: float) -> bool:
         """Return whether there is room, but not for one that workers may have died of."""
-        freely = need._replace(is_on_probation=False, is_suspect=False)
+        freely = need._replace(is_isolated=False, is_suspect=False)
         return freely != need and self._route(freely, now) is not None
 
     def _route(self, need: Need, now: float) -> Route | None:
@@ -115,7 +115,7 @@ _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)
 
 def is_background(request: GenerationRequest) -> bool:
     """Return whether a request stands back for all others."""
-    return request.claim.service_class is ServiceClass.BATCH
+    return request.scheduling.service_class is ServiceClass.BATCH
 
 
 def window_of(request: GenerationRequest, token_window: int) -> int:
@@ -131,10 +131,10 @@ class Background:
       line: where they wait.
     """
 
-    def __init__(self, sequences: Iterable[Sequence], line: FairQueue[Sequence]) -> None:
+    def __init__(self, sequences: Iterable[Request], line: FairQueue[Request]) -> None:
         self._sequences = sequences
         self._line = line
-        self._held: dict[Sequence, float | None] = {}
+        self._held: dict[Request, float | None] = {}
 
     def __bool__(self) -> bool:
         """Whether somebody stands still."""
@@ -145,8 +145,9 @@ class Background:
         one of its tenant's to end: whoever stands still would be no help to that."""
         return any(
             sequence.phase in _BEFORE_FIRST_TOKEN
+            and not sequence.is_input
             and not is_background(sequence.request)
-            and not self._line.is_skipped(sequence)
+            and not self._line.is_held(sequence)
             for sequence in self._sequences
         )
 
@@ -154,18 +155,18 @@ class Background:
         """Return for how long what would begin now stands back at most: not for ever while others
         wait, of whom its class has a part; but while its class is paused, when it would only grow
         old in the line."""
-        if self._line.lines[ServiceClass.BATCH].is_paused:
+        if self._line.classes[ServiceClass.BATCH].is_paused:
             return math.inf
         return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
 
-    def holds(self, sequence: Sequence) -> bool:
+    def holds(self, sequence: Request) -> bool:
         """Return whether one that has read what it had gets no more for now."""
         if not is_background(sequence.request) or not self.is_urgent():
             return False
         self._held.setdefault(sequence, None)
         return True
 
-    def released(self, now: float) -> list[Sequence]:
+    def released(self, now: float) -> list[Request]:
         """Return those that may go on: all once nobody is in a hurry, and each after a while. Its
         row and its blocks may be what others wait for."""
         if self._held and not self.is_urgent():

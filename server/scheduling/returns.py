@@ -1,7 +1,5 @@
-"""When refused requests are told to come back, and how those that do are known again.
-
-Pure. A virtual schedule of each tenant's refused requests, and a bounded table of due times by key.
-"""
+"""When refused requests are told to return, and which of them are known when they do: a virtual
+schedule of each tenant's refused requests, and a bounded table of due times by key."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from triolet.units import MILLISECONDS, SECONDS
 
 if TYPE_CHECKING:
     from triolet.config import AdmissionConfig
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
 EARLY_S: Final = 50 * MILLISECONDS
 """A request that comes so much before its due time is in time: clocks and rounding."""
@@ -23,12 +21,12 @@ GRACE_S: Final = 3 * SECONDS
 TRUST: Final = 0.03
 """How far one request that returns, or does not, moves `shown_share`."""
 LEAST_S: Final = 0.1
-"""A shorter wait would be over before the answer has arrived."""
+"""Shortest time that is told: less would be over before the answer has arrived."""
 PATIENCE_S: Final = 120 * SECONDS
 """Official clients do not retry at all when told to wait longer; others do."""
 NEVER: Final = (-inf, "")
 MOST_S: Final = 3600 * SECONDS
-"""The longest time that is told; what would be due later is not remembered."""
+"""Longest time that is told; a request that would be due later is not remembered."""
 
 
 class Returns:
@@ -67,7 +65,7 @@ class Returns:
     def told_s(
         self,
         key: int,
-        claim: Claim,
+        scheduling: Scheduling,
         work_s: float,
         *,
         room_in_s: float,
@@ -79,7 +77,7 @@ class Returns:
 
         Args:
           key: names what is asked for; 0 for what cannot be known again, or never be in time.
-          claim: of its tenant, and its class: a critical request is behind no schedule.
+          scheduling: of its tenant, and its class: a critical request is behind no schedule.
           work_s: computing time of its prompt, at the rate that the critical class leaves.
           room_in_s: when the requests that wait now will have made room for it.
           draw: between 0 and 1, at random.
@@ -91,23 +89,25 @@ class Returns:
         if standing - now > EARLY_S:
             return standing - now  # came too early; its place is as it was
         self.came(key, now)
-        end, weight = self._schedules.get(claim.tenant, (now, 0.0))
-        is_behind = claim.service_class is not ServiceClass.CRITICAL
-        weights = self._weight + claim.weight - weight
-        step_s = self.shown_share * work_s * weights / (config.return_rate_share * claim.weight)
+        end, weight = self._schedules.get(scheduling.tenant, (now, 0.0))
+        is_behind = scheduling.service_class is not ServiceClass.CRITICAL
+        weights = self._weight + scheduling.weight - weight
+        step_s = (
+            self.shown_share * work_s * weights / (config.return_rate_share * scheduling.weight)
+        )
         begin_s = max(room_in_s, end - now) if is_behind else room_in_s
         done_s = begin_s + work_s
         last_s = most_s / config.retry_jitter_most
         spread = config.retry_jitter_most - config.retry_jitter_least
         jitter = config.retry_jitter_least + spread * draw
         wait_s = max(jitter * min(done_s, last_s), LEAST_S)
-        if key and done_s <= last_s and self._has_room_for(claim.tenant):
-            self._due[key] = now + wait_s, claim.tenant
-            self._num_of[claim.tenant] += 1
+        if key and done_s <= last_s and self._has_room_for(scheduling.tenant):
+            self._due[key] = now + wait_s, scheduling.tenant
+            self._num_of[scheduling.tenant] += 1
             self._soonest = min(self._soonest, now + wait_s)
             if is_behind:
                 self._weight = weights
-                self._schedules[claim.tenant] = now + begin_s + step_s, claim.weight
+                self._schedules[scheduling.tenant] = now + begin_s + step_s, scheduling.weight
         return wait_s
 
     def came(self, key: int, now: float) -> None:

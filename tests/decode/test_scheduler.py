@@ -19,7 +19,7 @@ from transport.window import TokenWindow
 from triolet.fair_lru import Keeper
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
-from triolet.service_class import SHARE_STEP, Claim, ServiceClass
+from triolet.service_class import SHARE_STEP, Scheduling, ServiceClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -135,7 +135,7 @@ def test_among_those_with_equal_loads_the_youngest_gives_way() -> None:
 
 def test_a_lower_class_gives_way_before_what_anybody_holds_counts() -> None:
     flood = [full(order, tenant="flood") for order in range(4)]
-    batch = Claim(service_class=ServiceClass.BATCH)
+    batch = Scheduling(service_class=ServiceClass.BATCH)
     line = full(9, priority=batch.rank(-100), tenant="line", weight=100.0)
     plan = plan_of([line, *flood], [line, *flood], free_blocks=3)
     assert plan.preempted == [line]

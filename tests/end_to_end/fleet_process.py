@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import httpx2
 from msgspec.structs import replace
 
-from loadtest.campaign.asks import key_headers
+from loadtest.campaign.answers import key_headers
 from ops.ports import bind_port
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest

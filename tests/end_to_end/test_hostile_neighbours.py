@@ -9,7 +9,7 @@ import httpx2
 import pytest
 import trio
 
-from loadtest.campaign.processes import cost_of
+from loadtest.harness.servers import cost_of
 from triolet.units import MIB
 
 from .conftest import PATIENT, WATCHED

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from loadtest.campaign.processes import cost_of
+from loadtest.harness.servers import cost_of
 from loadtest.hostile_clients import ATTACKS, CANARY, SCALED, besiege
 from triolet.units import MIB
 

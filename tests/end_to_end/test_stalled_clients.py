@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from loadtest.stall_clients import new_readers, read_on, stall
-from loadtest.stall_report import (
+from loadtest.campaign.misbehaving import new_readers, read_on, stall
+from loadtest.stalled import (
     MAX_GROWTH_BYTES,
     MAX_GROWTH_PER_ROUND_BYTES,
+    STALL_TOKENS,
     StallRun,
     read_scrape,
+    scrape,
 )
-from loadtest.stalled import STALL_TOKENS, scrape
 
 if TYPE_CHECKING:
-    from loadtest.stall_clients import Reader, Stalled
+    from loadtest.campaign.misbehaving import Reader, Stalled
 
     from .fleet_process import FleetProcess
 

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 import trio
 
-from loadtest.campaign.asks import lengthened
+from loadtest.campaign.answers import lengthened
 from loadtest.campaign.client import ask_all
 from loadtest.restart import TOLD_TO_COME_AGAIN, long_asks
 from triolet.invariants import check_invariants

@@ -17,9 +17,9 @@ import pytest
 import trio
 
 from loadtest.overload.http_client import Asker, request_bytes
-from loadtest.overload.mechanisms import QUEUE_ALONE
+from loadtest.overload.lab_process import QUEUE_ALONE
 from loadtest.overload.modelled import StepCost
-from loadtest.overload.real_fleet import SERVER, RealShape, real_fleet
+from loadtest.overload.real import RealShape, real_fleet
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 
@@ -80,7 +80,7 @@ async def order_of_turns(folder: Path) -> list[str]:
         prefills=0, max_num_seqs=1, cost=COST, mechanisms=QUEUE_ALONE, server_options=options
     )
     answers: list[Answer] = []
-    async with real_fleet(shape, folder) as fleet:
+    with real_fleet(shape, folder) as fleet:
         url, headers = f"http://127.0.0.1:{fleet.port}", headers_of(OPERATOR)
         asker = Asker(fleet.port)
 
@@ -121,7 +121,7 @@ async def order_of_turns(folder: Path) -> list[str]:
             await wait_for(is_at_rest)
     assert [answer.status for answer in answers] == [200] * sum(COME.values())
     assert {answer.code for answer in answers} == {""}
-    return [end["client_request_id"].partition("-")[0] for end in ends(folder / f"{SERVER}.log")]
+    return [end["client_request_id"].partition("-")[0] for end in ends(folder / "fleet.log")]
 
 
 def ends(log: Path) -> list[dict[str, Any]]:

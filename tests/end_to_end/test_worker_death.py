@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from loadtest.campaign.asks import draw_asks, lengthened
+from loadtest.campaign.answers import draw_asks, lengthened
 from loadtest.campaign.client import ask_all
-from loadtest.campaign.disturbed import ask_under_faults, wait_whole
-from loadtest.campaign.processes import FleetLog
-from loadtest.campaign.soaking import Soak, SoakPlan
-from loadtest.campaign.verdicts import SERVER_KILL, Verdict, judge
-from loadtest.soak import SERVE_OPTIONS, STALL_TIMEOUT_S
+from loadtest.campaign.faults import ask_under_faults, wait_whole
+from loadtest.harness.servers import FleetLog
+from loadtest.kills import SERVER_KILL, Verdict, judge
+from loadtest.soak import SERVE_OPTIONS, STALL_TIMEOUT_S, Soak, SoakPlan
 
 from .conftest import PATIENT
 from .tenants import NAMED, OPERATOR, check_charges, key_of, write_tenants
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from loadtest.campaign.answers import Answer
-    from loadtest.campaign.asks import Ask
+    from loadtest.campaign.answers import Answer, Ask
     from loadtest.campaign.client import Story
 
     from .fleet_process import FleetProcess
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PAYING = ("alice", "bob")
+SOAK_S, SOAK_WHOLE_S = 5.0, 60.0
+"""A fault comes every two seconds: two kinds of them, or all."""
 ASKS = 12
 CLIENTS = 12
 LONGEST = 480
@@ -89,6 +89,7 @@ async def verdict_under(
     return verdict
 
 
+@pytest.mark.long
 def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
     fleet.wait_all_blocks_free()
 
 
+@pytest.mark.long
 def test_a_death_costs_each_stream_one_attempt(start_fleet: Callable[..., FleetProcess]) -> None:
     fleet = start_fleet(*PATIENT, "--decode", "2")
     asks = asks_of_all_lengths(seed=6)
@@ -122,10 +124,14 @@ def test_a_death_costs_each_stream_one_attempt(start_fleet: Callable[..., FleetP
     assert failed["decode_lost"] >= 1
 
 
-def test_a_short_soak_finds_nothing_wrong(start_fleet: Callable[..., FleetProcess]) -> None:
+@pytest.mark.long
+@pytest.mark.proof
+def test_a_short_soak_finds_nothing_wrong(
+    start_fleet: Callable[..., FleetProcess], whole: bool
+) -> None:
     fleet = start_fleet(*SERVE_OPTIONS)
     plan = SoakPlan(
-        seconds=5.0,
+        seconds=SOAK_WHOLE_S if whole else SOAK_S,
         fault_every_s=2.0,
         readers=4,
         asks=6,

@@ -9,11 +9,10 @@ from transport.frames import End, Prefill, Reserve
 from .rules import Fate
 
 if TYPE_CHECKING:
-    from loadtest.harness.processes import LogLine
-
     from .client import Client
     from .fleet import Fleet
     from .phases import Hold
+    from .processes import LogLine
 
 ORDERLY_ENDS: Final = frozenset({"length", "stop", "handed_over"})
 

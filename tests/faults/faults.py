@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from loadtest.harness.processes import FaultNotInjectedError, until
 from transport.frames import (
     End,
     Ended,
@@ -30,11 +29,12 @@ from transport.frames import (
     Tokens,
     Welcome,
 )
-from worker.shell import EXIT_DEVICE_LOST
+from worker.worker_loop import EXIT_DEVICE_LOST
 
 from .client import READ_BYTES, Surface
 from .fleet import SERVER, WORKERS, FleetUnwellError
 from .matches import between, frames
+from .processes import FaultNotInjectedError, until
 from .rules import Blackout, Fate, Rule, Way
 
 if TYPE_CHECKING:

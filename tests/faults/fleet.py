@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from loadtest.harness.processes import RoleProcess, get
+from loadtest.harness.http import get
 from transport.frames import WorkerHeartbeat
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 
+from .processes import RoleProcess
 from .proxy import FrameProxy, Place
 from .rules import Fate, Rule, Way, with_fields
 
@@ -90,6 +91,7 @@ class Fleet:
 
     Attributes:
       port: of the server.
+      url: of it.
       proxy: between all of them.
       processes: by name.
     """
@@ -100,6 +102,7 @@ class Fleet:
         self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._kept.bind(("127.0.0.1", 0))
         self.port: int = self._kept.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
         self._nursery = nursery
         places = [
             Place(name, kind, directory / f"{name}.{kind}", directory / f"{name}.{kind}.real")
@@ -168,7 +171,7 @@ class Fleet:
         Raises:
           OSError: the server does not answer, or not with an audit.
         """
-        status, body = await get(self.port, "/fleet/audit")
+        status, body = await get(self.url, "/fleet/audit")
         if status != 200:
             raise ConnectionError(f"no audit: {body.decode()}")
         return FleetAudit.from_json(body)
@@ -187,7 +190,7 @@ class Fleet:
     async def _unrest(self) -> list[str]:
         """Return what is not yet as it is at rest: by the server's own words, and by the product's
         judgement of an audit of every process."""
-        status, body = await get(self.port, "/health/ready")
+        status, body = await get(self.url, "/health/ready")
         if status != 200:
             return [body.decode()]
         audit = await self.audit()

@@ -7,6 +7,7 @@ observed, never waited for by time: frames that passed, log lines, counts.
 
 from __future__ import annotations
 
+import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from loadtest.harness.processes import FaultNotInjectedError, get_json, until
+from loadtest.harness.http import get
 from transport.frames import Ended, Prefill, Reserve, TokenCredit, Tokens
 
 from .client import Question
 from .fleet import DECODES, PREFILLS, WORKERS, cordon, full
 from .matches import hold_chunk, hold_last_tokens, hold_prefills
+from .processes import FaultNotInjectedError, until
 from .rules import Fate, Sighting
 
 if TYPE_CHECKING:
@@ -165,7 +167,8 @@ async def _queued(
         with trio.fail_after(REACH_DEADLINE_S):
 
             async def all_wait() -> bool:
-                return bool((await get_json(fleet.port, "/load"))["queued"] == len(clients))
+                _, body = await get(fleet.url, "/load")
+                return bool(json.loads(body)["queued"] == len(clients))
 
             await until(all_wait)
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import trio
 
-from loadtest.harness.processes import Journal
 from transport.codec import decode_message, encode
 from transport.frames import AnyFrame, Hello, Welcome, WorkerHeartbeat
 
+from .processes import Journal
 from .rules import Blackout, Fate, Link, Rule, Sighting, Way, turn_a_bit, with_fields
 from .zmtp import Kind, NotZmtpError, Piece, Splitter, pack_message
 

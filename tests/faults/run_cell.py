@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from loadtest.harness.processes import FaultNotInjectedError, until
 from transport.frames import End
 
 from .client import Client, Question, Surface
@@ -28,6 +27,7 @@ from .fleet import FleetUnwellError
 from .matrix import Bound, Cell, Release
 from .outcomes import Ending, Outcome, judge
 from .phases import IN_SERVER_LOG, held
+from .processes import FaultNotInjectedError, until
 
 if TYPE_CHECKING:
     from .answer import Said

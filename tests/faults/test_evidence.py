@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from loadtest.harness.processes import LogLine
 from tests.faults.evidence import Holder, holders
 from tests.faults.rules import Fate, Link, Sighting, Way
 from transport.frames import End, EndReason, KvTarget, Prefill
 from transport.parts import Peer
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
+
+from .processes import LogLine
 
 if TYPE_CHECKING:
     from tests.faults.fleet import Fleet

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from loadtest.harness.processes import until
 from tests.faults.matches import between, frames
 from tests.faults.proxy import FrameProxy, Place
 from tests.faults.rules import Blackout, Fate, Rule, Way, with_fields
@@ -20,6 +19,8 @@ from transport.link import PeerGone
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.ids import PeerId, Role
+
+from .processes import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -27,14 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-OPERATIONS = ROOT / "docs" / "operations.md"
-CONFIGURATION = ROOT / "docs" / "configuration.md"
-DOCUMENTS = (
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-)
-PAGES = [pytest.param(page, id=page.name) for page in DOCUMENTS]
+DOCS = ROOT / "docs"
+CONFIGURATION = DOCS / "configuration.md"
+METRICS = sorted((DOCS / "operations").glob("metrics*.md"))
+DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
+PAGES = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in DOCUMENTS]
+TOUR = [DOCS / "ARCHITECTURE.md", *sorted((DOCS / "architecture").glob("*.md"))]
 
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -44,6 +42,10 @@ SOURCE_FILE = re.compile(r"[\w./-]+\.(?:py|js|css|html|md|toml|txt)\b")
 ROOMS = "triolet|transport|engine|worker|prefill|decode|server|ops|loadtest|tests|docs"
 MADE = {"tenants.toml", "triolet.toml"}
 """Files that commands or operators make."""
+MAX_PAGE_WORDS = 1000
+REFERENCES = {"metrics.md", "configuration.md"}
+"""Pages that are one long table."""
+METHOD = re.compile(r"([A-Z][a-z]\w+)\.(_?[a-z]\w*)")
 PLACE = re.compile(rf"(?:{ROOMS})(?:/\w+)*/?")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 METRIC = re.compile(r"\btriolet_[a-z_]+")
@@ -109,6 +111,34 @@ def test_every_source_file_that_is_named_exists(page: Path) -> None:
     assert not missing
 
 
+def test_a_page_has_one_subject() -> None:
+    pages = (page for page in DOCUMENTS if page.parent.name in {"operations", "architecture"})
+    lengths = {page.name: len(text_of(page).split()) for page in pages}
+    assert {
+        name for name, words in lengths.items() if words > MAX_PAGE_WORDS
+    } == REFERENCES & lengths.keys()
+
+
+@cache
+def source() -> str:
+    """Return the code of every room as one text."""
+    rooms = ROOMS.removesuffix("|tests|docs").split("|")
+    names = (name for name in repository() if name.startswith(tuple(f"{room}/" for room in rooms)))
+    return "".join(text_of(ROOT / name) for name in names if name.endswith((".py", ".js")))
+
+
+@pytest.mark.parametrize("page", TOUR, ids=lambda page: page.stem)
+def test_every_method_that_is_named_exists(page: Path) -> None:
+    named = {match.groups() for span in code_in(text_of(page)) if (match := METHOD.fullmatch(span))}
+    missing = [
+        f"{owner}.{name}"
+        for owner, name in sorted(named)
+        if not re.search(rf"\bclass {owner}\b", source())
+        or not re.search(rf"\b{name}\b\s*[(:=]", source())
+    ]
+    assert not missing
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_folder_that_is_named_exists(page: Path) -> None:
     named = {span for span in SPAN.findall(text_of(page)) if PLACE.fullmatch(span) and "/" in span}
@@ -155,7 +185,8 @@ def exposed_metrics() -> set[str]:
 
 def test_the_operator_is_told_of_every_metric_and_of_no_other() -> None:
     # In a table's first column, so that a pattern for grep is no claim.
-    rows = re.findall(r"^\| (`triolet_[^|]+)\|", text_of(OPERATIONS), re.MULTILINE)
+    text = "".join(map(text_of, METRICS))
+    rows = re.findall(r"^\| (`triolet_[^|]+)\|", text, re.MULTILINE)
     described = {name for row in rows for name in METRIC.findall(row)}
     assert described == exposed_metrics()
 

@@ -36,9 +36,8 @@ MAX_FOLDER_FILES = 25
 
 # Folders above the cap today, with their size: they may shrink, never grow.
 LARGE_FOLDERS = {
-    "loadtest/bench": 56,
-    "ops/simulation": 26,
-    "server/scheduling": 37,
+    "loadtest/bench": 26,
+    "server/scheduling": 28,
 }
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -58,6 +57,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loadtest/bench": frozenset(
         {"triolet", "transport", "engine", "worker", "prefill", "decode", "server", "ops"}
     ),
+    # What runs on a rented GPU measures the engine, and runs campaigns; pictures need a server.
+    "tools/gpu_lease": frozenset({"triolet", "transport", "engine", "loadtest"}),
+    "tools/screenshot.py": frozenset({"loadtest"}),
     # The simulator runs the production logic of every room.
     "ops/simulation": frozenset(
         {"triolet", "transport", "engine", "worker", "prefill", "decode", "server"}
@@ -247,12 +249,6 @@ SERVER_FLOORS = (
     ("server",),
 )
 """The floors of the server: a folder imports its own floor and those before it, types included."""
-UPSTAIRS = {
-    ("server/api/ollama", "server/jobs"),
-    ("server/api", "server/jobs"),
-    ("server/metrics", "server/api"),
-}
-"""Imports of a higher floor that are left: they may go, none may come."""
 
 
 def folder_imports(room: str) -> dict[tuple[str, str], list[str]]:
@@ -275,8 +271,8 @@ def test_the_servers_folders_import_their_own_floor_and_those_below() -> None:
     floor = {folder: level for level, row in enumerate(SERVER_FLOORS) for folder in row}
     pairs = folder_imports("server")
     assert {folder for pair in pairs for folder in pair} <= floor.keys()
-    upstairs = {pair for pair in pairs if floor[pair[1]] > floor[pair[0]]}
-    assert upstairs == UPSTAIRS, {pair: pairs.get(pair) for pair in upstairs ^ UPSTAIRS}
+    upstairs = {pair: at for pair, at in pairs.items() if floor[pair[1]] > floor[pair[0]]}
+    assert not upstairs
 
 
 def test_imports_inside_a_room_are_relative() -> None:
@@ -320,7 +316,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     # Everything in a folder decides, but for the files that move bytes and time.
     "triolet": (),
     "transport": ("address.py", "memory_network.py", "memory_pipe.py", "zmq_"),
-    "worker": ("entry.py", "shell.py", "local_engine.py"),
+    "worker": ("entry.py", "local_engine.py", "worker_loop.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
     "server/tenants": (
@@ -328,11 +324,9 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
         "opening.py",
         "quotas.py",
         "redis_",
-        "spend_watch.py",
-        "store.py",
         "tenancy.py",
     ),
-    "server/scheduling": ("delivery.py", "embedding_run.py", "links.py", "stream.py"),
+    "server/scheduling": ("delivery.py", "embeddings.py", "links.py"),
 }
 SANS_IO = (
     "engine/batch.py",

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.campaign.processes import Cost
-from loadtest.cut_clients import EARLY_S, MAX_WAIT_S, Pace
-from loadtest.flatness import MAX_GROWTH_BYTES, MIB, growth, table_of
-from loadtest.stray_tokens import StrayTokens, stray_tokens
+from loadtest.campaign.misbehaving import EARLY_S, MAX_WAIT_S, Pace
+from loadtest.cancels import MAX_GROWTH_BYTES, MIB, StrayTokens, costs_table, growth, stray_tokens
+from loadtest.harness.servers import Cost
 
 SERVER_LINE = {"event": "request_ended", "request_id": "aa", "outcome": "client_gone"}
 DECODE_LINE = {"event": "attempt_ended", "attempt": "aa/0", "process": "decode-0"}
@@ -62,13 +61,13 @@ def stages(**last: int) -> list[tuple[str, dict[str, Cost]]]:
 )
 def test_growth_is_found_and_shrinking_is_none(last: dict[str, int], found: list[str]) -> None:
     assert growth(stages(**last)) == found
-    assert table_of(stages(**last)).row_count == 1
+    assert costs_table(stages(**last)).row_count == 1
 
 
 def test_a_process_that_is_gone_has_not_stayed_flat() -> None:
     [first, (name, _)] = stages()
     assert growth([first, (name, {})]) == ["server is gone"]
-    assert table_of([first, (name, {})]).row_count == 1
+    assert costs_table([first, (name, {})]).row_count == 1
 
 
 def test_clients_wait_as_they_like_while_there_is_time_and_hurry_when_there_is_none() -> None:

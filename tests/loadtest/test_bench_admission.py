@@ -6,21 +6,33 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.bench.admission import MOST_US, report_of
-from loadtest.bench.admission_path import OFF, OK, ON, REFUSED, Course, Found, measure
-from loadtest.bench.admission_refusals import FLOOD, LIMITED, OVERLOADED, TENANTS, ask_too_much
-from loadtest.bench.admission_refusals import tenants_file as refused_tenants
-from loadtest.bench.admission_server import Form
-from loadtest.bench.admission_stopwatch import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Lap
+from loadtest.bench.admission import (
+    FLOOD,
+    LIMITED,
+    MOST_US,
+    OFF,
+    OK,
+    ON,
+    OVERLOADED,
+    REFUSED,
+    TENANTS,
+    Course,
+    Found,
+    ask_too_much,
+    measure,
+    report_of,
+)
+from loadtest.bench.admission import tenants_file as refused_tenants
+from loadtest.bench.admission_server import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Form, Lap
 from server import app
 from server.api import generate
-from server.api.openai import completions
+from server.api.openai import chat as completions
 from server.scheduling.attempt import Attempts
-from server.scheduling.request_table import RequestBook
-from server.scheduling.requests import Conductor
+from server.scheduling.request_table import RequestTable
+from server.scheduling.requests import Requests
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
-from tests.server.support.fakes import FakeDoorkeeper, FakeFleet, FakeText, answer_hello
+from tests.server.support.fakes import FakeAdmission, FakeFleet, FakeText, answer_hello
 from tests.server.support.surface import surface
 from triolet.errors import overloaded
 from triolet.tenants_form import read_tenants
@@ -29,7 +41,7 @@ if TYPE_CHECKING:
     from server.contract.generation import GenerationRequest
     from server.tenants.quotas import Quotas
     from tests.server.support.fakes import FakeGeneration
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
 OTHERS, REQUESTS = 150, 24
 
@@ -40,12 +52,13 @@ def steps_of_the_product() -> list[object]:
         completions: ("read_fields", "check_fields", "refuse_early"),
         generate: ("own_requests", "reserved", "submit_all"),
         Attempts: ("dispatch",),
-        RequestBook: ("finish", "fail"),
-        Conductor: ("sweep",),
+        RequestTable: ("finish", "fail"),
+        Requests: ("sweep",),
     }
     return [getattr(place, name) for place, names in steps.items() for name in names]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_everybody_gets_a_place_or_a_refusal_and_every_step_is_timed() -> None:
     before, found = steps_of_the_product(), {}
@@ -86,14 +99,14 @@ class Choosy(FakeFleet):
     def __init__(self, quotas: Quotas) -> None:
         super().__init__(self.answer)
         self.charges = quotas
-        self.doorkeeper = ChoosyDoorkeeper()
+        self.admission = ChoosyAdmission()
 
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
+    def begin(self, request: GenerationRequest) -> FakeGeneration:
         self.charges.accepted(request.request_id)
-        return super().submit(request)
+        return super().begin(request)
 
     def answer(self, generation: FakeGeneration) -> None:
-        if generation.request.claim.tenant != FLOOD:
+        if generation.request.scheduling.tenant != FLOOD:
             answer_hello(generation)
 
 
@@ -101,11 +114,11 @@ class LargeText(FakeText):
     vocab_size = 1000
 
 
-class ChoosyDoorkeeper(FakeDoorkeeper):
+class ChoosyAdmission(FakeAdmission):
     def refuse_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
-        if claim.tenant == TENANTS[OVERLOADED]:
+        if scheduling.tenant == TENANTS[OVERLOADED]:
             raise overloaded("too much", 1.0)
 
 

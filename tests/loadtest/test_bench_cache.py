@@ -10,8 +10,18 @@ import pytest
 
 from engine.block_ledger import BlockLedger
 from engine.prefix_cache import PrefixCache
-from loadtest.bench.cache import BLOCK_SIZE, CACHED, PLAIN, TRACE, Replay, report_of
-from loadtest.bench.conversations import Turn, ideal_hit_rate, most_held_blocks, read_turns
+from loadtest.bench.cache import (
+    BLOCK_SIZE,
+    CACHED,
+    PLAIN,
+    TRACE,
+    Replay,
+    Turn,
+    ideal_hit_rate,
+    most_held_blocks,
+    read_turns,
+    report_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,24 +10,30 @@ import pytest
 from rich.console import Console
 
 from engine.load import load_engine
-from loadtest.bench import environment
+from loadtest.bench import engines as environment
+from loadtest.bench.drivers.llama import gguf_name, tensors_of, turn_heads
+from loadtest.bench.drivers.loop import prompts_of
+from loadtest.bench.drivers.triolet import TrioletSession
 from loadtest.bench.engine import (
+    OURS,
+    PEERS,
     WARM_STEPS,
     Case,
+    Peer,
+    PeerLost,
+    decode_work,
     explain,
+    head_weights,
+    layer_weights,
     limits_of,
     measure,
+    prefill_work,
     ratios_of,
     rows_of,
 )
-from loadtest.bench.environment import install, why_not
-from loadtest.bench.gguf_model import gguf_name, tensors_of, turn_heads
+from loadtest.bench.engines import install, why_not
 from loadtest.bench.model import SHAPES, Shape, shape_of_gguf, write_model
-from loadtest.bench.peer_loop import prompts_of
-from loadtest.bench.peer_triolet import TrioletSession
-from loadtest.bench.peers import OURS, PEERS, Peer, PeerLost
 from loadtest.bench.report import Ratio, Report, plot
-from loadtest.bench.roofline import decode_work, head_weights, layer_weights, prefill_work
 from tests.gguf_files import byte_vocabulary, finish, write_header
 from triolet.config import EngineConfig
 from triolet.units import MIB
@@ -217,6 +223,7 @@ def test_an_engine_that_is_not_installed_says_why(
     }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_cannot_be_installed_leaves_a_note_and_what_can_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

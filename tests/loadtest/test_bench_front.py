@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 
 from loadtest.bench import front
-from loadtest.bench.environment import install
-from loadtest.bench.front import Case, delays_ms, ratios_of
+from loadtest.bench.engines import install
+from loadtest.bench.front import DEMO, FASTAPI, OURS, Case, delays_ms, ratios_of
 from loadtest.bench.front_clients import ClientStream
-from loadtest.bench.front_servers import DEMO, FASTAPI, OURS
 from loadtest.bench.front_source import word_ids
 from loadtest.bench.report import Ratio
 
@@ -75,10 +74,11 @@ def test_an_environment_that_cannot_be_made_says_why(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    monkeypatch.setattr("loadtest.bench.environment.ENVIRONMENTS", blocked / "peers")
+    monkeypatch.setattr("loadtest.bench.engines.ENVIRONMENTS", blocked / "peers")
     assert str(install("x", ())).startswith("its environment cannot be made: ")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_small_run_measures_our_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "WARM_UP_S", 0.3)

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from loadtest.bench import gpu_runs
-from loadtest.bench.gpu_lease import (
+from loadtest.bench.model import SHAPES
+from loadtest.bench.serve_client import Answer
+from tools.gpu_lease import runs as gpu_runs
+from tools.gpu_lease.lease import (
     MAX_LOG_BYTES,
     RefusedError,
     Results,
@@ -26,7 +28,7 @@ from loadtest.bench.gpu_lease import (
     python_version,
     run_stages,
 )
-from loadtest.bench.gpu_pack import (
+from tools.gpu_lease.pack import (
     MANIFEST,
     MAX_BYTES,
     ROOT,
@@ -38,8 +40,8 @@ from loadtest.bench.gpu_pack import (
     read_manifest,
     unmet,
 )
-from loadtest.bench.gpu_stages import INSTALL_S, PART_S, PARTS, STAGES, STOP_S, Stage, refusal
-from loadtest.bench.gpu_work import (
+from tools.gpu_lease.stages import INSTALL_S, PART_S, PARTS, STAGES, STOP_S, Stage, refusal
+from tools.gpu_lease.work import (
     IN_REHEARSAL,
     KNOWN,
     DummyCheckpoint,
@@ -48,8 +50,6 @@ from loadtest.bench.gpu_work import (
     peaks_of,
     prefill_ceiling,
 )
-from loadtest.bench.model import SHAPES
-from loadtest.bench.serve_client import Answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,8 +141,8 @@ def test_a_failed_stage_leaves_its_last_lines_and_the_next_one_runs(tmp_path: Pa
 RUNNER = """
 import os, sys, time
 from pathlib import Path
-from loadtest.bench.gpu_lease import Results, run_stages
-from loadtest.bench.gpu_stages import Stage
+from tools.gpu_lease.lease import Results, run_stages
+from tools.gpu_lease.stages import Stage
 figure, out = sys.argv[1], Path(sys.argv[2])
 hangs = figure.replace("1.5", "%d").replace("', f", "' % __import__('os').getpid(), f")
 hangs += "; import time; time.sleep(60)"

@@ -9,10 +9,13 @@ from contextlib import closing
 
 import pytest
 
-from loadtest.bench.fleets import ALL, CO_LOCATED, DISAGGREGATED, VLLM
 from loadtest.bench.interference import (
+    ALL,
+    CO_LOCATED,
+    DISAGGREGATED,
     LOADS,
     NUM_STREAMS,
+    VLLM,
     Runners,
     Seen,
     middle,

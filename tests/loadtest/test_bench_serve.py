@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from loadtest.bench.serve import Load, loads_of, milliseconds, parse, ratios_of
+from loadtest.bench.serve import (
+    LLAMA,
+    SERVERS,
+    VLLM,
+    Load,
+    loads_of,
+    milliseconds,
+    parse,
+    ratios_of,
+)
 from loadtest.bench.serve_client import (
     Answer,
     StreamBrokenError,
@@ -21,7 +30,6 @@ from loadtest.bench.serve_client import (
     ask_together,
     at_once,
 )
-from loadtest.bench.serve_servers import LLAMA, SERVERS, VLLM
 from loadtest.bench.serve_shapes import Arrival, made_up, read_trace, scaled, shape_of
 
 if TYPE_CHECKING:
@@ -117,9 +125,10 @@ def test_figures_are_medians_of_rounds_and_percentiles_of_streams() -> None:
     assert ratios["8 at once: itl p99 of vllm vs ours"].value == 2.0
 
 
-def test_every_server_is_asked_for_the_same_model() -> None:
+def test_every_server_is_asked_for_the_same_model(tmp_path: Path) -> None:
     for server in SERVERS:
         if server.name != LLAMA:
-            command = server.command(SERVERS_MODEL, 1234, "bfloat16")
-            assert {str(SERVERS_MODEL), "1234", "bfloat16"} <= set(command), server.name
+            process = server.process(SERVERS_MODEL, "bfloat16", tmp_path)
+            assert {str(SERVERS_MODEL), str(process.port), "bfloat16"} <= set(process.command)
+            process.close()
     assert "one stream at a time" in str(SERVERS[-1].why_not())

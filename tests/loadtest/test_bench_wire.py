@@ -8,11 +8,20 @@ import pytest
 
 from loadtest.bench.model import SHAPES
 from loadtest.bench.report import Ratio
-from loadtest.bench.wire import FRAMES, KINDS, PATHS, ZMQ, Throughput
-from loadtest.bench.wire_costs import measure_costs
-from loadtest.bench.wire_engine import StoredEngine
-from loadtest.bench.wire_pairs import Moved, RawPair, WorkerPair, ZmqPair
+from loadtest.bench.wire import (
+    FRAMES,
+    KINDS,
+    PATHS,
+    ZMQ,
+    Moved,
+    RawPair,
+    Throughput,
+    WorkerPair,
+    ZmqPair,
+    measure_costs,
+)
 from loadtest.bench.wire_raw import SOURCE_BYTES, frames
+from loadtest.bench.wire_worker import StoredEngine
 from triolet.units import KIB, MIB
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.campaign.answers import Answer, ChatBody, ChatLines, ResponseMessages
-from loadtest.campaign.asks import Ask, draw_asks
+from loadtest.campaign.answers import Answer, Ask, ChatBody, ChatLines, ResponseMessages, draw_asks
 from loadtest.campaign.client import Broken, Story
-from loadtest.campaign.injectors import Injected
-from loadtest.campaign.processes import FleetLog, attempts_of, state_of
-from loadtest.campaign.verdicts import CALM, SERVER_KILL, Verdict, judge
+from loadtest.campaign.faults import Injected
+from loadtest.harness.servers import FleetLog, attempts_of, state_of
+from loadtest.kills import CALM, SERVER_KILL, Verdict, judge
 from loadtest.readers import StreamFailedError
 
 if TYPE_CHECKING:

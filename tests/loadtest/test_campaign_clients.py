@@ -12,14 +12,14 @@ import pytest
 import trio
 
 from loadtest.campaign import client
-from loadtest.campaign.asks import Ask
+from loadtest.campaign.answers import Ask
 from loadtest.campaign.client import Story, ask_all, tell
-from loadtest.campaign.exchange import get
+from loadtest.harness.http import get
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from loadtest.campaign.asks import Surface
+    from loadtest.campaign.answers import Surface
 
 RESET = b"reset"
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2}

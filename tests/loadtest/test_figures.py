@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.figures import StreamClock, StreamRecord, failures, percentile, rows
 from loadtest.prompts import WEIGHTS, Prompt, PromptMix
-from loadtest.stream_times import StreamClock, StreamRecord
-from loadtest.summary import failures, percentile, rows
 
 
 def timed(*pieces_s: float, tokens: int) -> StreamRecord:

@@ -53,7 +53,7 @@ def life(epoch: int) -> KvTarget:
 
 @dataclass
 class Sender:
-    """A prefill worker without its shell, and the decode worker's listener."""
+    """A prefill worker without its loop, and the decode worker's listener."""
 
     core: PrefillCore
     engine: FakeEngine

@@ -89,7 +89,7 @@ def credit(owner: AttemptKey, index: int, num_bytes: int = 16) -> KvCredit:
 def test_full_chunks_leave_while_later_blocks_are_computed() -> None:
     ship = shipper()
     owner = begin(ship)
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     ship.computed(owner, 1, None)
     assert pump(ship, 0.0) == []
     ship.computed(owner, 3, None)
@@ -105,7 +105,7 @@ def test_full_chunks_leave_while_later_blocks_are_computed() -> None:
 def test_blocks_are_given_back_once() -> None:
     ship = shipper()
     owners = [begin(ship, number, num_blocks=2) for number in (1, 2)]
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     ship.computed(owners[0], 2, first_token(owners[0]))
     pump(ship, 0.0)
     assert ship.exported() == owners[:1]
@@ -131,7 +131,7 @@ def test_a_long_chunk_is_copied_in_parts_and_travels_whole() -> None:
 
     ship = Shipper(link, memoryview(bytearray(chunk_bytes)), bytes_per_block, 1, fill)
     owner = begin(ship)
-    ship.open_lane(TARGET, chunk_bytes, 0.0)
+    ship.open_peer(TARGET, chunk_bytes, 0.0)
     ship.computed(owner, 5, first_token(owner))
     send = pump(ship, 0.0)[0]
     assert isinstance(send.frame, KvChunk)
@@ -146,14 +146,14 @@ def test_nothing_leaves_before_the_receiver_has_said_welcome() -> None:
     owner = begin(ship)
     ship.computed(owner, 5, first_token(owner))
     assert pump(ship, 0.0) == []
-    ship.open_lane(TARGET, WINDOW, 0.1)
+    ship.open_peer(TARGET, WINDOW, 0.1)
     assert indices(pump(ship, 0.1)) == [0, 1]
 
 
 def test_the_window_bounds_what_is_under_way_and_credit_opens_it() -> None:
     ship = shipper()
     owner = begin(ship)
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     ship.computed(owner, 5, first_token(owner))
     assert indices(pump(ship, 0.0)) == [0, 1]
     assert pump(ship, 0.0) == []
@@ -169,7 +169,7 @@ def test_the_window_bounds_what_is_under_way_and_credit_opens_it() -> None:
 def test_a_block_larger_than_window_and_ring_goes_alone() -> None:
     ship = shipper(LinkConfig(kv_chunk_bytes=4, kv_window_bytes=4, kv_ring_bytes=4))
     owner = begin(ship, num_blocks=2)
-    ship.open_lane(TARGET, 4, 0.0)
+    ship.open_peer(TARGET, 4, 0.0)
     ship.computed(owner, 2, first_token(owner))
     assert indices(pump(ship, 0.0)) == [0]
     assert ship.is_full
@@ -191,7 +191,7 @@ def test_a_full_ring_says_so_and_keeps_blocks_in_the_pool() -> None:
 def test_held_blocks_do_not_travel() -> None:
     ship = shipper()
     owner = begin(ship, num_blocks=5, held_blocks=3)
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     ship.computed(owner, 5, first_token(owner))
     [chunk, manifest] = pump(ship, 0.0)
     assert isinstance(chunk.frame, KvChunk)
@@ -203,7 +203,7 @@ def test_held_blocks_do_not_travel() -> None:
 def test_a_damaged_chunk_goes_again_with_the_same_bytes() -> None:
     ship = shipper()
     owner = begin(ship)
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     ship.computed(owner, 5, first_token(owner))
     before = {s.frame.index: s for s in pump(ship, 0.0) if isinstance(s.frame, KvChunk)}
     ship.on_resend(TARGET, KvResend(*owner, indices=(1, 77)), 0.0)
@@ -214,7 +214,7 @@ def test_a_damaged_chunk_goes_again_with_the_same_bytes() -> None:
 def test_what_is_unanswered_goes_again_and_silence_ends_it() -> None:
     ship = shipper()
     owner = begin(ship)
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     ship.computed(owner, 5, first_token(owner))
     pump(ship, 0.0)
     assert pump(ship, LINK.kv_retry_s) == []
@@ -229,7 +229,7 @@ def test_what_is_unanswered_goes_again_and_silence_ends_it() -> None:
 def test_an_unanswered_manifest_goes_again() -> None:
     ship = shipper()
     owner = begin(ship, num_blocks=1)
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     ship.computed(owner, 1, first_token(owner))
     pump(ship, 0.0)
     ship.on_credit(TARGET, credit(owner, 0, 8), 0.5)
@@ -248,7 +248,7 @@ def test_a_receiver_that_is_never_reached_is_given_up() -> None:
 def test_long_computing_is_no_silence_of_the_receiver() -> None:
     ship = shipper()
     owner = begin(ship)
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     assert ship.stalled(60.0) == []
     ship.computed(owner, 2, None)
     pump(ship, 60.0)
@@ -258,7 +258,7 @@ def test_long_computing_is_no_silence_of_the_receiver() -> None:
 def test_a_forgotten_transfer_holds_window_until_its_answers_come() -> None:
     ship = shipper()
     owner = begin(ship, 1)
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     ship.computed(owner, 5, first_token(owner))
     pump(ship, 0.0)
     ship.forget(owner)
@@ -277,7 +277,7 @@ def test_a_forgotten_transfer_holds_window_until_its_answers_come() -> None:
 def test_window_of_a_forgotten_transfer_is_written_off_in_the_end() -> None:
     ship = shipper()
     owner = begin(ship)
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     ship.computed(owner, 5, first_token(owner))
     pump(ship, 0.0)
     ship.forget(owner)
@@ -290,7 +290,7 @@ def test_window_of_a_forgotten_transfer_is_written_off_in_the_end() -> None:
 def test_done_tells_whether_everything_had_been_sent() -> None:
     ship = shipper()
     early, late = begin(ship, 1), begin(ship, 2, num_blocks=1)
-    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
     ship.computed(late, 1, first_token(late))
     pump(ship, 0.0)
     assert ship.on_done(TARGET, early, 0.0) is False
@@ -304,7 +304,7 @@ def test_answers_of_unknown_targets_change_nothing() -> None:
     owner = begin(ship)
     ship.on_credit(OTHER, credit(owner, 0), 0.0)
     ship.on_resend(OTHER, KvResend(*owner, indices=(0,)), 0.0)
-    ship.open_lane(OTHER, WINDOW, 0.0)
+    ship.open_peer(OTHER, WINDOW, 0.0)
     assert ship.on_done(OTHER, owner, 0.0) is None
     assert ship.targets == (TARGET,)
 
@@ -312,8 +312,8 @@ def test_answers_of_unknown_targets_change_nothing() -> None:
 def test_targets_do_not_share_windows() -> None:
     ship = shipper()
     slow, fast = begin(ship, 1), begin(ship, 2, target=OTHER, num_blocks=2)
-    ship.open_lane(TARGET, WINDOW, 0.0)
-    ship.open_lane(OTHER, WINDOW, 0.0)
+    ship.open_peer(TARGET, WINDOW, 0.0)
+    ship.open_peer(OTHER, WINDOW, 0.0)
     ship.computed(slow, 5, first_token(slow))
     pump(ship, 0.0)
     ship.computed(fast, 2, first_token(fast))
@@ -325,7 +325,7 @@ def test_everything_arrives_under_loss_repeats_reorder_and_damage(seed: int) -> 
     chance, ship, now = random.Random(seed), shipper(), 0.0
     num_blocks = chance.randint(1, 11)
     owner = begin(ship, num_blocks=num_blocks)
-    ship.open_lane(TARGET, WINDOW, now)
+    ship.open_peer(TARGET, WINDOW, now)
     ship.computed(owner, num_blocks, first_token(owner))
     taking = Assembly(
         first_block=0,

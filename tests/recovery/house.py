@@ -17,8 +17,8 @@ import trio
 import decode.worker
 import prefill.worker
 from server.contract.generation import Delta, Failed, GenerationRequest, TokenLogprob
-from server.scheduling.links import Fleet
-from server.scheduling.observer import SilentObserver
+from server.scheduling.links import Links
+from server.scheduling.observer import Observer
 from tests.server.scheduling.fakes import server_config
 from tests.server.tiny_text import tiny_text
 from transport.memory_network import MemoryConnection, MemoryNetwork
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from decode.speculation import GuessSource
     from server.contract.generation import Finished
     from worker.engine_port import EnginePort
-    from worker.shell import Shell
+    from worker.worker_loop import WorkerLoop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -74,16 +74,15 @@ class Record:
             self.end = (event.reason.value, event.stop_string, *counts)
 
 
-class Observer(SilentObserver):
+class SeenByServer(Observer):
     """Counts what the tests ask for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.faults = self
         self.causes: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.routes: Counter[str] = Counter()
-        self.quarantined: list[str] = []
+        self.poisonous: list[str] = []
         self.breakers: list[tuple[str, str]] = []
         self.pauses: list[float] = []
         self.unaffordable = 0
@@ -97,8 +96,8 @@ class Observer(SilentObserver):
     def retry_unaffordable(self) -> None:
         self.unaffordable += 1
 
-    def request_quarantined(self, request_id: str) -> None:
-        self.quarantined.append(request_id)
+    def quarantined(self, what: str, request_id: str) -> None:
+        self.poisonous.append(request_id)
 
     def breaker_changed(self, worker: str, state: str) -> None:
         self.breakers.append((worker.split("@", maxsplit=1)[0], state))
@@ -157,7 +156,7 @@ class Slot:
         self.lives = 0
         self.prepare: Callable[[EnginePort], None] = lambda engine: None
         self.engine: EnginePort
-        self.shell: Shell
+        self.shell: WorkerLoop
         self._network = network
         self._make_engine = make_engine
         self._scope = trio.CancelScope()
@@ -244,22 +243,21 @@ class House:
             ]
             for role, count in zip((Role.PREFILL, Role.DECODE), counts, strict=True)
         )
-        self.seen = Observer()
+        self.seen = SeenByServer()
         self.records: dict[int, Record] = {}
         addresses = {
             "prefill_addresses": tuple(slot.config.control_address for slot in self.prefills),
             "decode_addresses": tuple(slot.config.control_address for slot in self.decodes),
         }
         settings = server_config(link=LINK, **addresses, **config)
-        self.fleet = Fleet(settings, TEXT, self.network, self.seen)
+        self.fleet = Links(settings, TEXT, self.network, self.seen)
         self._news = trio.Event()
 
     async def ask(self, number: int, request: GenerationRequest) -> Record:
         """Submit a request and read it to its end."""
         record = self.records.setdefault(number, Record())
-        generation = self.fleet.submit(request)
-        while record.end is None:
-            for event in await generation.next_events():
+        async for events in self.fleet.submit(request):
+            for _, event in events:
                 record.take(event)
             self._news.set()
             self._news = trio.Event()

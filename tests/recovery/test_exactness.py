@@ -12,7 +12,7 @@ import trio
 
 from server.contract.generation import GenerationRequest
 from triolet.sampling import SamplingParams
-from triolet.service_class import Claim
+from triolet.service_class import Scheduling
 
 from .house import House, Record, open_house, read_all
 from .story_engine import StoryEngine
@@ -241,10 +241,12 @@ async def test_prompts_go_to_decode_while_prefill_is_gone(
 async def test_a_pool_that_is_smaller_than_all_of_them_together_preempts_and_never_jams(
     num_blocks: int, num_tenants: int, expected: list[Record], autojump_clock: MockClock
 ) -> None:
-    tenants = [Claim(f"t{n}", weight=2.0**n) for n in range(num_tenants)]
+    tenants = [Scheduling(f"t{n}", weight=2.0**n) for n in range(num_tenants)]
     async with open_house(decodes=1, num_blocks=num_blocks) as house:
         theirs = zip(requests(), cycle(tenants), strict=False)
-        records = await read_all(house, [replace(one, claim=claim) for one, claim in theirs])
+        records = await read_all(
+            house, [replace(one, scheduling=scheduling) for one, scheduling in theirs]
+        )
         assert house.seen.causes["preempted"]
         assert set(house.seen.causes) <= {"preempted", "refused_no_blocks", "refused_no_rows"}
         assert records == expected

@@ -31,7 +31,7 @@ class Mutant(NamedTuple):
 
 
 _HEAD_GUARD: Final = "server/edge/http.py"
-_JSON: Final = "server/api/json_body.py"
+_JSON: Final = "server/api/body.py"
 _DOOR: Final = "server/test_door.py"
 _TURNS: Final = "server/test_turns.py"
 _KEYS: Final = "security/test_keys.py"
@@ -117,14 +117,15 @@ MUTANTS: Final = (
            _HEADS),
     Mutant("A11", _HEAD_GUARD, 'if version not in {b"1.0", b"1.1"}:', "if not version:",
            f"{_HTTP}::test_http_2_is_not_spoken"),
-    Mutant("A11", "server/api/live.py", "running.cancel(self._departure.reason)", "pass",
+    Mutant("A11", "server/api/request_scope.py",
+           "running.cancel(self.connection.disconnect_reason)", "pass",
            f"{_HTTP}::test_hundreds_of_dropped_streams_leave_nothing"),
     Mutant("A12", _HEAD_GUARD, "if _BARE.search(head):", "if not head and _BARE:", _HEADS),
     Mutant("A12", _HEAD_GUARD, "if name in _ONCE and name in values:", "if name in ():", _HEADS),
     Mutant("A12", _HEAD_GUARD, 'if length is not None or version == b"1.0":', "if not version:",
            _HEADS),
     Mutant("A13", "server/api/access.py",
-           "asked.endpoint not in OPEN_ENDPOINTS and not own_peer(asked.scope).is_unix",
+           "asked.endpoint not in OPEN_ENDPOINTS and not scope.connection.is_unix",
            'request.path.startswith("/v1")',
            f"{_KEYS}::test_no_route_is_open_that_is_not_named_as_open"),
     Mutant("A13", "server/api/access.py",
@@ -212,7 +213,7 @@ MUTANTS: Final = (
     Mutant("A21", "engine/prefix_cache.py", "node = self._top.children.get(salt)",
            "node = next(iter(self._top.children.values()), None)",
            "engine/test_prefix_cache.py::test_salts_share_nothing"),
-    Mutant("A21", "server/cache/front.py", "            request.claim.tenant,\n", "",
+    Mutant("A21", "server/cache/front.py", "            request.scheduling.tenant,\n", "",
            "server/test_response_store.py::test_whatever_may_change_an_answer_changes_its_name"),
     Mutant("A22", "engine/prefix_cache.py",
            "return (tokens[start : start + size] for start in",
@@ -317,10 +318,10 @@ MUTANTS: Final = (
            f"{_CROWDS}::"
            "test_connections_on_which_something_runs_stay_and_their_address_gets_a_429"),
     Mutant("A34", "server/edge/tcp.py",
-           "if not self._arrival.proxies.trusts(opening.host):", "if not opening.host:",
+           "if not self._edge.proxies.trusts(opening.host):", "if not opening.host:",
            f"{_CROWDS}::test_connections_by_proxy_protocol_count_for_their_client"),
     Mutant("A34", "server/edge/http.py",
-           "self._speaks_for_others = peer.is_unix or proxies.trusts(peer.host)",
+           "self._speaks_for_others = remote.is_unix or self._proxies.trusts(remote.host)",
            "self._speaks_for_others = True",
            f"{_CROWDS}::test_a_trusted_proxy_names_the_client_and_nobody_else_does"),
     Mutant("A34", "server/edge/http.py",
@@ -346,7 +347,7 @@ MUTANTS: Final = (
            'if asked.method == "POST" and asked.endpoint not in UNMETERED:',
            "if not services:",
            f"{_DOOR}::test_who_has_no_request_left_is_refused_before_its_body_is_sent"),
-    Mutant("A32", "server/api/live.py", "self.ticket.has_cost = True", "pass",
+    Mutant("A32", "server/api/request_scope.py", "self.ticket.has_cost = True", "pass",
            f"{_DOOR}::"
            "test_what_is_refused_after_work_is_a_request_and_what_the_server_fails_is_none"),
     Mutant("A32", "server/text/threads.py",

@@ -16,7 +16,7 @@ import trio
 import zmq
 
 from server.contract.generation import Delta, Failed
-from server.scheduling.links import Fleet
+from server.scheduling.links import Links
 from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.tiny_text import tiny_text
 from transport.codec import decode, encode
@@ -32,7 +32,7 @@ from triolet.units import MIB
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from server.contract.generation import Generation
+    from server.contract.output_stream import OutputStream
     from transport.frames import AnyFrame
 
 pytestmark = pytest.mark.slow
@@ -171,7 +171,7 @@ def attacker(
 
 
 @asynccontextmanager
-async def fleet_of(workers: Workers, own: str = "server") -> AsyncIterator[Fleet]:
+async def fleet_of(workers: Workers, own: str = "server") -> AsyncIterator[Links]:
     """Run a server that uses the workers, once they let its keys in."""
     link = LinkConfig()
     config = server_config(
@@ -182,7 +182,7 @@ async def fleet_of(workers: Workers, own: str = "server") -> AsyncIterator[Fleet
     )
     network = ZmqNetwork(link, str(workers.keys[own].path))
     try:
-        fleet = Fleet(config, tiny_text(), network)
+        fleet = Links(config, tiny_text(), network)
         async with trio.open_nursery() as nursery:
             await nursery.start(fleet.run)
             with trio.fail_after(PATIENCE_S):
@@ -194,15 +194,14 @@ async def fleet_of(workers: Workers, own: str = "server") -> AsyncIterator[Fleet
         network.close()
 
 
-async def read(generation: Generation, least: int | None = None) -> list[int]:
+async def read(stream: OutputStream, least: int | None = None) -> list[int]:
     """Read a stream to its end, or until so many tokens are there."""
     token_ids: list[int] = []
-    while least is None or len(token_ids) < least:
-        for event in await generation.next_events():
+    while not stream.is_over and (least is None or len(token_ids) < least):
+        for _, event in await anext(stream):
             assert not isinstance(event, Failed), event
-            if not isinstance(event, Delta):
-                return token_ids
-            token_ids += event.token_ids
+            if isinstance(event, Delta):
+                token_ids += event.token_ids
     return token_ids
 
 
@@ -285,7 +284,7 @@ async def test_what_is_forged_on_a_plaintext_kv_link_is_counted_and_changes_noth
         assert forged == FORGED
 
 
-async def dropped_by_decode(fleet: Fleet) -> int:
+async def dropped_by_decode(fleet: Links) -> int:
     """Return how many forged frames the decode worker has counted."""
     [view] = [view for view in (await fleet.audit()).workers if view.role is Role.DECODE]
     assert view.audit is not None

@@ -12,7 +12,7 @@ import trio
 from schemathesis.checks import not_a_server_error
 
 from server.app import build_app
-from server.document.limits import up_to
+from server.document.conditions import up_to
 from server.document.openapi import OPERATIONS, PATH
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import surface
@@ -59,6 +59,7 @@ async def test_every_route_has_a_row_and_every_row_a_route() -> None:
         assert {rule.endpoint for rule in rules if not rule.websocket} == set(OPERATIONS)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_the_server_is_as_its_document_says() -> None:
     async with surface(text=AnyText()) as server:

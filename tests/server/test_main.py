@@ -53,8 +53,8 @@ Edge.stop = lambda self, within_s: time.sleep(60)
 """
 SLOW_DRAIN = """
 import trio
-from server.scheduling.links import Fleet
-Fleet.drain = lambda self: trio.sleep(60)
+from server.scheduling.links import Links
+Links.drain = lambda self: trio.sleep(60)
 """
 BURST = 300
 MOST_FILES = 64

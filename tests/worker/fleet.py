@@ -1,4 +1,4 @@
-"""Both worker shells on one in-memory network, with fake engines and a device of virtual time."""
+"""Both worker loops on one in-memory network, with fake engines and a device of virtual time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from triolet.audit import WorkerAudit
-    from worker.shell import Shell
+    from worker.worker_loop import WorkerLoop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -78,7 +78,7 @@ class Fleet:
     configs: dict[Role, WorkerConfig]
     engines: dict[Role, FakeEngine]
     devices: dict[Role, FakeDevice]
-    shells: dict[Role, Shell]
+    loops: dict[Role, WorkerLoop]
     client: Client
     nursery: trio.Nursery
 
@@ -139,15 +139,15 @@ async def open_fleet(
     }
     devices = {role: FakeDevice() for role in roles}
     async with trio.open_nursery() as nursery:
-        shells: dict[Role, Shell] = {}
+        loops: dict[Role, WorkerLoop] = {}
         for role in roles:
             start = partial(SERVE[role], **(serve or {}).get(role, {}))
-            shells[role] = await nursery.start(
+            loops[role] = await nursery.start(
                 start, configs[role], engines[role], devices[role], network, network
             )
         client = Client(network, {role: configs[role].control_address for role in roles})
         await nursery.start(client.run)
-        fleet = Fleet(network, configs, engines, devices, shells, client, nursery)
+        fleet = Fleet(network, configs, engines, devices, loops, client, nursery)
         yield fleet
         await fleet.check_at_rest()
         nursery.cancel_scope.cancel()

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from triolet.audit import FleetAudit
     from triolet.config import SpeculationConfig
-    from worker.shell import WorkerCore
+    from worker.worker_loop import WorkerCore
 
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
 """Two blocks of the fake engine per chunk, two chunks under way, four in the ring."""
@@ -104,7 +104,7 @@ class Node:
                     self.drafts.complete(self.drafts.compute(rows))
             has_work = self.core.stepper.has_work
             self.rows = list(self.core.stepper.plan(now))
-            assert has_work or not self.rows, "a shell would have slept through this step"
+            assert has_work or not self.rows, "a loop would have slept through this step"
 
     def finish_step(self, now: float, *, fails: bool = False) -> None:
         """Let the device return."""
@@ -262,7 +262,7 @@ class Pair:
             )
             rows = tuple(AttemptRow(*key) for key in wanted)
             self.to_worker(role, ServerHeartbeat(SERVER.epoch, rows))
-            self.nodes[role].core.reception.beat()
+            self.nodes[role].core.server_sessions.beat()
         self.settle()
 
     def pass_time(self, seconds: float, *, beats: bool = True) -> None:
@@ -335,8 +335,8 @@ class Pair:
         """Assert that nothing is held any more."""
         self.check()
         assert check_at_rest(self.audit()) == []
-        assert self.prefill.roster.is_empty
-        assert self.decode.roster.is_empty
+        assert self.prefill.attempt_table.is_empty
+        assert self.decode.attempt_table.is_empty
         shipper = self.prefill.shipper
         assert all(shipper.is_idle(target) for target in shipper.targets)
 
@@ -361,7 +361,7 @@ class Pair:
                 case Welcome(peer=peer) if peer != target.peer:
                     self.prefill.on_target_lost(target, "another life", self.now)
                 case Welcome(capacity=capacity):
-                    self.prefill.shipper.open_lane(target, capacity.kv_window_bytes, self.now)
+                    self.prefill.shipper.open_peer(target, capacity.kv_window_bytes, self.now)
                 case Goodbye(reason=reason):
                     self.prefill.on_target_lost(target, reason, self.now)
                 case _:

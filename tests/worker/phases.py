@@ -18,7 +18,7 @@ OTHER_SERVER = PeerId(Role.SERVER, "server-1", 2)
 
 
 def state_on_decode(pair: Pair, key: AttemptKey) -> LeaseState | None:
-    lease = pair.decode.roster.leases.get(key)
+    lease = pair.decode.attempt_table.leases.get(key)
     return None if lease is None else lease.state
 
 

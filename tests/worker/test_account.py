@@ -17,9 +17,9 @@ from triolet.config import MAX_AUDIT_LEASES
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
 from worker.account import verdict_of, worker_account
+from worker.attempt_table import AttemptTable
 from worker.counters import Counters
 from worker.outbox import Outbox
-from worker.roster import Roster
 
 from .fake_engine import FakeEngine
 from .pair import LINK, SERVER, Pair
@@ -187,7 +187,7 @@ def test_the_process_is_told_as_it_is_handed_in() -> None:
 
 
 class Member:
-    """The least that a roster keeps."""
+    """The least that an attempt table keeps."""
 
     def __init__(self, key: AttemptKey) -> None:
         self.key = key
@@ -195,28 +195,28 @@ class Member:
         self.num_output_tokens = 0
 
 
-def roster_of(ledger: BlockLedger, count: int) -> Roster[Member]:
-    """Return a roster with so many attempts of one block each, the oldest first."""
-    roster: Roster[Member] = Roster(
+def attempt_table_of(ledger: BlockLedger, count: int) -> AttemptTable[Member]:
+    """Return an attempt table with so many attempts of one block each, the oldest first."""
+    attempt_table: AttemptTable[Member] = AttemptTable(
         ledger, DECODE_TRANSITIONS, LINK, Outbox(), on_end=lambda member, now: None
     )
     for number in range(count):
         key = AttemptKey(number.to_bytes(16, "big"), 0)
         ledger.lease(key, 1)
-        roster.add(Member(key), now=float(number), remaining_s=1e6)
-    return roster
+        attempt_table.add(Member(key), now=float(number), remaining_s=1e6)
+    return attempt_table
 
 
-def account_of(ledger: BlockLedger, roster: Roster[Member]) -> WorkerAudit:
+def account_of(ledger: BlockLedger, attempt_table: AttemptTable[Member]) -> WorkerAudit:
     identity = Pair().d_identity
     cache = PrefixCache(ledger, 4, FakeEngine())
-    return worker_account(identity, LINK, cache, roster, Counters(), 1e5, is_draining=True)
+    return worker_account(identity, LINK, cache, attempt_table, Counters(), 1e5, is_draining=True)
 
 
 def test_a_list_too_long_is_cut_at_the_youngest_and_says_so() -> None:
     count = MAX_AUDIT_LEASES + 3
     ledger = BlockLedger(count + 1)
-    account = account_of(ledger, roster_of(ledger, count))
+    account = account_of(ledger, attempt_table_of(ledger, count))
     assert account.is_cut
     assert account.is_draining
     assert (len(account.leases), account.num_leases) == (MAX_AUDIT_LEASES, count)
@@ -226,12 +226,12 @@ def test_a_list_too_long_is_cut_at_the_youngest_and_says_so() -> None:
 
 def test_a_worker_that_is_inconsistent_says_so_instead_of_dying() -> None:
     ledger = BlockLedger(9)
-    roster = roster_of(ledger, 2)
+    attempt_table = attempt_table_of(ledger, 2)
     ledger.lease("nobody", 1)
-    account = account_of(ledger, roster)
+    account = account_of(ledger, attempt_table)
     assert account.verdict == "blocks are leased to an unknown attempt"
     ledger._free.append(ledger._free[0])
-    assert account_of(ledger, roster).pool.verdict == "a block is free twice"
+    assert account_of(ledger, attempt_table).pool.verdict == "a block is free twice"
 
 
 def test_a_verdict_is_never_empty_if_something_is_wrong() -> None:

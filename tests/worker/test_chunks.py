@@ -12,7 +12,7 @@ from triolet.service_class import (
     CLASS_STEP,
     SHARE_STEP,
     Band,
-    Claim,
+    Scheduling,
     ServiceClass,
     band_of,
     class_of,
@@ -203,10 +203,12 @@ def test_a_lower_class_has_its_blocks_in_the_end() -> None:
 def test_what_workers_are_told_says_the_class_and_whose_share_is_exceeded() -> None:
     for service_class in ServiceClass:
         for own in (-100, 0, 100):
-            for is_beyond in (False, True):
-                rank = Claim(service_class=service_class).rank(own, is_beyond=is_beyond)
+            for is_over_share in (False, True):
+                rank = Scheduling(service_class=service_class).rank(
+                    own, is_over_share=is_over_share
+                )
                 assert class_of(rank) is service_class
-                assert band_of(rank) == Band(service_class, is_beyond)
+                assert band_of(rank) == Band(service_class, is_over_share)
     assert class_of(-(10**9)) is ServiceClass.CRITICAL
     assert class_of(10**9) is ServiceClass.BATCH
 

@@ -62,7 +62,7 @@ async def test_a_model_that_drafts_for_itself_is_nearly_always_right(tmp_path: P
                 Role.PREFILL: prefill.worker.serve,
                 Role.DECODE: decode.worker._load_and_serve,
             }
-            shells = {
+            loops = {
                 role: await nursery.start(serve, configs[role], engines[role], device, control, kv)
                 for role, serve in serving.items()
             }
@@ -74,7 +74,7 @@ async def test_a_model_that_drafts_for_itself_is_nearly_always_right(tmp_path: P
                     await client.finish(answer)
                     assert answer.ended[Role.DECODE][0].reason is EndReason.LENGTH
                     assert answer.token_ids == token_ids
-            core = shells[Role.DECODE]._core
+            core = loops[Role.DECODE]._core
             assert core.counters.speculative_accepted > NUM_TOKENS
             assert core.account(trio.current_time()).draft_pool.leased_blocks == 0
             nursery.cancel_scope.cancel()

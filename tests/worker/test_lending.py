@@ -24,7 +24,7 @@ DEMO = Path(__file__).parents[2] / "triolet" / "demo"
 SIBLING = """
 import sys
 from triolet.config import LendingConfig
-from worker.lending import Cores
+from worker.local_engine import Cores
 
 cores = Cores(LendingConfig(sys.argv[1], int(sys.argv[2]), 3), 4)
 for line in sys.stdin:

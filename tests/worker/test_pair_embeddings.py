@@ -151,7 +151,7 @@ def test_what_cannot_be_computed_is_turned_away() -> None:
     for ids in ([], [5000], list(range(300))):
         key = pair.embed(ids)
         assert pair.ends[key].reason is EndReason.ERROR
-    pair.prefill.reception.drain(pair.now, 5.0)
+    pair.prefill.server_sessions.drain(pair.now, 5.0)
     key = pair.embed([1])
     assert pair.ends[key].reason is EndReason.DRAIN
     pair.check_empty()
@@ -173,7 +173,7 @@ def test_an_input_waits_for_blocks_that_a_chat_holds() -> None:
 def test_the_server_is_another_life_and_gets_nothing_of_the_old() -> None:
     pair = Inputs()
     key = pair.embed([1, 2, 3])
-    pair.prefill.reception.on_server_gone(SERVER.identity(), pair.now)
+    pair.prefill.server_sessions.on_server_gone(SERVER.identity(), pair.now)
     pair.settle()
     pair.wait()
     pair.run()

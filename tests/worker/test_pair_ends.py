@@ -219,19 +219,19 @@ def test_drain_takes_nothing_new_and_ends_at_its_deadline() -> None:
     assert refused.reason is RefuseReason.DRAINING
     pair.run()
     assert pair.heard[key].ended[Role.DECODE].reason is EndReason.LENGTH
-    assert pair.nodes[Role.PREFILL].core.reception.is_drained
-    assert not pair.nodes[Role.DECODE].core.reception.is_drained
+    assert pair.nodes[Role.PREFILL].core.server_sessions.is_drained
+    assert not pair.nodes[Role.DECODE].core.server_sessions.is_drained
     pair.beat()
     assert pair.beats[Role.DECODE].is_draining
     pair.pass_time(5.5)
     assert pair.heard[waiting].ended[Role.DECODE].reason is EndReason.DRAIN
-    assert pair.nodes[Role.DECODE].core.reception.is_drained
+    assert pair.nodes[Role.DECODE].core.server_sessions.is_drained
 
 
 def test_a_server_whose_frames_are_lost_loses_what_it_had() -> None:
     pair = Pair()
     key = running(pair)
-    pair.decode.reception.on_server_gone(SERVER.identity(), pair.now)
+    pair.decode.server_sessions.on_server_gone(SERVER.identity(), pair.now)
     pair.settle()
     assert pair.heard[key].ended[Role.DECODE].reason is EndReason.LEASE_EXPIRED
     pair.run()
@@ -247,7 +247,7 @@ def test_a_server_that_says_goodbye_is_no_warning() -> None:
             if has_said_so:
                 pair.to_worker(Role.DECODE, Goodbye("shut down"))
             else:
-                pair.decode.reception.on_server_gone(SERVER.identity(), pair.now)
+                pair.decode.server_sessions.on_server_gone(SERVER.identity(), pair.now)
         levels += [entry["log_level"] for entry in logs if entry["event"] == "server_gone"]
     assert levels == ["info", "warning"]
 

@@ -73,7 +73,7 @@ def test_a_forged_chunk_writes_nothing_and_gets_no_answer(
     parcel = next_of(pair, KvChunk)
     assert isinstance(parcel.frame, KvChunk)
     assert parcel.payload is not None
-    blocks = pair.decode.roster.attempts[key].block_table
+    blocks = pair.decode.attempt_table.attempts[key].block_table
     before = [bytes(piece) for piece in exported(pair, blocks)]
     forge(pair, *lie(parcel.frame, bytes(parcel.payload)))
     assert pair.decode.outbox.take_for_senders() == []

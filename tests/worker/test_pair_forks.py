@@ -27,7 +27,7 @@ def ask_for_several(
     return [first, *more]
 
 
-def last_words(pair: Pair, key: AttemptKey) -> Ended:
+def tombstones(pair: Pair, key: AttemptKey) -> Ended:
     return pair.heard[key].ended[Role.DECODE]
 
 
@@ -43,7 +43,7 @@ def test_forks_complete_as_they_would_alone_and_the_prompt_is_computed_once(
     for seed, key in enumerate(keys):
         wanted = completion(tuple(range(5, 5 + length)), seed, 9)
         assert [pair.heard[key].tokens[i] for i in range(9)] == wanted
-        assert last_words(pair, key).reason is EndReason.LENGTH
+        assert tombstones(pair, key).reason is EndReason.LENGTH
     assert pair.prefill.counters.computed_tokens == (0 if local_tokens else length)
     prompt_tokens = pair.decode.counters.prompt_tokens
     assert prompt_tokens == 3 + (length if local_tokens else 0), "one token of each fork's"
@@ -64,7 +64,7 @@ def test_shared_blocks_are_leased_once_and_only_their_owner_may_write() -> None:
     assert ledger.num_references == 8 * 4
     assert ledger.leased_blocks == 8 + 3
     for key in keys:
-        assert ledger.blocks_of(key) == tuple(pair.decode.roster.attempts[key].block_table)
+        assert ledger.blocks_of(key) == tuple(pair.decode.attempt_table.attempts[key].block_table)
     pair.check()
     pair.run()
     pair.check_empty()
@@ -117,7 +117,7 @@ def test_an_origin_that_ends_before_its_prompt_is_there_lets_its_forks_begin_ane
             node.begin_step(pair.now)
     pair.end(keys[0])
     for key in keys[1:]:
-        assert last_words(pair, key).reason is EndReason.FORSAKEN
+        assert tombstones(pair, key).reason is EndReason.FORSAKEN
         pair.live.discard(key)
     pair.run()
     pair.check_empty()

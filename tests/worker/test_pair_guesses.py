@@ -142,7 +142,7 @@ def test_a_step_that_raises_ends_each_attempt_once() -> None:
     pair = guessing()
     keys = [pair.ask(PROMPT[:n], max_tokens=NUM_TOKENS) for n in (5, 9)]
     decode = pair.nodes[Role.DECODE]
-    while len(decode.core.roster.leases) < 2 or not decode.rows:  # type: ignore[attr-defined]
+    while len(decode.core.attempt_table.leases) < 2 or not decode.rows:  # type: ignore[attr-defined]
         while pair.wire:
             pair.deliver()
         pair.nodes[Role.PREFILL].finish_step(pair.now)

@@ -30,7 +30,7 @@ def step_decode(pair: Pair) -> list[StepRow]:
 
 
 def state(pair: Pair, key: AttemptKey) -> str:
-    lease = pair.decode.roster.leases.get(key)
+    lease = pair.decode.attempt_table.leases.get(key)
     return "none" if lease is None else lease.state.value
 
 
@@ -82,7 +82,7 @@ def test_several_prompts_and_streams_take_turns() -> None:
         for n in range(1, 5)
     ]
     most_rows = 0
-    while pair.decode.roster.attempts:
+    while pair.decode.attempt_table.attempts:
         rows = step_decode(pair)
         most_rows = max(most_rows, len(rows))
         pair.check()
@@ -185,7 +185,10 @@ def test_a_prompt_gives_way_when_blocks_run_out() -> None:
     assert pair.heard[prompt].granted
     node = pair.nodes[Role.DECODE]
     node.engine.ledger.lease("somebody", node.engine.ledger.available_blocks)
-    while prompt in pair.decode.roster.attempts and stream in pair.decode.roster.attempts:
+    while (
+        prompt in pair.decode.attempt_table.attempts
+        and stream in pair.decode.attempt_table.attempts
+    ):
         pair.decode.stepper.prompts.rates.step_s = 0.0
         step_decode(pair)
     assert stream in pair.heard

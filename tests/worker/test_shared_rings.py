@@ -54,7 +54,7 @@ def watch(fleet: Fleet) -> list[int]:
 
 def loads(fleet: Fleet) -> dict[Role, Load]:
     """Return what each worker would say of itself now."""
-    return {role: shell._core.load() for role, shell in fleet.shells.items()}  # type: ignore[attr-defined]
+    return {role: loop._core.load() for role, loop in fleet.loops.items()}  # type: ignore[attr-defined]
 
 
 async def finish(fleet: Fleet, prompt: tuple[int, ...] = PROMPT) -> None:
@@ -166,7 +166,7 @@ async def test_a_slot_that_is_overwritten_too_early_is_found_out(
 ) -> None:
     async with open_fleet(link=LINK) as fleet:
         await finish(fleet)
-        core: PrefillCore = next(iter(fleet.shells.values()))._core  # type: ignore[assignment]
+        core: PrefillCore = next(iter(fleet.loops.values()))._core  # type: ignore[assignment]
         damaged: list[int] = []
 
         def spoil(link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:

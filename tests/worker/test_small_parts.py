@@ -8,9 +8,9 @@ from transport.frames import Ended, EndReason, Goodbye, Welcome
 from transport.handshake import make_hello
 from triolet.config import LinkConfig
 from triolet.ids import AttemptKey, PeerId, Role
+from worker.attempt_table import Tombstones
 from worker.identity import Identity
-from worker.reception import PeerTable
-from worker.roster import LastWords
+from worker.server_sessions import PeerTable
 
 from .fake_engine import FakeEngine
 
@@ -62,7 +62,7 @@ def key(number: int) -> AttemptKey:
 
 
 def test_the_first_last_words_stand() -> None:
-    words = LastWords(LinkConfig())
+    words = Tombstones(LinkConfig())
     words.say(ended(1), 0.0)
     words.say(ended(1, EndReason.CANCEL), 0.0)
     assert words.find(key(1)) == ended(1)
@@ -70,7 +70,7 @@ def test_the_first_last_words_stand() -> None:
 
 def test_last_words_are_forgotten_by_age_and_by_number() -> None:
     link = LinkConfig(tombstone_s=10.0, max_tombstones=2)
-    words = LastWords(link)
+    words = Tombstones(link)
     for number, now in ((1, 0.0), (2, 5.0), (3, 6.0)):
         words.say(ended(number), now)
     assert [words.find(key(n)) is not None for n in (1, 2, 3)] == [False, True, True]

@@ -18,7 +18,7 @@ from .chat import read_turns
 if TYPE_CHECKING:
     from quart import Response
 
-    from ..ports import Services
+    from ..services import Services
 
 STARTED_AT: Final = int(time.time())
 """What the API calls the model's creation; when it became available here."""

@@ -15,10 +15,10 @@ from ..errors import http_error
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..ports import Services
+    from ..services import Services
 
 
-STATIC_DIR: Final = Path(__file__).parents[1] / "static"
+STATIC_DIR: Final = Path(__file__).parents[2] / "static"
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",

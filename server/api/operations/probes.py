@@ -19,8 +19,8 @@ from ..generate import json_response
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...contract.fleet import WorkerView
-    from ..ports import Services
+    from ...scheduling.status import WorkerStatus
+    from ..services import Services
 
 VERSION: Final = installed_version("triolet")
 ANOTHER_MODEL: Final = "another_model"
@@ -40,7 +40,7 @@ def live(services: Services) -> Response:
 
 def ready(services: Services) -> Response:
     """A request sent now has workers to go to."""
-    if services.lifecycle.is_draining:
+    if services.state.is_draining:
         raise draining()
     status = services.fleet.status()
     if not status.is_ready:
@@ -63,7 +63,7 @@ def ready(services: Services) -> Response:
     )
 
 
-def _troubles(workers: Sequence[WorkerView]) -> list[str]:
+def _troubles(workers: Sequence[WorkerStatus]) -> list[str]:
     """Return what keeps workers from being used, where that is known."""
     return [
         f"{worker.role} at {worker.address} {worker.trouble}"
@@ -85,7 +85,7 @@ def _needed(services: Services) -> set[Role]:
     return {Role.DECODE} if may_compute_there else {Role.PREFILL, Role.DECODE}
 
 
-def _is_used(worker: WorkerView, workers: Sequence[WorkerView], services: Services) -> bool:
+def _is_used(worker: WorkerStatus, workers: Sequence[WorkerStatus], services: Services) -> bool:
     """Whether requests go there: with a worker of the other role, or without one where decode
     computes prompts and there is nobody else to do it."""
     others = [other for other in workers if other is not worker]
@@ -95,7 +95,7 @@ def _is_used(worker: WorkerView, workers: Sequence[WorkerView], services: Servic
     return _is_paired(worker, workers) or (len(_needed(services)) == 1 and is_alone)
 
 
-def _is_paired(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
+def _is_paired(worker: WorkerStatus, workers: Sequence[WorkerStatus]) -> bool:
     """Whether the fleet has a worker of the other role with the same model."""
     return any(
         other.role is not worker.role and other.fingerprint == worker.fingerprint
@@ -111,13 +111,13 @@ async def own_metrics(services: Services) -> Response:
 
 async def metrics(services: Services) -> Response:
     """Everything counted, by all servers on this port where there are several."""
-    siblings = services.siblings
-    if siblings is None:
+    peers = services.peers
+    if peers is None:
         return await own_metrics(services)
-    others = await siblings.ask(OWN_METRICS)
+    others = await peers.ask(OWN_METRICS)
     own = (await services.metrics.scrape()).decode()
     texts = {name: None if body is None else body.decode() for name, body in others.items()}
-    merged = await in_turns(merging({siblings.own_name: own} | texts))
+    merged = await in_turns(merging({peers.own_name: own} | texts))
     return Response(merged, content_type=PROMETHEUS_TEXT)
 
 
@@ -136,8 +136,8 @@ async def load(services: Services) -> Response:
     """How much is going on, in all servers on this port."""
     status = services.fleet.status()
     queued, running = status.queued, status.running
-    if services.siblings is not None:
-        for body in (await services.siblings.ask(OWN_LOAD)).values():
+    if services.peers is not None:
+        for body in (await services.peers.ask(OWN_LOAD)).values():
             if body is not None:
                 other = msgspec.json.decode(body, type=dict[str, int])
                 queued, running = queued + other["queued"], running + other["running"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from loadtest.overload.curves import Line, Panel, draw
+from loadtest.overload.goals import Line, Panel, draw
 
 
 def test_a_picture_has_every_line_of_every_panel_and_one_legend() -> None:

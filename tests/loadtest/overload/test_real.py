@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.overload.arrivals import Arrival, Sizes, poisson, requests
-from loadtest.overload.mechanisms import NOTHING
+from loadtest.overload.lab_process import NOTHING
 from loadtest.overload.outcomes import Fate, figures
-from loadtest.overload.real_fleet import RealShape, real_fleet
-from loadtest.overload.real_run import RealLoad, drive
+from loadtest.overload.real import RealLoad, RealShape, drive, real_fleet
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,11 +18,12 @@ if TYPE_CHECKING:
 PATIENT = Arrival(0.0, 1, 1, slo_s=120.0, deadline_s=120.0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_everybody_who_comes_has_an_end_and_nothing_is_left(tmp_path: Path) -> None:
     numbers = random.Random(1)
     arrivals = requests(poisson(numbers, 20.0, 2.0), numbers, PATIENT, Sizes(prompt=16, output=8))
-    async with real_fleet(RealShape(mechanisms=NOTHING), tmp_path) as fleet:
+    with real_fleet(RealShape(mechanisms=NOTHING), tmp_path) as fleet:
         course = await drive(fleet, RealLoad(arrivals))
     assert not course.left
     assert len(course.outcomes) == len(arrivals)

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.overload import traces
-from loadtest.overload.arrivals import Arrival, Sizes
+from loadtest.overload import arrivals as traces
+from loadtest.overload.arrivals import (
+    FOLDER,
+    Arrival,
+    NoTraceError,
+    Scale,
+    Sizes,
+    clients,
+    conversations,
+)
 from loadtest.overload.plan import HOUR, TRACES
-from loadtest.overload.traces import FOLDER, NoTraceError, Scale, clients, conversations
 
 if TYPE_CHECKING:
     from pathlib import Path

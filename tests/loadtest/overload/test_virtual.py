@@ -9,14 +9,12 @@ import pytest
 from loadtest.overload import plan
 from loadtest.overload.__main__ import panels
 from loadtest.overload.arrivals import merged
-from loadtest.overload.curves import draw
-from loadtest.overload.goals import counted, ratios, row
+from loadtest.overload.goals import counted, draw, ratios, row
 from loadtest.overload.lab import Result, in_virtual_time
-from loadtest.overload.mechanisms import ALL, EVERYTHING, NOTHING, configured
+from loadtest.overload.lab_process import ALL, EVERYTHING, NOTHING, configured
 from loadtest.overload.modelled import COST, StepCost
 from loadtest.overload.outcomes import Fate, figures, taken_at_return
-from loadtest.overload.virtual_fleet import FleetShape
-from loadtest.overload.virtual_run import VirtualLoad, drive
+from loadtest.overload.virtual import FleetShape, VirtualLoad, drive
 from triolet.service_class import ServiceClass
 
 CAPACITY = 7.25

@@ -10,8 +10,8 @@ import trio
 from ops.simulation.campaign import keep_quiet
 from ops.simulation.clock import NEVER, ClockAlarm, Timer, VirtualClock
 from ops.simulation.deterministic import run
+from ops.simulation.network import Weather
 from ops.simulation.scenario import simulate
-from ops.simulation.weather import Weather
 from transport.memory_pipe import Alarm, ScopeAlarm
 
 SEEDS = (9, 23, 134, 203)

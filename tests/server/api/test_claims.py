@@ -12,7 +12,7 @@ from server.jobs.runner import InnerRequest
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenancy_of
 from tests.server.support.websocket import open_socket
-from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling, ServiceClass
 
 KEY: Final = "sk-triolet-alice"
 HEADERS: Final = {"Authorization": f"Bearer {KEY}"}
@@ -23,7 +23,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": CHAT | {"max_tokens": 4, "model": "demo"},
 }
-OF_ALICE: Final = Claim("alice")
+OF_ALICE: Final = Scheduling("alice")
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -31,7 +31,7 @@ async def test_a_request_over_http_claims_for_its_tenant(path: str) -> None:
     async with surface(tenancy=tenancy_of(alice=KEY)) as server:
         assert (await server.post(path, BODIES[path], headers=HEADERS)).status == 200
         (generation,) = server.fleet.generations
-    assert generation.request.claim == OF_ALICE
+    assert generation.request.scheduling == OF_ALICE
 
 
 async def test_a_request_with_an_idempotency_key_claims_the_same() -> None:
@@ -40,7 +40,7 @@ async def test_a_request_with_an_idempotency_key_claims_the_same() -> None:
         headers = HEADERS | {"Idempotency-Key": "one"}
         assert (await server.post(path, CHAT, headers=headers)).status == 200
         (generation,) = server.fleet.generations
-    assert generation.request.claim == OF_ALICE
+    assert generation.request.scheduling == OF_ALICE
 
 
 @pytest.mark.parametrize("resumable", [False, True])
@@ -53,13 +53,13 @@ async def test_an_answer_on_a_websocket_claims_for_its_tenant(resumable: bool) -
             )
             await socket.until("response.completed")
         (generation,) = server.fleet.generations
-    assert generation.request.claim == OF_ALICE
+    assert generation.request.scheduling == OF_ALICE
 
 
 async def test_an_input_of_embeddings_claims_for_its_tenant() -> None:
     async with surface(tenancy=tenancy_of(alice=KEY)) as server:
         await server.post("/v1/embeddings", {"input": ["a", "b"]}, headers=HEADERS)
-        assert [one.claim for one in server.fleet.inputs] == [OF_ALICE] * 2
+        assert [one.scheduling for one in server.fleet.inputs] == [OF_ALICE] * 2
 
 
 async def test_a_line_of_a_batch_claims_for_its_owner_and_stands_behind() -> None:
@@ -72,8 +72,10 @@ async def test_a_line_of_a_batch_claims_for_its_owner_and_stands_behind() -> Non
             assert (await request.ask(app)).status == 200
         requests = [one.request for one in server.fleet.generations] + server.fleet.inputs
     assert {one.deadline_s for one in requests} == {86_400.0}, "as long as its batch has"
-    assert [one.claim for one in requests] == [Claim("alice", service_class=ServiceClass.BATCH)] * 3
-    assert min(one.claim.priority(one.priority) for one in requests) > Claim(
+    assert [one.scheduling for one in requests] == [
+        Scheduling("alice", service_class=ServiceClass.BATCH)
+    ] * 3
+    assert min(one.scheduling.priority(one.priority) for one in requests) > Scheduling(
         service_class=ServiceClass.SHEDDABLE
     ).priority(100)
 
@@ -82,4 +84,4 @@ async def test_without_tenants_nobody_claims_anything() -> None:
     async with surface() as server:
         assert (await server.post("/v1/chat/completions", CHAT)).status == 200
         (generation,) = server.fleet.generations
-    assert generation.request.claim == DEFAULT_CLAIM
+    assert generation.request.scheduling == DEFAULT_SCHEDULING

@@ -15,7 +15,7 @@ from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import CONFIG, surface
 from triolet.errors import no_worker, overloaded
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 if TYPE_CHECKING:
     from tests.server.support.fakes import FakeGeneration
@@ -39,9 +39,9 @@ async def test_it_tells_workers_blocks_and_what_was_counted() -> None:
 async def test_refusals_are_told_by_code_whatever_their_class() -> None:
     async with surface() as server:
         for service_class in (ServiceClass.DEFAULT, ServiceClass.BATCH):
-            claim = Claim(service_class=service_class)
-            server.services.metrics.request_rejected("overloaded", claim)
-        server.services.metrics.request_rejected("no_worker")
+            scheduling = Scheduling(service_class=service_class)
+            server.services.metrics.fleet.request_rejected("overloaded", scheduling)
+        server.services.metrics.fleet.request_rejected("no_worker")
         status = (await server.request("GET", "/fleet/status")).json
     assert status["rejected_by_code"] == {"overloaded": 2, "no_worker": 1}
     assert status["counters"]["requests_rejected"] == 3
@@ -69,11 +69,11 @@ async def test_the_last_seconds_are_told_at_once_and_no_more_than_those(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recent.run)
         await trio.testing.wait_all_tasks_blocked()
-        metrics.first_token(0.02)
+        metrics.fleet.first_token(0.02)
         await trio.sleep(CONFIG.recent_s - CONFIG.sample_s / 2)
         assert recent.since_then()["latencies"]["ttft"]["totals"][-1] == 1
         await trio.sleep(CONFIG.recent_s)
-        metrics.first_token(0.02)
+        metrics.fleet.first_token(0.02)
         await trio.sleep(CONFIG.sample_s)
         told = recent.since_then()
         assert told["latencies"]["ttft"]["totals"][-1] == 1, "the first one was before"
@@ -102,7 +102,7 @@ async def test_a_503_is_told_by_status_unless_the_queue_told_its_reason() -> Non
         told = (await server.request("GET", "/fleet/status")).json["errors_by_status"]
         assert told == {"503": 2}
         refusal = overloaded("no room", retry_after_s=1.0)
-        World(connect=False).conductor.book.reject(Claim(), refusal)
+        World(connect=False).requests.table.reject(Scheduling(), refusal)
         server.fleet.refuse_with = refusal
         assert (await server.post("/v1/chat/completions", asked)).status == 503
         told = (await server.request("GET", "/fleet/status")).json["errors_by_status"]

@@ -16,7 +16,7 @@ from server.api.schemas import ChatRequest, CompletionRequest
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import MODEL, surface
 from triolet.sampling import MAX_SEED, Grammar, GrammarKind
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -55,7 +55,7 @@ SHARED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"skip_special_tokens": False}, {"skip_special_tokens": False}),
     ({"include_stop_str_in_output": True}, {"include_stop": True}),
     ({"priority": -4}, {"priority": -4}),
-    ({"service_tier": "flex"}, {"claim": Claim(service_class=ServiceClass.SHEDDABLE)}),
+    ({"service_tier": "flex"}, {"scheduling": Scheduling(service_class=ServiceClass.SHEDDABLE)}),
     ({"response_cache": "allow"}, {}),
     ({"n": 1}, {}),
     ({"return_token_ids": True}, {}),

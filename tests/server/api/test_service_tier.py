@@ -11,15 +11,14 @@ from server.app import build_app
 from server.jobs.runner import InnerRequest
 from server.tenants.memory_store import MemoryStore
 from server.tenants.opening import UncountedQuotas
-from server.tenants.quotas import Quotas
-from server.tenants.spend_watch import SpendWatch
+from server.tenants.quotas import Quotas, SpendWatch
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import Answer, Surface, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from triolet.config import QuotaConfig
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 from triolet.tenants import Plan, Prices
 
 KEY: Final = "sk-triolet-alice"
@@ -52,9 +51,9 @@ async def post(server: Surface, path: str, **more: object) -> Answer:
     return await server.post(path, BODIES[path] | more, headers=HEADERS)
 
 
-def claims(server: Surface) -> list[Claim]:
-    return [one.request.claim for one in server.fleet.generations] + [
-        one.claim for one in server.fleet.inputs
+def schedulings(server: Surface) -> list[Scheduling]:
+    return [one.request.scheduling for one in server.fleet.generations] + [
+        one.scheduling for one in server.fleet.inputs
     ]
 
 
@@ -63,9 +62,9 @@ async def test_a_class_of_the_plan_is_what_the_tier_says(path: str) -> None:
     async with surface(tenancy=tenancy()) as server:
         for tier in (None, "auto", "default", "scale", "priority", "flex"):
             assert (await post(server, path, service_tier=tier)).status == 200
-        usual = Claim("alice", 4.0, ServiceClass.SHEDDABLE, 3, 0.5, 0.25)
-        critical = Claim("alice", 4.0, ServiceClass.CRITICAL, 3, 0.5, 0.25)
-        assert claims(server) == [usual] * 4 + [critical, usual]
+        usual = Scheduling("alice", 4.0, ServiceClass.SHEDDABLE, 3, 0.5, 0.25)
+        critical = Scheduling("alice", 4.0, ServiceClass.CRITICAL, 3, 0.5, 0.25)
+        assert schedulings(server) == [usual] * 4 + [critical, usual]
         assert (await post(server, path, service_tier="urgent")).status == 400
 
 
@@ -77,7 +76,7 @@ async def test_a_class_outside_the_plan_is_a_403_that_names_it(path: str) -> Non
         error = answer.json["error"]
         assert error.get("code", "permission_denied") == "permission_denied"
         assert "critical are not in the plan basic" in error["message"]
-        assert claims(server) == []
+        assert schedulings(server) == []
 
 
 async def test_an_answer_says_which_class_it_was_if_it_was_asked() -> None:
@@ -105,12 +104,12 @@ async def test_a_batch_needs_its_class_in_the_plan_and_has_no_other() -> None:
         line_request = InnerRequest("127.0.0.1", path, line, "r", "alice", 60.0)
         answer = await line_request.ask(build_app(server.services))
         assert (answer.status, json.loads(answer.body)["service_tier"]) == (200, "batch")
-        assert [one.service_class for one in claims(server)] == [ServiceClass.BATCH]
+        assert [one.service_class for one in schedulings(server)] == [ServiceClass.BATCH]
     async with surface(tenancy=tenancy()) as server:
         line_request = InnerRequest("127.0.0.1", path, line, "r", "alice", 60.0)
         answer = await line_request.ask(build_app(server.services))
         assert answer.status == 403
-        assert claims(server) == []
+        assert schedulings(server) == []
         answer2 = await server.post("/v1/batches", {}, headers=HEADERS)
         assert (answer2.status, answer2.error["code"]) == (403, "permission_denied")
 
@@ -146,7 +145,7 @@ async def test_what_a_plan_does_not_allow_is_a_400_with_the_numbers(
         assert (answer.status, answer.error["param"]) == (400, param)
         for word in ("plan gold", *numbers):
             assert word in answer.error["message"]
-        assert claims(server) == []
+        assert schedulings(server) == []
 
 
 async def test_who_names_no_length_gets_what_the_plan_allows() -> None:
@@ -168,7 +167,7 @@ async def test_a_change_counts_on_an_open_websocket_from_the_next_message_on() -
             who.replace(tenants_of(tenant("alice", KEY, plan=Plan("basic", weight=7.0))))
             await socket.send({"type": "response.create", "input": "hi"})
             await socket.until("response.completed")
-            assert [one.weight for one in claims(server)] == [4.0, 7.0]
+            assert [one.weight for one in schedulings(server)] == [4.0, 7.0]
             for change, status in (
                 (tenant("alice", KEY, is_disabled=True), 403),
                 (tenant("alice", "another"), 401),
@@ -206,7 +205,7 @@ async def test_who_is_shut_out_while_the_request_is_read_begins_nothing(path: st
     who = tenancy()
     async with surface(tenancy=who, text=ShuttingText(who)) as server:
         assert (await post(server, path)).status == 403
-        assert claims(server) == []
+        assert schedulings(server) == []
 
 
 async def test_of_several_servers_each_lets_a_tenant_have_its_part() -> None:
@@ -215,4 +214,4 @@ async def test_of_several_servers_each_lets_a_tenant_have_its_part() -> None:
     async with surface(tenancy=tenancy(), quotas=quotas) as server:
         for path in BODIES:
             assert (await post(server, path)).status == 200
-        assert {(one.max_running, one.kv_share) for one in claims(server)} == {(1, 0.25)}
+        assert {(one.max_running, one.kv_share) for one in schedulings(server)} == {(1, 0.25)}

@@ -42,7 +42,7 @@ from transport.tokens import pack_tokens, unpack_tokens
 from triolet.config import LinkConfig, ServerConfig
 from triolet.ids import AttemptKey, Role
 from triolet.sampling import SamplingParams
-from triolet.service_class import DEFAULT_CLAIM, Claim
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 
 from .accounts import decode_account, prefill_account
 
@@ -87,7 +87,7 @@ def make_request(
     deadline_s: float = 600.0,
     priority: int = 0,
     logprobs: int | None = None,
-    claim: Claim = DEFAULT_CLAIM,
+    scheduling: Scheduling = DEFAULT_SCHEDULING,
 ) -> GenerationRequest:
     """Return a request whose id is its number."""
     return GenerationRequest(
@@ -97,7 +97,7 @@ def make_request(
         deadline_s=deadline_s,
         stop=stop,
         priority=priority,
-        claim=claim,
+        scheduling=scheduling,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from server.scheduling.tenant_queue import Place
+    from server.scheduling.queue import Place
 
 
 @dataclass
@@ -58,8 +58,8 @@ class SlowQueue:
         for service_class in range(4):
             heads: dict[str, One] = {}
             for one in sorted(self.all.values(), key=lambda o: o.place[1:4]):
-                if not one.is_running and one.place.claim.service_class == service_class:
-                    heads.setdefault(one.place.claim.tenant, one)
+                if not one.is_running and one.place.scheduling.service_class == service_class:
+                    heads.setdefault(one.place.scheduling.tenant, one)
             tags = {o.name: self._tag(o) for o in heads.values() if self._is_allowed(o)}
             if tags:
                 return {name for name, tag in tags.items() if tag == min(tags.values())}
@@ -72,7 +72,7 @@ class SlowQueue:
         if one.tag is None:
             one.tag = self.charged[flow]
             self.virtual_time[flow[0]] = max(self.virtual_time[flow[0]], one.tag)
-            self.charged[flow] += one.cost / one.place.claim.weight
+            self.charged[flow] += one.cost / one.place.scheduling.weight
         one.is_running = True
 
     def give_back(self, name: int) -> None:
@@ -84,9 +84,9 @@ class SlowQueue:
         one = self.all.pop(name)
         if one.tag is not None:
             used = one.place.prompt_tokens + completion_tokens
-            self.charged[self._flow(one)] += (used - one.cost) / one.place.claim.weight
-        service_class = int(one.place.claim.service_class)
-        if all(o.place.claim.service_class != service_class for o in self.all.values()):
+            self.charged[self._flow(one)] += (used - one.cost) / one.place.scheduling.weight
+        service_class = int(one.place.scheduling.service_class)
+        if all(o.place.scheduling.service_class != service_class for o in self.all.values()):
             self.charged = {f: c for f, c in self.charged.items() if f[0] != service_class}
             self.virtual_time[service_class] = 0.0
 
@@ -99,8 +99,11 @@ class SlowQueue:
             if not o.is_running
             and (
                 (
-                    o.place.claim.service_class < place.claim.service_class
-                    and (self._flow(o) not in held or o.place.claim.tenant == place.claim.tenant)
+                    o.place.scheduling.service_class < place.scheduling.service_class
+                    and (
+                        self._flow(o) not in held
+                        or o.place.scheduling.tenant == place.scheduling.tenant
+                    )
                 )
                 or (self._flow(o) == self._flow_of(place) and o.place[1:3] <= place[1:3])
             )
@@ -110,19 +113,25 @@ class SlowQueue:
         return self._flow_of(one.place)
 
     def _flow_of(self, place: Place) -> tuple[int, str]:
-        return (int(place.claim.service_class), place.claim.tenant)
+        return (int(place.scheduling.service_class), place.scheduling.tenant)
 
     def _tag(self, one: One) -> float:
         return self.charged[self._flow(one)] if one.tag is None else one.tag
 
     def _is_allowed(self, one: One) -> bool:
-        claim = one.place.claim
+        scheduling = one.place.scheduling
         running = [
-            o for o in self.all.values() if o.is_running and o.place.claim.tenant == claim.tenant
+            o
+            for o in self.all.values()
+            if o.is_running and o.place.scheduling.tenant == scheduling.tenant
         ]
         if not running:
             return True
-        if claim.max_running is not None and len(running) >= claim.max_running:
+        if scheduling.max_running is not None and len(running) >= scheduling.max_running:
             return False
         held = sum(o.cost for o in running) + one.cost
-        return claim.kv_share >= 1 or not self.kv_tokens or held <= claim.kv_share * self.kv_tokens
+        return (
+            scheduling.kv_share >= 1
+            or not self.kv_tokens
+            or held <= scheduling.kv_share * self.kv_tokens
+        )

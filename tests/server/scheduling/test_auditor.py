@@ -36,7 +36,7 @@ class Auditing:
         for fake in self.world.of.values():
             fake.server = str(ME)
         world = self.world
-        self.auditor = Auditor(ME, world.config, world.workers, world.conductor)
+        self.auditor = Auditor(ME, world.config, world.workers, world.requests)
 
     def ask(self) -> Survey:
         """Open a survey and send its frames."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from server.contract.embedding import EmbeddingRequest
-from server.scheduling.embedding_run import begin_embeddings
-from server.scheduling.stream import Stream
+from server.contract.generation import input_request
+from server.scheduling.delivery import RequestOutput
+from server.scheduling.embeddings import EmbeddingRun
 from triolet.config import BACKGROUND_HOLD_S
 from triolet.pooling import VectorForm
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 from .fakes import make_request
 from .world import World
@@ -17,12 +17,12 @@ from .world import World
 
 def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
     world = World()
-    background = world.conductor.background
-    limited = Claim("limited", max_running=1)
+    background = world.requests.background
+    limited = Scheduling("limited", max_running=1)
     assert (background.is_urgent(), background.hold_s()) == (False, 0.0)
-    reader = world.submit(make_request(1, claim=limited))
+    reader = world.submit(make_request(1, scheduling=limited))
     assert (background.is_urgent(), background.hold_s()) == (True, BACKGROUND_HOLD_S)
-    world.submit(make_request(2, claim=limited))
+    world.submit(make_request(2, scheduling=limited))
     for _ in range(10):
         world.deliver()
         for worker in world.workers:
@@ -30,9 +30,9 @@ def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
         if reader.sequence.relay.token_ids:
             break
     assert reader.sequence.relay.token_ids
-    assert len(world.conductor.queues[0]) == 1
+    assert len(world.requests.queues[0]) == 1
     assert not background.is_urgent()
-    world.submit(make_request(3, claim=Claim("other")))
+    world.submit(make_request(3, scheduling=Scheduling("other")))
     assert background.is_urgent()
     world.settle()
     world.check_idle()
@@ -40,7 +40,7 @@ def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
 
 def test_while_batches_are_paused_none_begins() -> None:
     world = World()
-    line, background = world.conductor.queues[0], world.conductor.background
+    line, background = world.requests.queues[0], world.requests.background
     line.pause({ServiceClass.BATCH})
     assert background.hold_s() == math.inf
     line.pause(())
@@ -49,13 +49,14 @@ def test_while_batches_are_paused_none_begins() -> None:
 
 async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     world = World()
-    claim = Claim(service_class=ServiceClass.BATCH)
-    for queue in world.conductor.queues:
+    scheduling = Scheduling(service_class=ServiceClass.BATCH)
+    for queue in world.requests.queues:
         queue.pause({ServiceClass.BATCH})
-    sequence = world.submit(make_request(1, claim=claim)).sequence
-    stream = Stream(sequence, lambda _: None, lambda *_: None, lambda _: None)
-    asked = EmbeddingRequest(bytes(16), (1, 2), VectorForm(), 600.0, claim=claim)
-    run = begin_embeddings(world.conductor, world.config, world.collect, [asked])
+    sequence = world.submit(make_request(1, scheduling=scheduling)).sequence
+    stream = RequestOutput(sequence, lambda _: None, lambda *_: None)
+    asked = input_request(bytes(16), (1, 2), VectorForm(), 600.0, scheduling=scheduling)
+    run = EmbeddingRun(world.requests, world.config, world.collect)
+    run.begin([asked])
     world.deliver()
     assert (stream.has_begun, run.has_begun) == (False, False)
     world.sweep(1.0)  # there is no brownout

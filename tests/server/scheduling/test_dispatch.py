@@ -5,18 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.scheduling.admission import FULL_RETRY_S, Limits, refuse_full, refuse_unfit
-from server.scheduling.fair_queue import FairQueue
-from server.scheduling.paths import BrokenPaths
+from server.scheduling.admission import FULL_RETRY_S, Limits, refuse_unfit
+from server.scheduling.queue import FairQueue, num_crowding
+from server.scheduling.recovery import BrokenPaths
 from server.scheduling.routing import Need, choose_pair, streams_on
 from transport.frames import Reserve
 from transport.liveness import PeerState
 from triolet.config import QueueConfig, RecoveryConfig
 from triolet.errors import RequestError
 from triolet.ids import AttemptKey
-from triolet.service_class import Band, Claim, ServiceClass
+from triolet.service_class import Band, Scheduling, ServiceClass
 
-from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request, server_config
+from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request
 from .test_fair_queue import place
 from .world import World
 
@@ -236,31 +236,29 @@ def test_what_just_fits_is_taken() -> None:
     refuse_unfit(make_request(prompt="x" * 10, max_tokens=31), Limits(41, 40, 10))
 
 
-def test_a_full_line_refuses_with_the_time_to_come_back() -> None:
-    config, line = server_config(max_queued_requests=8), FairQueue[int](QueueConfig())
-    loud, quiet = Claim("loud"), Claim("quiet")
-    refuse_full(line, loud, 9, config)  # one that is empty moves
+def test_a_full_queue_has_no_room_but_for_higher_classes_and_tenants_below_their_part() -> None:
+    most, queue = 8, FairQueue[int](QueueConfig())
+    loud, quiet = Scheduling("loud"), Scheduling("quiet")
+    assert not num_crowding(queue, loud, 9, most), "one that is empty moves"
     for number in range(8):
-        refuse_full(line, loud, 1, config)
-        line.add(number, place(loud))
-    with pytest.raises(RequestError, match="8 requests wait") as refusal:
-        refuse_full(line, loud, 1, config)
-    assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
-    assert refusal.value.retry_after_s == FULL_RETRY_S
+        assert not num_crowding(queue, loud, 1, most)
+        queue.add(number, place(loud))
+    assert num_crowding(queue, loud, 1, most) == 8
     # Nor is it full of lower classes, nor for a tenant that has less than its part.
-    refuse_full(line, Claim("loud", service_class=ServiceClass.CRITICAL), 1, config)
+    assert not num_crowding(queue, Scheduling("loud", service_class=ServiceClass.CRITICAL), 1, most)
     for number in range(8, 12):
-        refuse_full(line, quiet, 1, config)
-        line.add(number, place(quiet))
-    with pytest.raises(RequestError, match="12 requests wait"):
-        refuse_full(line, quiet, 1, config)
-    with pytest.raises(RequestError, match="12 requests wait"):
-        refuse_full(line, Claim("quiet", service_class=ServiceClass.SHEDDABLE), 1, config)
+        assert not num_crowding(queue, quiet, 1, most)
+        queue.add(number, place(quiet))
+    assert num_crowding(queue, quiet, 1, most) == 12
+    assert (
+        num_crowding(queue, Scheduling("quiet", service_class=ServiceClass.SHEDDABLE), 1, most)
+        == 12
+    )
 
 
 def test_limits_follow_what_workers_said_last() -> None:
     world = world_of(FakePrefill(num_blocks=4), FakeDecode(num_blocks=8))
-    assert world.conductor.max_model_len == 4096
+    assert world.requests.max_model_len == 4096
     with pytest.raises(RequestError, match="largest prefill pool holds 16"):
         world.submit(make_request(prompt="x" * 17, max_tokens=1))
     with pytest.raises(RequestError, match="largest decode pool holds 32"):
@@ -268,7 +266,7 @@ def test_limits_follow_what_workers_said_last() -> None:
     with pytest.raises(RequestError, match="the context of this model is 4096"):
         world.submit(make_request(max_tokens=5000))
     world.check_accounting()
-    assert world.conductor.accounting.rejected == {"context_length_exceeded": 3}
+    assert world.requests.accounting.rejected == {"context_length_exceeded": 3}
 
 
 def test_a_long_line_is_refused_by_the_conductor() -> None:
@@ -278,8 +276,10 @@ def test_a_long_line_is_refused_by_the_conductor() -> None:
     world.deliver()
     for number in range(1, 5):
         world.submit(make_request(number, prompt="x" * 100))
-    with pytest.raises(RequestError, match="3 requests wait"):
+    with pytest.raises(RequestError, match="3 requests wait") as refusal:
         world.submit(make_request(9))
+    assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
+    assert refusal.value.retry_after_s == FULL_RETRY_S
     world.settle()
     world.check_idle()
 
@@ -315,13 +315,13 @@ def test_waiting_for_workers_to_start_says_nothing_of_their_pace() -> None:
 
 def test_decode_is_told_a_tenants_weight_and_of_its_own_priorities_nothing() -> None:
     world = World()
-    claim = Claim("t", weight=4.0, service_class=ServiceClass.SHEDDABLE)
-    world.submit(make_request(1, priority=-100, claim=claim))
+    scheduling = Scheduling("t", weight=4.0, service_class=ServiceClass.SHEDDABLE)
+    world.submit(make_request(1, priority=-100, scheduling=scheduling))
     world.submit(make_request(2, priority=-100))
     world.deliver()
     told = {f.request_id: f for f in world.decode.received if isinstance(f, Reserve)}
     tenants, nobodys = (told[number.to_bytes(16, "big")] for number in (1, 2))
-    assert (tenants.weight, tenants.priority) == (4.0, claim.priority(0))
+    assert (tenants.weight, tenants.priority) == (4.0, scheduling.priority(0))
     assert (nobodys.weight, nobodys.priority) == (1.0, -100)
     world.settle()
     world.check_idle()

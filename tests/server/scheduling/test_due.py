@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from server.contract.embedding import EmbeddingRequest
-from server.contract.generation import CancelReason
+from server.contract.generation import CancelReason, Failed, input_request
 from server.scheduling.attempt import SweepTimes, due_at
 from server.scheduling.request import Phase
 from transport.frames import TokenCredit
 from transport.liveness import PeerMonitor, PeerState
 from triolet.pooling import VectorForm
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 from .fakes import LINK, make_request, server_config
 from .stages import UNFINISHED, brought_to
@@ -54,44 +53,52 @@ def test_a_round_goes_on_soon_and_keeps_in_mind_what_its_turns_found() -> None:
 @pytest.mark.parametrize("phase", UNFINISHED)
 def test_no_sweep_is_left_out_while_somebody_waits_for_workers(phase: Phase) -> None:
     world = World()
-    assert not world.conductor.is_restless
+    assert not world.requests.is_restless
     reader = brought_to(world, phase)
-    assert world.conductor.is_restless == (phase is Phase.QUEUED)
+    assert world.requests.is_restless == (phase is Phase.QUEUED)
     world.cancel(reader, CancelReason.CLIENT_GONE)
-    assert not world.conductor.is_restless
+    assert not world.requests.is_restless
 
 
-def test_no_sweep_is_left_out_while_an_input_is_under_way() -> None:
+def test_no_sweep_is_left_out_while_an_input_waits_and_its_deadline_is_kept_later() -> None:
     world = World()
-    request = EmbeddingRequest(bytes(16), (1, 2, 3), VectorForm(), 600.0)
-    world.conductor.embeddings.submit([request], lambda: None, world.now, is_draining=False)
+    world.prefill.token_credit = 0
+    world.greet(world.worker(world.prefill))
+    requests = [input_request(bytes([n]) * 16, (1, 2, 3), VectorForm(), 600.0) for n in range(2)]
+    first, second = world.requests.submit(requests, world.now)
     world.collect()
-    assert world.conductor.is_restless
-    world.settle()
-    assert not world.conductor.is_restless
+    assert first.attempt is not None
+    assert second.attempt is None
+    assert world.requests.is_restless
+    world.requests.cancel(second, CancelReason.CLIENT_GONE, world.now)
+    assert not world.requests.is_restless
+    assert due_at(first, world.config) == first.deadline
+    world.sweep(601.0)
+    assert isinstance(first.terminal, Failed)
+    assert first.terminal.error.code == "deadline_exceeded"
 
 
 def test_no_sweep_is_left_out_while_a_drain_may_end() -> None:
     world = World()
-    world.conductor.begin_drain(world.now)
-    assert world.conductor.is_restless
+    world.requests.begin_drain(world.now)
+    assert world.requests.is_restless
 
 
 def test_no_sweep_is_left_out_while_somebody_is_held_back() -> None:
     world = World()
     line = world.submit(
-        make_request(1, max_tokens=100, claim=Claim(service_class=ServiceClass.BATCH))
+        make_request(1, max_tokens=100, scheduling=Scheduling(service_class=ServiceClass.BATCH))
     )
     world.settle(read=False)
     world.down[world.worker(world.decode)].clear()
     urgent = world.submit(make_request(2))
     world.read(line)
     assert urgent.sequence.phase is Phase.RESERVING
-    assert world.conductor.is_restless
+    assert world.requests.is_restless
     world.settle()
-    assert world.conductor.is_restless  # until a sweep sees that nobody waits
+    assert world.requests.is_restless  # until a sweep sees that nobody waits
     world.sweep()
-    assert not world.conductor.is_restless
+    assert not world.requests.is_restless
     world.settle()
     assert len(line.token_ids) == 100
 
@@ -128,7 +135,7 @@ def test_nobody_rests_while_a_stream_waits_for_credit_that_was_lost() -> None:
     world.up[decode].clear()
     began_at = world.now
     while not any(isinstance(frame, TokenCredit) for frame in world.up[decode]):
-        world.now = world.conductor.sweep_times.next_at(is_restless=False)
+        world.now = world.requests.sweep_times.next_at(is_restless=False)
         world.sweep()
         assert world.now <= began_at + LINK.heartbeat_interval_s + INTERVAL_S
 

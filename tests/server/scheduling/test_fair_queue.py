@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.scheduling.fair_queue import FairQueue
-from server.scheduling.tenant_queue import Place
+from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, Place
 from triolet.config import QueueConfig
 from triolet.errors import ConfigError
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 from .slow_queue import SlowQueue
 
@@ -29,19 +28,23 @@ CONFIG = QueueConfig(
 ORDERS = count(1)
 
 CLAIMS = [
-    Claim("a", weight=1.0),
-    Claim("a", weight=1.0, service_class=ServiceClass.CRITICAL),
-    Claim("b", weight=2.0, max_running=2),
-    Claim("b", weight=2.0, service_class=ServiceClass.BATCH, max_running=2),
-    Claim("c", weight=4.0, kv_share=0.25),
-    Claim("d", weight=0.5, service_class=ServiceClass.SHEDDABLE),
+    Scheduling("a", weight=1.0),
+    Scheduling("a", weight=1.0, service_class=ServiceClass.CRITICAL),
+    Scheduling("b", weight=2.0, max_running=2),
+    Scheduling("b", weight=2.0, service_class=ServiceClass.BATCH, max_running=2),
+    Scheduling("c", weight=4.0, kv_share=0.25),
+    Scheduling("d", weight=0.5, service_class=ServiceClass.SHEDDABLE),
 ]
 
 
 def place(
-    claim: Claim, prompt_tokens: int = 10, max_tokens: int = 10, own: int = 0, due: float = 9.0
+    scheduling: Scheduling,
+    prompt_tokens: int = 10,
+    max_tokens: int = 10,
+    priority: int = 0,
+    due: float = 9.0,
 ) -> Place:
-    return Place(claim, own, due, next(ORDERS), prompt_tokens, max_tokens)
+    return Place(scheduling, priority, due, next(ORDERS), prompt_tokens, max_tokens)
 
 
 @settings(deadline=None)
@@ -96,11 +99,11 @@ def test_it_is_the_slow_obvious_queue(seed: int, steps: int, head_start: int) ->
 
 
 def assert_ahead(queue: FairQueue[int], slow: SlowQueue, new: Place) -> None:
-    ahead = queue.tokens_ahead(new.claim, new.own, new.due)
+    ahead = queue.tokens_ahead(new._replace(prompt_tokens=0, max_tokens=UNKNOWN_TOKENS))
     all_of_class = sum(
         one.place.prompt_tokens
         for one in slow.all.values()
-        if not one.is_running and one.place.claim.service_class <= new.claim.service_class
+        if not one.is_running and one.place.scheduling.service_class <= new.scheduling.service_class
     )
     assert slow.tokens_ahead(new) <= ahead <= all_of_class
 
@@ -109,28 +112,28 @@ def assert_nothing_is_left(queue: FairQueue[int], slow: SlowQueue) -> None:
     for name in list(slow.all):
         queue.end(name, 0)
     assert (len(queue), queue.num_running, queue.num_tenants) == (0, 0, 0)
-    for line in queue.lines:
-        assert (line.num_waiting, line.prompt_tokens, line.earned) == (0, 0, 0.0)
+    for line in queue.classes:
+        assert (line.num_waiting, line.num_running, line.aging_credit) == (0, 0, 0.0)
         assert line.ready_tokens == 0
         assert not line.is_waiting
 
 
 def served(
-    queue: FairQueue[int], sizes: Mapping[Claim, Iterator[tuple[int, int]]], num_turns: int
-) -> dict[Claim, int]:
+    queue: FairQueue[int], sizes: Mapping[Scheduling, Iterator[tuple[int, int]]], num_turns: int
+) -> dict[Scheduling, int]:
     """Keep everybody waiting, give turns, and return the tokens that each has used."""
     names = count()
-    asked: dict[int, tuple[Claim, int, int]] = {}
+    asked: dict[int, tuple[Scheduling, int, int]] = {}
     used = dict.fromkeys(sizes, 0)
 
-    def come(claim: Claim) -> None:
-        prompt_tokens, completion_tokens = next(sizes[claim])
-        asked[name := next(names)] = (claim, prompt_tokens, completion_tokens)
-        queue.add(name, place(claim, prompt_tokens, max_tokens=1000))
+    def come(scheduling: Scheduling) -> None:
+        prompt_tokens, completion_tokens = next(sizes[scheduling])
+        asked[name := next(names)] = (scheduling, prompt_tokens, completion_tokens)
+        queue.add(name, place(scheduling, prompt_tokens, max_tokens=1000))
 
-    for claim in sizes:
+    for scheduling in sizes:
         for _ in range(4):
-            come(claim)
+            come(scheduling)
     running: list[int] = []
     for _ in range(num_turns):
         turn = queue.first()
@@ -139,8 +142,8 @@ def served(
         running.append(turn)
         if len(running) > 3:
             over = running.pop(0)
-            claim, prompt_tokens, completion_tokens = asked[over]
-            used[claim] += prompt_tokens + completion_tokens
+            scheduling, prompt_tokens, completion_tokens = asked[over]
+            used[scheduling] += prompt_tokens + completion_tokens
             queue.end(over, completion_tokens)
         come(asked[turn][0])
     return used
@@ -156,27 +159,27 @@ def drawn(rng: random.Random, most: int) -> Iterator[tuple[int, int]]:
 def test_tenants_have_their_shares_by_weight_whatever_they_ask_for(seed: int) -> None:
     rng = random.Random(seed)
     weights = (1.0, 2.0, 4.0)
-    claims = [Claim(f"weighs {weight}", weight) for weight in weights]
-    sizes = {claim: drawn(rng, rng.choice((10, 100, 400))) for claim in claims}
+    schedulings = [Scheduling(f"weighs {weight}", weight) for weight in weights]
+    sizes = {scheduling: drawn(rng, rng.choice((10, 100, 400))) for scheduling in schedulings}
     used = served(FairQueue(QueueConfig()), sizes, 1500)
-    shares = [used[claim] / claim.weight for claim in claims]
+    shares = [used[scheduling] / scheduling.weight for scheduling in schedulings]
     # What runs is charged and not used yet, and each may be one request of the largest ahead.
     assert max(shares) - min(shares) <= 5 * 600
 
 
 def test_weights_of_1_2_4_give_shares_within_5_percent_in_the_long_run() -> None:
     rng = random.Random(7)
-    claims = [Claim(f"weighs {weight}", weight) for weight in (1.0, 2.0, 4.0)]
-    used = served(FairQueue(QueueConfig()), {c: drawn(rng, 300) for c in claims}, 4000)
+    schedulings = [Scheduling(f"weighs {weight}", weight) for weight in (1.0, 2.0, 4.0)]
+    used = served(FairQueue(QueueConfig()), {c: drawn(rng, 300) for c in schedulings}, 4000)
     total = sum(used.values())
-    for claim in claims:
-        assert used[claim] / total == pytest.approx(claim.weight / 7, rel=0.05)
+    for scheduling in schedulings:
+        assert used[scheduling] / total == pytest.approx(scheduling.weight / 7, rel=0.05)
 
 
 def test_equal_weights_are_even_by_jains_index() -> None:
     rng = random.Random(8)
-    claims = [Claim(f"tenant {number}") for number in range(10)]
-    sizes = {claim: drawn(rng, 40 * (1 + at)) for at, claim in enumerate(claims)}
+    schedulings = [Scheduling(f"tenant {number}") for number in range(10)]
+    sizes = {scheduling: drawn(rng, 40 * (1 + at)) for at, scheduling in enumerate(schedulings)}
     used = served(FairQueue(QueueConfig()), sizes, 4000).values()
     assert sum(used) ** 2 / (len(used) * sum(one**2 for one in used)) >= 0.99
 
@@ -186,8 +189,8 @@ def test_equal_weights_are_even_by_jains_index() -> None:
 )
 def test_a_lower_class_never_starves(below: ServiceClass) -> None:
     rng = random.Random(9)
-    flood = Claim("flood", service_class=ServiceClass.CRITICAL)
-    low = Claim("low", service_class=below)
+    flood = Scheduling("flood", service_class=ServiceClass.CRITICAL)
+    low = Scheduling("low", service_class=below)
     used = served(FairQueue(QueueConfig()), {flood: drawn(rng, 50), low: drawn(rng, 50)}, 3000)
     share = used[low] / sum(used.values())
     assert QueueConfig().min_class_share * 0.8 < share < QueueConfig().min_class_share * 1.3
@@ -195,16 +198,16 @@ def test_a_lower_class_never_starves(below: ServiceClass) -> None:
 
 def test_three_lower_classes_have_what_they_are_promised_at_once() -> None:
     rng = random.Random(10)
-    claims = [Claim("all", service_class=service_class) for service_class in ServiceClass]
-    used = served(FairQueue(QueueConfig()), {c: drawn(rng, 50) for c in claims}, 4000)
-    for claim in claims[1:]:
-        assert used[claim] > 0.8 * QueueConfig().min_class_share * used[claims[0]]
-    assert used[claims[0]] > 0.8 * sum(used.values())
+    schedulings = [Scheduling("all", service_class=service_class) for service_class in ServiceClass]
+    used = served(FairQueue(QueueConfig()), {c: drawn(rng, 50) for c in schedulings}, 4000)
+    for scheduling in schedulings[1:]:
+        assert used[scheduling] > 0.8 * QueueConfig().min_class_share * used[schedulings[0]]
+    assert used[schedulings[0]] > 0.8 * sum(used.values())
 
 
 def test_who_idled_has_saved_nothing() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    busy, idle = Claim("busy"), Claim("idle")
+    busy, idle = Scheduling("busy"), Scheduling("idle")
     for number in range(50):
         queue.add(f"busy {number}", place(busy, 100))
         queue.take(f"busy {number}")
@@ -224,11 +227,11 @@ def test_who_idled_has_saved_nothing() -> None:
 def test_who_comes_alone_in_the_midst_of_a_flood_is_next() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     for number in range(1000):
-        queue.add(f"flood {number}", place(Claim("flood")))
+        queue.add(f"flood {number}", place(Scheduling("flood")))
         if number % 3 == 0:
             queue.take(f"flood {number}")
-    quiet = Claim("quiet")
-    assert queue.tokens_ahead(quiet, 0, 9.0, 10, 10) <= 10
+    quiet = Scheduling("quiet")
+    assert queue.tokens_ahead(place(quiet)) <= 10
     queue.add("quiet", place(quiet))
     turns = []
     while "quiet" not in turns:
@@ -241,15 +244,15 @@ def test_who_comes_alone_in_the_midst_of_a_flood_is_next() -> None:
 
 def test_of_a_tenant_its_priority_then_who_is_due_then_who_came_first() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    claim = Claim("one")
-    for name, own, due in (
+    scheduling = Scheduling("one")
+    for name, priority, due in (
         ("late", 0, 9.0),
         ("soon", 0, 1.0),
         ("later", 0, 9.0),
         ("urgent", -1, 50.0),
         ("patient", 3, 0.0),
     ):
-        queue.add(name, place(claim, own=own, due=due))
+        queue.add(name, place(scheduling, priority=priority, due=due))
     turns = []
     while (turn := queue.first()) is not None:
         queue.take(turn)
@@ -259,7 +262,7 @@ def test_of_a_tenant_its_priority_then_who_is_due_then_who_came_first() -> None:
 
 def test_a_tenant_with_all_that_it_may_have_is_skipped_until_it_gives_back() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    full, other = Claim("full", max_running=1), Claim("other")
+    full, other = Scheduling("full", max_running=1), Scheduling("other")
     for name in ("full 1", "full 2"):
         queue.add(name, place(full))
     queue.take("full 1")
@@ -275,11 +278,11 @@ def test_a_tenant_with_all_that_it_may_have_is_skipped_until_it_gives_back() -> 
 def test_a_share_of_kv_is_kept_but_never_refuses_the_only_one() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     queue.note_pools(1000, 0)
-    claim = Claim("a", kv_share=0.1)
-    queue.add("large", place(claim, 500))
+    scheduling = Scheduling("a", kv_share=0.1)
+    queue.add("large", place(scheduling, 500))
     assert queue.first() == "large"
     queue.take("large")
-    queue.add("small", place(claim, 1))
+    queue.add("small", place(scheduling, 1))
     assert queue.first() is None
     queue.note_pools(100_000, 0)
     assert queue.first() == "small"
@@ -287,7 +290,7 @@ def test_a_share_of_kv_is_kept_but_never_refuses_the_only_one() -> None:
 
 def test_who_starts_again_keeps_its_place_and_pays_once() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    a, b = Claim("a"), Claim("b")
+    a, b = Scheduling("a"), Scheduling("b")
     queue.add("a 1", place(a))
     queue.take("a 1")
     for number in range(2, 6):
@@ -307,8 +310,8 @@ def test_who_starts_again_keeps_its_place_and_pays_once() -> None:
 
 def test_a_paused_class_has_no_turn_and_holds_up_nobody() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    queue.add("batch", place(Claim("a", service_class=ServiceClass.BATCH)))
-    queue.add("default", place(Claim("a")))
+    queue.add("batch", place(Scheduling("a", service_class=ServiceClass.BATCH)))
+    queue.add("default", place(Scheduling("a")))
     queue.pause({ServiceClass.DEFAULT})
     assert queue.first() == "batch"
     queue.pause({ServiceClass.BATCH})
@@ -321,10 +324,13 @@ def test_a_paused_class_has_no_turn_and_holds_up_nobody() -> None:
 
 def test_without_fairness_rank_and_arrival_decide() -> None:
     queue: FairQueue[str] = FairQueue(QueueConfig(fair=False))
-    batch, default = Claim("a", service_class=ServiceClass.BATCH), Claim("b", max_running=1)
+    batch, default = (
+        Scheduling("a", service_class=ServiceClass.BATCH),
+        Scheduling("b", max_running=1),
+    )
     queue.add("batch", place(batch))
     for number in range(3):
-        queue.add(f"a {number}", place(Claim("a"), due=9.0 - number))
+        queue.add(f"a {number}", place(Scheduling("a"), due=9.0 - number))
         queue.add(f"b {number}", place(default, 1, due=9.0 - number))
     turns = []
     while (turn := queue.first()) is not None:
@@ -337,15 +343,15 @@ def test_what_is_ahead_is_what_will_go_first() -> None:
     rng = random.Random(11)
     for _ in range(30):
         queue: FairQueue[int] = FairQueue(CONFIG)
-        claims = [Claim(f"t{number}", rng.choice((1.0, 2.0))) for number in range(6)]
+        schedulings = [Scheduling(f"t{number}", rng.choice((1.0, 2.0))) for number in range(6)]
         largest = 60
         tokens = {}
         for name in range(rng.randrange(10, 200)):
-            skewed = claims[min(int(rng.expovariate(1.0)), 5)]
+            skewed = schedulings[min(int(rng.expovariate(1.0)), 5)]
             tokens[name] = rng.randrange(1, largest)
             queue.add(name, place(skewed, tokens[name], max_tokens=0))
-        newcomer = rng.choice(claims)
-        predicted = queue.tokens_ahead(newcomer, 0, 9.0)
+        newcomer = rng.choice(schedulings)
+        predicted = queue.tokens_ahead(place(newcomer, 0, UNKNOWN_TOKENS))
         queue.add(-1, place(newcomer, 5, max_tokens=0))
         truth = 0
         while (turn := queue.first()) != -1:
@@ -353,35 +359,39 @@ def test_what_is_ahead_is_what_will_go_first() -> None:
             queue.take(turn)
             truth += tokens[turn]
         # One request of each tenant may be under way, and one group counts up to twice.
-        assert truth - len(claims) * largest <= predicted <= 2 * truth + len(claims) * largest
+        assert (
+            truth - len(schedulings) * largest
+            <= predicted
+            <= 2 * truth + len(schedulings) * largest
+        )
 
 
 def test_many_tenants_leave_nothing_behind() -> None:
     queue: FairQueue[int] = FairQueue(CONFIG)
     for name in range(5000):
-        queue.add(name, place(Claim(f"tenant {name}")))
+        queue.add(name, place(Scheduling(f"tenant {name}")))
         queue.take(name)
         queue.end(name, 3)
     assert queue.num_tenants == 0
-    assert sum(len(line) for line in queue.lines) == 0
+    assert sum(len(line) for line in queue.classes) == 0
 
 
 def test_tenants_that_come_once_beside_others_are_forgotten() -> None:
     queue: FairQueue[int] = FairQueue(CONFIG)
-    queue.add(-1, place(Claim("always")))
+    queue.add(-1, place(Scheduling("always")))
     for name in range(1000):
-        queue.add(name, place(Claim(f"tenant {name}")))
+        queue.add(name, place(Scheduling(f"tenant {name}")))
         for _ in range(2):
             turn = queue.first()
             assert turn is not None
             queue.take(turn)
             if turn < 0:
                 queue.end(turn, 10)
-                queue.add(turn, place(Claim("always")))
+                queue.add(turn, place(Scheduling("always")))
             else:
                 queue.end(turn, 10)
     assert queue.num_tenants <= 3
-    assert len(queue.lines[ServiceClass.DEFAULT]) <= 4
+    assert len(queue.classes[ServiceClass.DEFAULT]) <= 4
 
 
 @pytest.mark.parametrize(

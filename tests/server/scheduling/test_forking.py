@@ -158,8 +158,8 @@ def test_all_are_taken_or_none() -> None:
     with pytest.raises(RequestError, match="wait already") as refusal:
         world.submit_together(choices(4, first=10))
     assert refusal.value.is_crowded_out
-    assert world.conductor.num_queued == 2
-    assert world.conductor.accounting.rejected["overloaded"] == 4
+    assert world.requests.num_queued == 2
+    assert world.requests.accounting.rejected["overloaded"] == 4
     world.submit_together(choices(2, first=20))
     world.check_accounting()
 
@@ -171,5 +171,5 @@ def test_a_completion_among_several_that_can_never_fit_refuses_all() -> None:
     with pytest.raises(RequestError) as caught:
         world.submit_together(requests)
     assert caught.value.code == "context_length_exceeded"
-    assert world.conductor.num_in_flight == 0
+    assert world.requests.num_in_flight == 0
     world.check_accounting()

@@ -49,7 +49,7 @@ class Chaos:
 
     def __init__(self, cause: str = NOBODY) -> None:
         self.cause = cause
-        # Patience without end: here every request shall get through.
+        # WriteDeadline without end: here every request shall get through.
         self.world = World(
             2,
             2,
@@ -105,7 +105,7 @@ class Chaos:
                 world.lose(worker, self.cause)
             case "lose":
                 # Given up although it lives: what it still says must not count.
-                world.conductor.lost(worker, self.cause, world.now)
+                world.requests.lost(worker, self.cause, world.now)
                 world.collect()
             case "greet":
                 world.greet(worker)

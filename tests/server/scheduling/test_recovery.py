@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.scheduling.observer import SilentFaultObserver
-from server.scheduling.poison import Standing
+from server.scheduling.observer import Observer
 from server.scheduling.request import Phase
 from server.scheduling.requests import FAREWELL
 from server.scheduling.workers import BreakerState
@@ -26,15 +25,16 @@ POOR = RecoveryConfig(retry_burst=1.0, retry_share=0.0, retry_floor_per_s=0.0)
 """Can pay for one retry, ever."""
 
 
-class Seen(SilentFaultObserver):
+class Seen(Observer):
     """Remembers what it was told."""
 
     def __init__(self, world: World) -> None:
+        super().__init__()
         self.dropped: list[str] = []
         self.breakers: list[str] = []
         self.pauses: list[float] = []
         self.unaffordable = 0
-        world.observer.faults = self
+        world.observe(self)
 
     def frames_dropped(self, reason: str, count: int = 1) -> None:
         self.dropped.append(reason)
@@ -158,7 +158,7 @@ def test_the_same_life_does_not_become_better_by_greeting_again() -> None:
     world = World(num_decodes=2)
     bad = world.worker(world.decode)
     trip(world, world.decode)
-    world.conductor.lost(bad, "link_gone", world.now)
+    world.requests.lost(bad, "link_gone", world.now)
     world.greet(bad)
     assert bad.breaker.state.value == "open"
 
@@ -172,7 +172,7 @@ def test_a_step_that_fails_counts_once_however_many_were_in_it() -> None:
     assert len(world.decode.rows) == 6
     fail_step(world, world.decode)
     assert world.worker(world.decode).breaker.state.value == "closed"
-    assert world.conductor.recovery.retries_left == world.config.recovery.retry_burst - 1 + 0.0
+    assert world.requests.recovery.retries_left == world.config.recovery.retry_burst - 1 + 0.0
     world.settle()
     assert all(reader.token_ids == completion_ids(0, 16) for reader in world.readers)
     world.check_idle()
@@ -186,7 +186,7 @@ def test_a_death_costs_one_retry_however_many_streams_there_were() -> None:
     world.lose(world.worker(world.decode))
     world.settle()
     assert all(reader.token_ids == completion_ids(0, 16) for reader in world.readers)
-    assert world.conductor.recovery.retries_left == 0
+    assert world.requests.recovery.retries_left == 0
 
 
 def test_a_retry_that_cannot_be_paid_for_ends_the_request() -> None:
@@ -213,7 +213,7 @@ def test_what_is_nobodys_fault_is_free() -> None:
         world.prefill.waiting.clear()
     world.settle()
     assert reader.token_ids == completion_ids(0, 16)
-    assert world.conductor.recovery.retries_left == 1
+    assert world.requests.recovery.retries_left == 1
 
 
 def test_a_request_goes_elsewhere_after_a_step_that_failed() -> None:
@@ -241,7 +241,7 @@ def test_a_pair_that_lost_one_another_is_not_paired_again_if_there_is_another(
     assert (after == before) == (num_prefills == num_decodes == 1)
     assert all(worker.breaker.state.value == "closed" for worker in world.workers)
     world.sweep(world.config.recovery.path_avoid_s + 1.0)
-    assert len(world.conductor.recovery.paths) == 0
+    assert len(world.requests.recovery.paths) == 0
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
     world.check_idle()
@@ -270,7 +270,7 @@ def test_frames_that_count_for_nothing_are_counted_by_reason() -> None:
     decode = world.worker(world.decode)
     world.hear(decode, Grant(*attempt.key, epoch=world.decode.epoch))
     world.hear(decode, Tokens(1, (TokenRow(b"?" * 16, 0, 0, 1),)))
-    world.conductor.lost(decode, "silent", world.now)
+    world.requests.lost(decode, "silent", world.now)
     world.hear(decode, Tokens(1, (TokenRow(*attempt.key, 9, 1),)))
     assert seen.dropped == ["doubled_or_old_life", "old_attempt", "not_greeted"]
 
@@ -287,7 +287,7 @@ def test_workers_that_leave_by_themselves_are_held_against_nobody(phase: Phase) 
             world.lose(worker, FAREWELL)
             world.greet(worker)
     world.settle()
-    assert reader.sequence.suspicion.standing is Standing.CLEAN
+    assert reader.sequence.poison.strikes == 0
     assert reader.token_ids == completion_ids(0, len(reader.token_ids))
     assert reader.finished
     assert not seen.breakers
@@ -297,26 +297,26 @@ def test_workers_that_leave_by_themselves_are_held_against_nobody(phase: Phase) 
 def test_a_short_pause_of_our_own_is_held_against_nobody() -> None:
     world = World(num_decodes=2)
     seen = Seen(world)
-    world.conductor.wake(world.now)
+    world.requests.wake(world.now)
     reader = brought_to(world, Phase.RESERVING)
     world.now += LINK.lease_ttl_s - LINK.heartbeat_interval_s
-    world.conductor.wake(world.now)
-    world.conductor.sweep(world.now)
+    world.requests.wake(world.now)
+    world.requests.sweep(world.now)
     assert seen.pauses == [1.5]
     assert all(worker.monitor.state is PeerState.ALIVE for worker in world.workers)
     assert reader.sequence.num_attempts == 1
     world.now += 0.4
-    world.conductor.wake(world.now)
-    world.conductor.sweep(world.now)
+    world.requests.wake(world.now)
+    world.requests.sweep(world.now)
     assert reader.sequence.num_attempts == 1
 
 
 def test_a_long_pause_of_our_own_costs_an_attempt_and_counts_for_nobody() -> None:
     world = World(num_decodes=2, max_attempts=1, recovery=POOR)
-    world.conductor.wake(world.now)
+    world.requests.wake(world.now)
     reader = brought_to(world, Phase.DECODING)
     world.now += LINK.lease_ttl_s
-    world.conductor.wake(world.now)
+    world.requests.wake(world.now)
     assert reader.sequence.phase is Phase.QUEUED
     assert not any(worker.is_connected for worker in world.workers)
     world.decode.rows.clear()  # its leases ran out
@@ -328,17 +328,17 @@ def test_a_long_pause_of_our_own_costs_an_attempt_and_counts_for_nobody() -> Non
     world.settle()
     assert reader.sequence.faults == []
     assert reader.token_ids == completion_ids(0, 200)
-    assert world.conductor.recovery.retries_left == 1
+    assert world.requests.recovery.retries_left == 1
     world.check_idle()
 
 
 def test_a_pause_is_not_held_against_a_client_that_does_not_read() -> None:
     world = World(token_window=8)
-    world.conductor.wake(world.now)
+    world.requests.wake(world.now)
     reader = world.submit(make_request(max_tokens=50))
     world.settle(read=False)
     world.now += world.config.stall_timeout_s + 5.0
-    world.conductor.wake(world.now)
+    world.requests.wake(world.now)
     for worker in world.workers:
         world.greet(worker)
     world.sweep()

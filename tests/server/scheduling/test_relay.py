@@ -10,7 +10,7 @@ import pytest
 
 from server.contract.generation import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
 from server.contract.generation import Finished as FinishedEvent
-from server.scheduling.outbox import Outbox
+from server.scheduling.frames import Outbox
 from server.scheduling.output import MAX_WEIGHT, Mailbox, Relay, RelayEnd, Scores, packed
 from tests.server.tiny_text import EOS_ID, PAD_ID
 from transport.frames import End, EndReason, TokenRow, TopToken
@@ -186,9 +186,8 @@ def test_nothing_comes_behind_the_terminal_event() -> None:
         mailbox.put_text("a", (1,), (), now=2.0)
     with pytest.raises(AssertionError):
         mailbox.close(terminal, now=2.0)
-    assert mailbox.has_terminal
     assert mailbox.take(now=9.0) == [terminal]
-    assert not mailbox.has_terminal
+    assert mailbox.waiting_since is None
 
 
 def test_frames_for_a_worker_that_is_gone_are_not_kept() -> None:
@@ -196,7 +195,7 @@ def test_frames_for_a_worker_that_is_gone_are_not_kept() -> None:
     decode = world.worker(world.decode)
     outbox = Outbox()
     outbox.allow(decode, AttemptKey(RID, 0), 9, 1)
-    world.conductor.lost(decode, "test", world.now)
+    world.requests.lost(decode, "test", world.now)
     outbox.send(decode, End(RID, 0, EndReason.CANCEL))
     assert outbox.drain_frames() == []
     assert outbox.drain_credit() == []

@@ -6,21 +6,20 @@ from itertools import pairwise
 
 import pytest
 
-from server.scheduling.observer import SilentOverloadObserver
-from server.scheduling.overload import Level, Overload
-from server.scheduling.request import Ask
+from server.scheduling.observer import OverloadObserver
+from server.scheduling.overload import Demand, Level, Overload
 from server.scheduling.returns import GRACE_S, MOST_S, PATIENCE_S, Returns
 from server.scheduling.wait_estimate import Capacity
 from triolet.config import AdmissionConfig, OverloadConfig, SloConfig
 from triolet.errors import ConfigError, RequestError
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 RATE = 10_000.0
 ROOM_S = 2.0
 CONFIG = AdmissionConfig()
 EXACT = AdmissionConfig(retry_jitter_least=1.0, retry_jitter_most=1.0)
-ONE, OTHER, HEAVY = Claim("one"), Claim("other"), Claim("heavy", weight=3.0)
-CRITICAL = Claim("other", service_class=ServiceClass.CRITICAL)
+ONE, OTHER, HEAVY = Scheduling("one"), Scheduling("other"), Scheduling("heavy", weight=3.0)
+CRITICAL = Scheduling("other", service_class=ServiceClass.CRITICAL)
 
 
 def told(
@@ -30,10 +29,12 @@ def told(
     *,
     draw: float = 0.5,
     now: float = 0.0,
-    claim: Claim = ONE,
+    scheduling: Scheduling = ONE,
     most_s: float = MOST_S,
 ) -> float:
-    return returns.told_s(key, claim, work_s, room_in_s=ROOM_S, draw=draw, now=now, most_s=most_s)
+    return returns.told_s(
+        key, scheduling, work_s, room_in_s=ROOM_S, draw=draw, now=now, most_s=most_s
+    )
 
 
 def test_a_wait_is_the_estimate_times_a_factor_within_its_bounds() -> None:
@@ -56,18 +57,18 @@ def test_a_tenants_flood_is_its_own_schedule_and_critical_requests_are_behind_no
     for key in range(1, 1001):
         told(returns, key)
     assert told(returns, 2000) > 100.0
-    for key, claim in ((2001, OTHER), (2002, CRITICAL)):
-        assert told(returns, key, claim=claim) == pytest.approx(ROOM_S + 0.1)
+    for key, scheduling in ((2001, OTHER), (2002, CRITICAL)):
+        assert told(returns, key, scheduling=scheduling) == pytest.approx(ROOM_S + 0.1)
 
 
 def test_tenants_with_refused_requests_share_the_rate_by_weight() -> None:
     returns = Returns(EXACT)
-    for claim in (ONE, HEAVY):
+    for scheduling in (ONE, HEAVY):
         for key in range(1, 101):
-            told(returns, hash((claim.tenant, key)), claim=claim)
+            told(returns, hash((scheduling.tenant, key)), scheduling=scheduling)
     waits = [
-        told(returns, hash((claim.tenant, key)), claim=claim)
-        for claim in (ONE, HEAVY)
+        told(returns, hash((scheduling.tenant, key)), scheduling=scheduling)
+        for scheduling in (ONE, HEAVY)
         for key in (200, 201)
     ]
     gap_s = 0.1 / CONFIG.return_rate_share
@@ -109,7 +110,7 @@ def test_requests_that_are_not_remembered_move_no_other() -> None:
     for key in range(1, 101):
         told(full, key, 10.0)
     assert len(full) == 2, "as many as are left"
-    told(full, 150, 10.0, claim=OTHER)
+    told(full, 150, 10.0, scheduling=OTHER)
     assert len(full) == 3
     assert told(full, 200, 0.0) <= CONFIG.retry_jitter_most * (ROOM_S + 25.0)
 
@@ -124,58 +125,61 @@ def test_beyond_the_longest_time_requests_are_told_apart_and_not_remembered() ->
 
 def refusing() -> Overload:
     slo = SloConfig(2.0, 2.0, 2.0)
-    one = Overload(OverloadConfig(slo, EXACT), SilentOverloadObserver(), 0.0)
+    one = Overload(OverloadConfig(slo, EXACT), OverloadObserver(), 0.0)
     one.prediction.see(Capacity(64, RATE, RATE))
     return one
 
 
-def told_by(one: Overload, ask: Ask, tokens_ahead: float, now: float = 0.0) -> float:
+def told_by(one: Overload, demand: Demand, tokens_ahead: float, now: float = 0.0) -> float:
     with pytest.raises(RequestError) as refusal:
-        one.judge(ask, tokens_ahead, now)
+        one.judge(demand, tokens_ahead, now)
     assert refusal.value.retry_after_s is not None
     return refusal.value.retry_after_s
 
 
 def test_before_the_rate_is_known_the_time_is_left_to_be_spread() -> None:
-    one = Overload(OverloadConfig(), SilentOverloadObserver(), 0.0)
+    one = Overload(OverloadConfig(), OverloadObserver(), 0.0)
     one.brownout.level = Level.CRITICAL_ONLY
     with pytest.raises(RequestError) as refusal:
-        one.judge(Ask(ONE, 50, 600.0, 1), 0.0, 0.0)
+        one.judge(Demand(ONE, 50, 600.0, 1), 0.0, 0.0)
     assert (refusal.value.retry_after_s, refusal.value.is_spread) == (1.0, False)
     assert len(one.returns) == 0
 
 
 def test_a_request_that_could_never_be_in_time_moves_no_other() -> None:
     calm, lied_to = refusing(), refusing()
-    told_by(lied_to, Ask(ONE, 300_000, 0.01, 1), 50_000.0)
-    ask = Ask(OTHER, 50, 600.0, 2)
-    assert told_by(lied_to, ask, 50_000.0) == told_by(calm, ask, 50_000.0)
+    told_by(lied_to, Demand(ONE, 300_000, 0.01, 1), 50_000.0)
+    demand = Demand(OTHER, 50, 600.0, 2)
+    assert told_by(lied_to, demand, 50_000.0) == told_by(calm, demand, 50_000.0)
 
 
 def test_a_flood_moves_neither_tenants_below_their_share_nor_critical_requests() -> None:
     calm, flooded = refusing(), refusing()
     for key in range(1, 1000):
-        told_by(flooded, Ask(ONE, 5000, 600.0, key), 50_000.0)
-    for ask in (Ask(OTHER, 50, 600.0, 1000, is_modest=True), Ask(CRITICAL, 50, 600.0, 1001)):
-        assert told_by(flooded, ask, 50_000.0) == told_by(calm, ask, 50_000.0)
+        told_by(flooded, Demand(ONE, 5000, 600.0, key), 50_000.0)
+    for demand in (
+        Demand(OTHER, 50, 600.0, 1000, is_under_share=True),
+        Demand(CRITICAL, 50, 600.0, 1001),
+    ):
+        assert told_by(flooded, demand, 50_000.0) == told_by(calm, demand, 50_000.0)
 
 
 def test_in_brownout_no_request_is_told_more_than_official_clients_bear() -> None:
     one = refusing()
     one.brownout.level = Level.CRITICAL_ONLY
-    waits = [told_by(one, Ask(ONE, 5000, 600.0, key), 50_000.0) for key in range(1, 1000)]
+    waits = [told_by(one, Demand(ONE, 5000, 600.0, key), 50_000.0) for key in range(1, 1000)]
     assert max(waits) <= PATIENCE_S
 
 
 def test_newcomers_leave_room_for_expected_requests_and_critical_ones_do_not() -> None:
     one = refusing()
     ahead = 1.2 * RATE  # between what a newcomer may wait beside expected requests and without
-    assert one.judge(Ask(OTHER, 50, 600.0, 9), ahead, 0.0)
-    due = told_by(one, Ask(ONE, 50, 600.0, 1), 50_000.0)
-    assert one.judge(Ask(OTHER, 50, 600.0, 2), ahead, 0.0), "over before the return is due"
-    told_by(one, Ask(OTHER, 50, 600.0, 4), ahead, due - 1.0)
-    assert one.judge(Ask(CRITICAL, 50, 600.0, 3), ahead, due - 1.0)
-    assert one.judge(Ask(ONE, 50, 600.0, 1), ahead, due)
+    assert one.judge(Demand(OTHER, 50, 600.0, 9), ahead, 0.0)
+    due = told_by(one, Demand(ONE, 50, 600.0, 1), 50_000.0)
+    assert one.judge(Demand(OTHER, 50, 600.0, 2), ahead, 0.0), "over before the return is due"
+    told_by(one, Demand(OTHER, 50, 600.0, 4), ahead, due - 1.0)
+    assert one.judge(Demand(CRITICAL, 50, 600.0, 3), ahead, due - 1.0)
+    assert one.judge(Demand(ONE, 50, 600.0, 1), ahead, due)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from server.scheduling.fair_queue import FairQueue
-from triolet.service_class import Claim
+from server.scheduling.queue import FairQueue
+from triolet.service_class import Scheduling
 
 from .test_fair_queue import CONFIG, place
 
 
-def full_of(queue: FairQueue[str], claim: Claim, count: int) -> list[str]:
+def full_of(queue: FairQueue[str], scheduling: Scheduling, count: int) -> list[str]:
     """Let somebody wait for far too much, and return those of it that may run."""
     for number in range(count):
-        queue.add(f"{claim.tenant} {number}", place(claim))
+        queue.add(f"{scheduling.tenant} {number}", place(scheduling))
     turns = []
-    while (turn := queue.first()) is not None and turn.startswith(claim.tenant):
+    while (turn := queue.first()) is not None and turn.startswith(scheduling.tenant):
         queue.take(turn)
         turns.append(turn)
     return turns
@@ -22,18 +22,18 @@ def full_of(queue: FairQueue[str], claim: Claim, count: int) -> list[str]:
 def test_who_is_alone_has_every_row() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     queue.note_pools(10**6, 16)
-    assert len(full_of(queue, Claim("alone"), 16)) == 16
+    assert len(full_of(queue, Scheduling("alone"), 16)) == 16
 
 
 def test_who_has_its_share_leaves_rows_for_others_that_come_now_and_then() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     queue.note_pools(10**6, 16)
-    queue.add("quiet", place(Claim("quiet")))
+    queue.add("quiet", place(Scheduling("quiet")))
     queue.take("quiet")
     queue.end("quiet", 3)
-    turns = full_of(queue, Claim("loud"), 32)
+    turns = full_of(queue, Scheduling("loud"), 32)
     assert len(turns) == 14
-    queue.add("quiet", place(Claim("quiet")))
+    queue.add("quiet", place(Scheduling("quiet")))
     assert queue.first() == "quiet"
     queue.take("quiet")
     queue.end("quiet", 3)

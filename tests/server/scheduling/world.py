@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ops.simulation.charges import RecordingCharges
 from server.contract.generation import Delta, Failed, Finished
-from server.scheduling.observer import SilentObserver
-from server.scheduling.requests import Conductor
+from server.scheduling.observer import Observer
+from server.scheduling.requests import Requests
 from server.scheduling.workers import Worker
 from tests.server.tiny_text import tiny_text
 from transport.frames import AttemptRow, ServerHeartbeat
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from server.contract.generation import CancelReason, Event, GenerationRequest
-    from server.scheduling.request import Sequence
+    from server.scheduling.request import Request
     from transport.frames import AnyFrame
 
 TEXT = tiny_text()
@@ -36,7 +36,7 @@ class Reader:
       terminals: the ends that it was given.
     """
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Request) -> None:
         self.sequence = sequence
         self.text = ""
         self.token_ids: list[int] = []
@@ -90,10 +90,10 @@ class World:
             self.of[worker] = fake
         self.workers = tuple(self.of)
         self.config = server_config(**config)
-        self.observer = SilentObserver()
+        self.observer = Observer()
         self.wrongly_charged: list[str] = []
         self.charges = RecordingCharges(self.wrongly_charged.append)
-        self.conductor = Conductor(
+        self.requests = Requests(
             self.config, self.workers, TEXT, self.observer, self.now, self.charges
         )
         self.up: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
@@ -102,6 +102,13 @@ class World:
         if connect:
             for worker in self.workers:
                 self.greet(worker)
+
+    def observe(self, observer: Observer) -> None:
+        """Let another observer be told from now on."""
+        requests = self.requests
+        for part in (requests, requests.table, requests._attempts, requests.recovery):
+            part._observer = observer
+        self.observer = observer
 
     @property
     def prefill(self) -> FakePrefill:
@@ -121,19 +128,19 @@ class World:
 
     def submit_together(self, requests: Iterable[GenerationRequest]) -> list[Reader]:
         """Submit several requests, all of them or none."""
-        readers = [Reader(sequence) for sequence in self.conductor.submit(requests, self.now)]
+        readers = [Reader(sequence) for sequence in self.requests.submit(requests, self.now)]
         self.readers += readers
         self.collect()
         return readers
 
     def cancel(self, reader: Reader, reason: CancelReason) -> None:
         """Let a client leave."""
-        self.conductor.cancel(reader.sequence, reason, self.now)
+        self.requests.cancel(reader.sequence, reason, self.now)
         self.collect()
 
     def hear(self, worker: Worker, frame: AnyFrame) -> None:
         """Let the server hear something from a worker, past everything that is under way."""
-        self.conductor.received(worker, frame, self.now)
+        self.requests.received(worker, frame, self.now)
         self.collect()
 
     def read(self, reader: Reader) -> None:
@@ -141,14 +148,14 @@ class World:
         mailbox = reader.sequence.relay.mailbox
         if mailbox.waiting_since is not None:
             reader.take(mailbox.take(now=9.0))
-            self.conductor.taken(reader.sequence)
+            self.requests.taken(reader.sequence)
             self.collect()
 
     def greet(self, worker: Worker) -> None:
         """WELCOME and the first heartbeat, at once."""
         fake = self.of[worker]
-        self.conductor.welcomed(worker, fake.welcome(), self.now)
-        self.conductor.received(worker, fake.heartbeat(), self.now)
+        self.requests.welcomed(worker, fake.welcome(), self.now)
+        self.requests.received(worker, fake.heartbeat(), self.now)
         self.collect()
 
     def beat(self, worker: Worker) -> None:
@@ -169,7 +176,7 @@ class World:
         """Let one frame through to the server; return False if there is none."""
         if not self.down[worker]:
             return False
-        self.conductor.received(worker, self.down[worker].popleft(), self.now)
+        self.requests.received(worker, self.down[worker].popleft(), self.now)
         self.collect()
         return True
 
@@ -197,7 +204,7 @@ class World:
     def lose(self, worker: Worker, cause: str = "link_gone") -> None:
         """Crash it, and let the server notice."""
         self.crash(worker)
-        self.conductor.lost(worker, cause, self.now)
+        self.requests.lost(worker, cause, self.now)
         self.collect()
 
     def sweep(self, seconds: float = 0.0) -> None:
@@ -205,7 +212,7 @@ class World:
         self.now += seconds
         for worker in self.workers:
             worker.monitor.heard(self.now)
-        self.conductor.sweep(self.now)
+        self.requests.sweep(self.now)
         self.collect()
 
     def settle(self, *, read: bool = True, max_rounds: int = 10_000) -> None:
@@ -232,13 +239,12 @@ class World:
 
     def check_idle(self) -> None:
         """Assert that nothing is left of any request, here or on the workers."""
-        assert self.conductor.num_in_flight == 0
-        assert self.conductor.num_queued == 0
-        for queue in self.conductor.queues:
+        assert self.requests.num_in_flight == 0
+        assert self.requests.num_queued == 0
+        for queue in self.requests.queues:
             assert (len(queue), queue.num_running, queue.num_tenants) == (0, 0, 0)
         for worker, fake in self.of.items():
             assert not worker.shares
-            assert not worker.inputs
             if isinstance(fake, FakeDecode):
                 assert fake.free_blocks == fake.num_blocks
             else:
@@ -249,8 +255,8 @@ class World:
     def check_accounting(self) -> None:
         """Assert that every request has or will have exactly one terminal event, and is charged
         with it."""
-        self.conductor.accounting.check(self.conductor.num_in_flight)
-        live = (*self.conductor.book, *self.conductor.embeddings)
+        self.requests.accounting.check(self.requests.num_in_flight)
+        live = self.requests.table
         self.charges.check(one.request.request_id for one in live)
         assert self.wrongly_charged == []
         for reader in self.readers:
@@ -260,6 +266,6 @@ class World:
 
     def collect(self) -> None:
         """Put what the conductor wants sent on its way."""
-        outbox = self.conductor.outbox
+        outbox = self.requests.outbox
         for worker, frame in outbox.drain_frames() + outbox.drain_credit():
             self.up[worker].append(frame)

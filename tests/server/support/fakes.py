@@ -8,11 +8,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 from msgspec.structs import replace
 
+from server.api.services import Services
 from server.contract.generation import (
     CancelReason,
     Delta,
@@ -22,6 +23,7 @@ from server.contract.generation import (
     TokenLogprob,
     Usage,
 )
+from server.contract.output_stream import OutputStream
 from server.scheduling.status import OverloadStatus
 from server.text.tokenizer import ChatPrompt
 from server.text.tool_calls import HERMES
@@ -33,13 +35,17 @@ from triolet.ids import Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from server.contract.embedding import EmbeddingRequest
     from server.contract.generation import Event, GenerationRequest
+    from server.metrics.metrics import Metrics
+    from server.scheduling.links import Fleet
     from server.tenants.quotas import Quotas
+    from server.text.grammars import Grammars
     from server.text.reasoning import Reasoner
+    from server.text.tokenizer import TextModel
     from server.text.tool_calls import ToolForm
+    from triolet.config import ServerConfig
     from triolet.sampling import Grammar
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
 MAX_MODEL_LEN = 4096
 CAPACITY = Capacity(
@@ -73,8 +79,7 @@ class FakeGeneration:
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
         self._events: list[Event] = []
-        self._has_events = trio.Event()
-        self._on_events: Callable[[], None] | None = None
+        self._on_filled: Callable[[], None] | None = None
         self._num_tokens = 0
         self.cancelled: list[CancelReason] = []
         self.was_cancelled = trio.Event()
@@ -99,18 +104,25 @@ class FakeGeneration:
         return len(self._events)
 
     @property
-    def has_listener(self) -> bool:
-        """Whether somebody listens."""
-        return self._on_events is not None
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def bind(self, on_filled: Callable[[], None]) -> None:
+        self._on_filled = on_filled
+        if self._events:
+            on_filled()
 
     def push(self, *events: Event) -> None:
         """Add events for the reader."""
         for event in events:
             if isinstance(event, Delta):
                 self._num_tokens += len(event.token_ids)
+        was_empty = not self._events
         self._events.extend(events)
-        self._has_events.set()
-        self._call_listener_soon()
+        if was_empty and self._events and self._on_filled is not None:
+            self._on_filled()
+        if any(not isinstance(event, Delta) for event in events):
+            self._on_filled = None  # its reader holds it
 
     def say(self, *texts: str) -> None:
         """Push texts."""
@@ -125,31 +137,10 @@ class FakeGeneration:
         """Push the bad end."""
         self.push(Failed(error, self.usage))
 
-    async def next_events(self) -> Sequence[Event]:
-        await self._has_events.wait()
-        self.was_read.set()
-        events, self._events = self._events, []
-        self._has_events = trio.Event()
-        return events
-
     def take_now(self) -> Sequence[Event]:
         events, self._events = self._events, []
-        if events:
-            self.was_read.set()
-            self._has_events = trio.Event()
+        self.was_read.set()
         return events
-
-    def listen(self, on_events: Callable[[], None] | None) -> None:
-        self._on_events = on_events
-        self._call_listener_soon()
-
-    def _call_listener_soon(self) -> None:
-        if self._on_events is not None and self._events:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._call_listener, idempotent=True)
-
-    def _call_listener(self) -> None:
-        if self._on_events is not None and self._events:
-            self._on_events()
 
     def cancel(self, reason: CancelReason) -> None:
         self.cancelled.append(reason)
@@ -171,7 +162,7 @@ class FakeWorker:
     address: str = "ipc:///w"
 
 
-class FakeDoorkeeper:
+class FakeAdmission:
     """Lets everybody in.
 
     Attributes:
@@ -188,13 +179,13 @@ class FakeDoorkeeper:
         self.keys: list[int] = []
 
     def refuse_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
         self.keys.append(key)
         if self.refuse_with is not None:
             raise self.refuse_with
 
-    def max_tokens(self, claim: Claim, prompt_tokens: int) -> int | None:
+    def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
         return self.cap
 
 
@@ -241,7 +232,7 @@ class FakeFleet:
     """Begins generations that follow a script.
 
     Attributes:
-      doorkeeper: refuses early.
+      admission: refuses early.
       script: what happens to a new generation; nothing, if a test drives it by hand.
       generations: all of them, in order.
       inputs: all that vectors were asked for, in order.
@@ -253,8 +244,8 @@ class FakeFleet:
     def __init__(self, script: Callable[[FakeGeneration], None] = answer_hello) -> None:
         self.script = script
         self.generations: list[FakeGeneration] = []
-        self.inputs: list[EmbeddingRequest] = []
-        self.doorkeeper = FakeDoorkeeper()
+        self.inputs: list[GenerationRequest] = []
+        self.admission = FakeAdmission()
         self.refuse_with: RequestError | None = None
         self.refusals = 0
         self.accounts = ServerAudit("server", "1", 3, 2, {"overloaded": 1}, {"stop": 2}, 0, 0, 0)
@@ -263,7 +254,10 @@ class FakeFleet:
             [FakeWorker(Role.PREFILL, "prefill-0"), FakeWorker(Role.DECODE, "decode-0")]
         )
 
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
+    def submit(self, *requests: GenerationRequest) -> OutputStream:
+        return OutputStream([self.begin(request) for request in requests])
+
+    def begin(self, request: GenerationRequest) -> FakeGeneration:
         if self.refuse_with is not None:
             self.refusals += 1
             raise self.refuse_with
@@ -273,10 +267,7 @@ class FakeFleet:
         self._submitted.set()
         return generation
 
-    def submit_together(self, requests: Sequence[GenerationRequest]) -> list[FakeGeneration]:
-        return [self.submit(request) for request in requests]
-
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> FakeRun:
         self.inputs += requests
         return FakeRun(len(requests))
 
@@ -308,18 +299,18 @@ class ChargingFleet(FakeFleet):
         self.charges = quotas
         self.used = 0
 
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
-        generation = super().submit(request)
+    def begin(self, request: GenerationRequest) -> FakeGeneration:
+        generation = super().begin(request)
         self.charges.accepted(request.request_id)
         if self.script is answer_hello:
             self.end(generation)
         return generation
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> FakeRun:
         for request in requests:
             self.charges.accepted(request.request_id)
             self.charges.ended(request.request_id, Usage(0, 0), is_begun=True)
-            self.used += len(request.input_ids)
+            self.used += len(request.prompt_ids)
         return super().embed(requests)
 
     def end(self, generation: FakeGeneration, *, is_begun: bool = True) -> None:
@@ -409,3 +400,22 @@ class FakeText:
 
     async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
         return [bytes([token_id]).decode(errors="replace") for token_id in token_ids]
+
+
+def fake_services(
+    config: ServerConfig,
+    fleet: FakeFleet,
+    metrics: Metrics,
+    grammars: FakeGrammars | None = None,
+    text: FakeText | TextModel | None = None,
+    **parts: Any,  # noqa: ANN401 (fields of Services)
+) -> Services:
+    """Return the parts of a server whose fleet, text and grammars are fakes."""
+    return Services(
+        config,
+        cast("Fleet", fleet),
+        cast("TextModel", text or FakeText()),
+        metrics,
+        cast("Grammars", grammars or FakeGrammars()),
+        **parts,
+    )

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from server.api.ports import Services
 from server.app import build_app
 from server.edge.listen import Edge, base_url, open_listening_socket
 from server.metrics.metrics import Metrics
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from server.text.model_files import SamplingDefaults
-from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText
+from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText, fake_services
 from triolet.config import ServerConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from server.api.ports import TextPort
+    from server.api.services import Services
+    from server.jobs.storage import Storage
     from server.tenants.quotas import Quotas
+    from server.text.tokenizer import TextModel
 
 MODEL = "demo"
 CONFIG = ServerConfig(
@@ -236,8 +237,9 @@ async def surface(
     fleet: FakeFleet | None = None,
     defaults: SamplingDefaults | None = None,
     tenancy: Tenancy | None = None,
-    text: TextPort | None = None,
+    text: FakeText | TextModel | None = None,
     quotas: Quotas | None = None,
+    storage: Storage | None = None,
     **changes: object,
 ) -> AsyncIterator[Surface]:
     """Run a server with some settings changed; nothing may be left of it at the end."""
@@ -245,19 +247,19 @@ async def surface(
     fleet = fleet or FakeFleet()
     grammars = FakeGrammars()
     metrics = Metrics(MODEL, config.metrics_compat)
-    services = Services(
+    services = fake_services(
         config,
         fleet,
-        text or FakeText(),
         metrics,
         grammars,
-        defaults or SamplingDefaults(),
+        text,
+        defaults=defaults or SamplingDefaults(),
         count_connections=lambda: edge.connections,
         tenancy=tenancy or Tenancy(),
         quotas=quotas or quotas_in_memory(),
     )
-    edge = Edge(build_app(services), config)
-    metrics.watch(fleet.status, *edge.counters)
+    edge = Edge(build_app(services, storage), config)
+    metrics.watch(services.fleet.status, *edge.counters)
     listening = open_listening_socket(config)
     url, port = base_url(listening), listening.getsockname()[1]
     async with trio.open_nursery() as nursery:

@@ -1,0 +1,101 @@
+"""OpenVINO GenAI in its own process: `python -m loadtest.bench.drivers.openvino`.
+
+Runs in an environment where openvino_genai and optimum-intel are installed, and uses nothing of
+Triolet. Its form of the model is exported once and lies beside the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .loop import answer_requests
+
+CACHE_GB = 2
+MAX_NUM_BATCHED_TOKENS = 2048
+PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
+
+
+class OpenVinoSession:
+    """One pipeline with continuous batching, stepped by hand."""
+
+    def __init__(self, model: Path, threads: int, dtype: str) -> None:
+        self._genai = import_module("openvino_genai")
+        self._numpy = import_module("numpy")
+        self._tensor = import_module("openvino").Tensor
+        scheduler = self._genai.SchedulerConfig()
+        scheduler.cache_size = CACHE_GB
+        scheduler.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
+        scheduler.enable_prefix_caching = False
+        properties = {
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
+            "KV_CACHE_PRECISION": PRECISIONS[dtype],
+        }
+        self._pipeline = self._genai.ContinuousBatchingPipeline(
+            str(model), scheduler, "CPU", properties
+        )
+        self._requests = 0
+        self._handles: list[Any] = []
+
+    def begin(self, prompts: list[list[int]], most_steps: int) -> None:
+        """See peer_loop.Session."""
+        # Whoever is computed first decodes on while the others' prompts are computed.
+        config = self._genai.GenerationConfig(
+            max_new_tokens=most_steps + 2 + len(prompts), ignore_eos=True, do_sample=False
+        )
+        for prompt in prompts:
+            ids = self._tensor(self._numpy.array([prompt], dtype="int64"))
+            self._handles.append(self._pipeline.add_request(self._requests, ids, config))
+            self._requests += 1
+        waiting = list(self._handles)
+        while waiting:
+            self._pipeline.step()
+            waiting = [handle for handle in waiting if not handle.can_read()]
+
+    def step(self) -> None:
+        """See peer_loop.Session."""
+        self._pipeline.step()
+
+    def end(self) -> None:
+        """See peer_loop.Session."""
+        for handle in self._handles:
+            handle.cancel()
+        self._handles = []
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+
+
+def export(model: Path, to: Path) -> None:
+    """Write OpenVINO's form of a model; whole or not at all."""
+    partial = to.with_name(to.name + ".partial")
+    command = ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(model)]
+    kind = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+    subprocess.run([sys.executable, *command, *kind, str(partial)], check=True)
+    partial.rename(to)
+
+
+def main() -> None:
+    """Load and answer."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=sorted(PRECISIONS), default="bfloat16")
+    arguments = parser.parse_args()
+    exported = arguments.model / "openvino"
+    if not exported.exists():
+        export(arguments.model, exported)
+
+    def open_session() -> tuple[OpenVinoSession, str]:
+        session = OpenVinoSession(exported, arguments.threads, arguments.dtype)
+        return session, str(import_module("openvino_genai").__version__)
+
+    answer_requests(open_session)
+
+
+if __name__ == "__main__":
+    main()

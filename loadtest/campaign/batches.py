@@ -1,0 +1,461 @@
+"""A client of files and batches that outlives its server: lines in, results out.
+
+Knows the API's form; judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx2
+import trio
+
+from ..harness.servers import TRIOLET, ServerProcess, is_gone, running, wait_until
+from ..prompts import PromptMix
+from .answers import Ask, draw_asks, lengthened
+from .client import Story, tell
+from .faults import PROOF_TIMEOUT_S, Injected, blocks_when_settled, kill, violations_now, wait_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+
+CHAT: Final = "/v1/chat/completions"
+ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
+TIMEOUT_S: Final = 60.0
+POLL_S: Final = 0.05
+WAIT_S: Final = 900.0
+"""For a batch's end, on a machine that is busy with other things too."""
+
+
+class BatchTookTooLongError(Exception):
+    """A batch did not get as far as it had to."""
+
+
+def draw_lines(count: int, seed: int, max_tokens: int) -> list[dict[str, Any]]:
+    """Return requests whose answers are functions of themselves, of various lengths."""
+    rng, mix = Random(seed), PromptMix(seed)
+    lines = []
+    for number in range(count):
+        prompt = mix.draw()
+        body = {
+            "messages": [{"role": "user", "content": prompt.text}],
+            "max_tokens": rng.randint(max_tokens // 2, max_tokens),
+            "temperature": rng.choice((0.0, 0.8)),
+            "seed": prompt.seed,
+            "ignore_eos": True,
+        }
+        custom_id = f"line-{number:05d}"
+        lines.append({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body})
+    return lines
+
+
+class BatchClient:
+    """Talks to one server; an async context manager.
+
+    Args:
+      url: of it.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S)
+
+    async def __aenter__(self) -> BatchClient:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def create(self, lines: Sequence[dict[str, Any]]) -> str:
+        """Store a file and begin a batch of it; return its id."""
+        content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        answer = await self._client.post(
+            "/v1/files",
+            files={"file": ("input.jsonl", content)},
+            data={"purpose": "batch"},
+        )
+        answer.raise_for_status()
+        fields = {
+            "input_file_id": answer.json()["id"],
+            "endpoint": lines[0]["url"],
+            "completion_window": "24h",
+        }
+        answer = await self._client.post("/v1/batches", json=fields)
+        answer.raise_for_status()
+        return str(answer.json()["id"])
+
+    async def look(self, batch_id: str) -> dict[str, Any] | None:
+        """Return a batch, or None while no server answers."""
+        try:
+            answer = await self._client.get(f"/v1/batches/{batch_id}")
+        except httpx2.TransportError:
+            return None
+        if answer.status_code >= 500:
+            return None
+        answer.raise_for_status()
+        batch: dict[str, Any] = answer.json()
+        return batch
+
+    async def wait(self, batch_id: str, is_far_enough: Callable[[dict[str, Any]], bool]) -> Any:  # noqa: ANN401
+        """Return a batch as soon as it is far enough, through deaths of servers.
+
+        Raises:
+          BatchTookTooLongError: it is not.
+        """
+        batch = None
+        with trio.move_on_after(WAIT_S):
+            while True:
+                batch = await self.look(batch_id)
+                if batch is not None and is_far_enough(batch):
+                    return batch
+                await trio.sleep(POLL_S)
+        raise BatchTookTooLongError(f"after {WAIT_S:.0f} s the batch is {batch}")
+
+    async def cancel(self, batch_id: str) -> dict[str, Any]:
+        """Cancel a batch if it still runs, and return it once it has ended."""
+        answer = await self._client.post(f"/v1/batches/{batch_id}/cancel")
+        if answer.status_code != 409:  # it has ended by itself
+            answer.raise_for_status()
+        batch: dict[str, Any] = await self.wait(batch_id, has_ended)
+        return batch
+
+    async def results(self, file_id: str | None) -> list[dict[str, Any]]:
+        """Return the lines of a result file."""
+        if file_id is None:
+            return []
+        answer = await self._client.get(f"/v1/files/{file_id}/content")
+        answer.raise_for_status()
+        return [json.loads(line) for line in answer.text.splitlines()]
+
+    async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to what a line asks, asked directly."""
+        answer = await self._client.post(CHAT, json=body)
+        answer.raise_for_status()
+        document: dict[str, Any] = answer.json()
+        return document
+
+
+def has_ended(batch: dict[str, Any]) -> bool:
+    """Whether nothing will change any more."""
+    return batch["status"] in ENDED
+
+
+def num_done(batch: dict[str, Any]) -> int:
+    """Return how many lines have their result."""
+    counts = batch["request_counts"]
+    return int(counts["completed"]) + int(counts["failed"])
+
+
+SUPERVISOR = "supervisor"
+
+
+async def kill_supervisor(fleet: ServerProcess) -> Injected:
+    """SIGKILL the supervisor, wait until every child is gone too, and start another one."""
+    pids, pid = fleet.log.pids(), fleet.pid
+    at, epoch_s = trio.current_time(), time.time()
+    fleet.kill()
+    await wait_until(
+        lambda: all(map(is_gone, pids.values())),
+        PROOF_TIMEOUT_S,
+        f"the children {pids} of the killed supervisor are gone",
+    )
+    proof = f"pid {pid} gone, its {len(pids)} children {trio.current_time() - at:.2f} s later"
+    fleet.start()
+    await trio.to_thread.run_sync(fleet.wait_ready)
+    return Injected(f"{SUPERVISOR}-kill", SUPERVISOR, pid, at, epoch_s, proof)
+
+
+REFERENCES: Final = 20
+"""Lines that are asked once more, directly, of the fleet at rest: the answers must be the same."""
+LINE_PREFIX: Final = "batch_req_"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A process that was killed.
+
+    Attributes:
+      fault: what was done, with its proof.
+      num_done: lines that had their result then.
+      back_s: from the signal to the next life being ready.
+    """
+
+    fault: Injected
+    num_done: int
+    back_s: float
+
+
+@dataclass(slots=True)
+class BatchVerdict:
+    """What came of a batch.
+
+    Attributes:
+      num_servers: that shared the port.
+      num_lines: it had.
+      deaths: in their order.
+      elapsed_s: from creation to end.
+      num_computed: answers that the server's log tells of; above `num_lines` where deaths came
+        between an answer and its transaction.
+      wrongs: what should not be, in words.
+    """
+
+    num_servers: int
+    num_lines: int
+    deaths: list[Death] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    num_computed: int = 0
+    wrongs: list[str] = field(default_factory=list)
+
+
+async def run_batch(
+    num_lines: int,
+    max_tokens: int,
+    num_servers: int,
+    seed: int,
+    out: Path,
+    options: Sequence[str],
+) -> BatchVerdict:
+    """Start a fleet, run a batch, kill every process of it once, and look at every line.
+
+    Args:
+      num_lines: of the batch.
+      max_tokens: of an answer; half of that at least.
+      num_servers: that share the port and the database.
+      seed: of lines and of the order of deaths.
+      out: where the database and the log go.
+      options: more of `triolet serve`.
+
+    Raises:
+      ServerDidNotStartError: with the end of its log.
+      HasNotHappenedError: a fault did not show, or a process did not come back.
+      BatchTookTooLongError: the batch stopped.
+    """
+    verdict = BatchVerdict(num_servers, num_lines)
+    lines = draw_lines(num_lines, seed, max_tokens)
+    serve = [
+        *("--batch-dir", str(out / f"jobs-{num_servers}"), "--servers", str(num_servers)),
+        *("--log-level", "info", *options),
+    ]
+    log = out / f"batch-{num_servers}.log"
+    with running(ServerProcess([*TRIOLET, "serve", *serve], log)) as fleet:
+        await wait_whole(fleet.url, fleet.log)
+        async with BatchClient(fleet.url) as client:
+            began_at = trio.current_time()
+            batch_id = await client.create(lines)
+            await _kill_everything(client, fleet, batch_id, Random(seed), verdict)
+            batch = await client.wait(batch_id, has_ended)
+            verdict.elapsed_s = trio.current_time() - began_at
+            good = await client.results(batch["output_file_id"])
+            bad = await client.results(batch["error_file_id"])
+            verdict.wrongs += wrongs_of(lines, batch, good, bad)
+            await _compare(client, lines, good, Random(seed), verdict)
+        leased = (await blocks_when_settled(fleet.url)).leased
+        if leased:
+            verdict.wrongs.append(f"{leased} blocks are leased and nothing runs")
+        verdict.wrongs += await violations_now(fleet.url)
+        verdict.num_computed = sum(
+            str(entry["client_request_id"]).startswith(LINE_PREFIX)
+            for outcome in ("stop", "length")
+            for entry in fleet.log.of("request_ended", outcome=outcome)
+        )
+    return verdict
+
+
+async def _kill_everything(
+    client: BatchClient, fleet: ServerProcess, batch_id: str, rng: Random, verdict: BatchVerdict
+) -> None:
+    names = sorted(fleet.log.pids())
+    last = [name for name in names if name.startswith("prefill-")]
+    victims = [*(name for name in names if name not in last), SUPERVISOR]
+    rng.shuffle(victims)
+    # Without prefill the batch goes on, by decode alone: it might end before the next death.
+    victims += last
+    for number, victim in enumerate(victims, 1):
+        due = verdict.num_lines * number // (len(victims) + 1)
+        batch = await client.wait(batch_id, partial(_is_at, due))
+        if has_ended(batch):
+            verdict.wrongs.append(f"the batch had ended before {victim} was killed")
+            return
+        began_at = trio.current_time()
+        if victim == SUPERVISOR:
+            fault = await kill_supervisor(fleet)
+        else:
+            fault = await kill(fleet.log, victim, f"{victim}-kill")
+        back_s = trio.current_time() - began_at
+        verdict.deaths.append(Death(fault, num_done(batch), back_s))
+
+
+def _is_at(due: int, batch: dict[str, Any]) -> bool:
+    return has_ended(batch) or num_done(batch) >= due
+
+
+async def _compare(
+    client: BatchClient,
+    lines: Sequence[dict[str, Any]],
+    good: Sequence[Mapping[str, Any]],
+    rng: Random,
+    verdict: BatchVerdict,
+) -> None:
+    answers = {result["custom_id"]: result["response"]["body"] for result in good}
+    for line in rng.sample(lines, min(REFERENCES, len(lines))):
+        answer = answers.get(line["custom_id"])
+        if answer is not None and said(answer) != said(await client.ask(line["body"])):
+            verdict.wrongs.append(f"{line['custom_id']} has another answer than asked directly")
+
+
+def said(answer: Mapping[str, Any]) -> object:
+    """Return what an answer says, without what is its own each time it is asked."""
+    usage = answer["usage"]
+    return answer["choices"], usage["prompt_tokens"], usage["completion_tokens"]
+
+
+def wrongs_of(
+    lines: Sequence[Mapping[str, Any]],
+    batch: Mapping[str, Any],
+    good: Sequence[Mapping[str, Any]],
+    bad: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """Return what is wrong with a batch that has ended; nothing if every line is answered once.
+
+    Args:
+      lines: that were asked for.
+      batch: as the server shows it.
+      good: lines of its output.
+      bad: lines of its errors.
+    """
+    wrongs = []
+    if batch["status"] != "completed":
+        wrongs.append(f"the batch is {batch['status']}")
+    expected = {"total": len(lines), "completed": len(lines), "failed": 0}
+    if batch["request_counts"] != expected:
+        wrongs.append(f"the batch counts {batch['request_counts']}")
+    times = Counter(result["custom_id"] for result in (*good, *bad))
+    asked = {line["custom_id"] for line in lines}
+    wrongs += [f"{name} has no result" for name in sorted(asked - times.keys())]
+    wrongs += [f"{name} was never asked" for name in sorted(times.keys() - asked)]
+    wrongs += [f"{name} has {count} results" for name, count in times.items() if count > 1]
+    wrongs += [f"{result['custom_id']} failed: {result}" for result in bad]
+    wrongs += [
+        f"{result['custom_id']} has status {result['response']['status_code']}"
+        for result in good
+        if result["response"]["status_code"] != 200
+    ]
+    return wrongs
+
+
+ANSWER_TOKENS: Final = 24
+LINE_TOKENS: Final = 48
+LINES: Final = 2_000
+"""Of each turn's batch: more than are answered in it, so that none ends before its turn."""
+
+
+@dataclass(slots=True)
+class Side:
+    """What was found with the batch, or without.
+
+    Attributes:
+      ttfts_s: times to the first token.
+      gaps_s: longest gap between tokens of each request.
+      failures: of requests.
+      num_lines: of batches that were answered meanwhile.
+      elapsed_s: of all turns.
+    """
+
+    ttfts_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    num_lines: int = 0
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked.
+
+    Attributes:
+      turns: of each side.
+      requests: of each turn.
+      per_s: requests that arrive in a second, at random moments.
+      seed: of requests and moments.
+    """
+
+    turns: int
+    requests: int
+    per_s: float
+    seed: int
+
+
+async def compare(load: Load, out: Path, options: Sequence[str]) -> tuple[Side, Side]:
+    """Return what was found without a batch, and with one.
+
+    Raises:
+      ServerDidNotStartError: with the end of its log.
+      BatchTookTooLongError: a batch did not end when it was cancelled.
+    """
+    serve = ["--batch-dir", str(out / "jobs-beside"), "--log-level", "info", *options]
+    without, beside = Side(), Side()
+    with running(ServerProcess([*TRIOLET, "serve", *serve], out / "beside.log")) as fleet:
+        await wait_whole(fleet.url, fleet.log)
+        async with BatchClient(fleet.url) as client:
+            for turn in range(-1, load.turns):
+                # The first turn is for caches and clocks of processors.
+                sides = (Side(), Side()) if turn < 0 else (without, beside)
+                await _turn(fleet.url, load, 2 * turn + 2, sides[0])
+                batch_id = await client.create(draw_lines(LINES, load.seed + turn, LINE_TOKENS))
+                await client.wait(batch_id, lambda batch: num_done(batch) > 0)
+                done_before = num_done(await client.wait(batch_id, lambda _: True))
+                await _turn(fleet.url, load, 2 * turn + 3, sides[1])
+                done = num_done(await client.wait(batch_id, lambda _: True))
+                if done >= LINES:
+                    sides[1].failures.append(f"the batch had ended before turn {turn} had")
+                sides[1].num_lines += done - done_before
+                await client.cancel(batch_id)
+    return without, beside
+
+
+async def _turn(url: str, load: Load, number: int, side: Side) -> None:
+    rng = Random(f"{load.seed} {number}")
+    drawn = draw_asks(load.requests, load.seed + 1000 * (number + 1))
+    stories = [Story(_streamed(ask)) for ask in drawn]
+    began_at = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for story in stories:
+            nursery.start_soon(_tell, url, story)
+            await trio.sleep(rng.expovariate(load.per_s))
+    side.elapsed_s += trio.current_time() - began_at
+    for story in stories:
+        if story.failure is not None or not story.arrivals:
+            side.failures.append(f"{story.ask.name}: {story.failure}")
+            continue
+        side.ttfts_s.append(story.arrivals[0] - story.sent_at)
+        side.gaps_s.append(max((b - a for a, b in pairwise(story.arrivals)), default=0.0))
+
+
+async def _tell(url: str, story: Story) -> None:
+    await tell(url, story, retries_broken=False)
+
+
+def _streamed(ask: Ask) -> Ask:
+    """Return a chat that is streamed, whatever surface it was drawn for."""
+    if ask.surface == "ws":
+        ask = Ask(ask.number, ask.name, "sse", _as_chat(ask.body))
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    return lengthened(Ask(ask.number, ask.name, "sse", ask.body | stream), ANSWER_TOKENS)
+
+
+def _as_chat(body: dict[str, object]) -> dict[str, object]:
+    return {
+        "messages": [{"role": "user", "content": body["input"]}],
+        "seed": body["seed"],
+        "temperature": body["temperature"],
+        "return_token_ids": True,
+    }

@@ -1,0 +1,283 @@
+"""Faults that are done to running processes, each of which proves that it happened.
+
+An injector returns only when the fault shows in the system itself (a process gone, a process
+stopped), never because a signal was sent. Whole fault suites have passed because nothing was ever
+injected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..cancels import KvBlocks, blocks_of
+from ..harness.http import ConnectionBrokenError, get
+from ..harness.servers import HasNotHappenedError, is_gone, seconds_of, state_of, wait_until
+from .answers import key_headers
+from .client import ask_all
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from random import Random
+
+    from ..harness.servers import FleetLog
+    from .answers import Ask
+    from .client import Story
+
+
+STOP_S = 3.0
+"""Longer than a lease lives (2 s): the process that wakes is a zombie and must fence itself."""
+PROOF_TIMEOUT_S = 60.0
+RESTART_TIMEOUT_S = 180.0
+"""A worker loads its model again; on a busy machine that takes a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A fault that happened.
+
+    Attributes:
+      fault: which.
+      victim: the process's name.
+      pid: of the life that was hit.
+      at: on Trio's clock.
+      epoch_s: seconds since the epoch, for log lines.
+      proof: what showed that it happened.
+    """
+
+    fault: str
+    victim: str
+    pid: int
+    at: float
+    epoch_s: float
+    proof: str
+
+
+async def kill(log: FleetLog, victim: str, fault: str) -> Injected:
+    """SIGKILL a process and wait until it is gone and the next life of it is ready."""
+    pid = log.pids()[victim]
+    at, epoch_s = trio.current_time(), time.time()
+    os.kill(pid, signal.SIGKILL)
+    await wait_until(lambda: is_gone(pid), PROOF_TIMEOUT_S, f"{victim} (pid {pid}) is gone")
+    await wait_until(
+        lambda: bool(_deaths(log, victim, epoch_s)), PROOF_TIMEOUT_S, f"{victim} is reported dead"
+    )
+    how = _deaths(log, victim, epoch_s)[0]["how"]
+    await _ready_again(log, victim, epoch_s)
+    return Injected(fault, victim, pid, at, epoch_s, f"pid {pid} gone, {how}")
+
+
+async def stop_and_continue(log: FleetLog, victim: str, fault: str) -> Injected:
+    """SIGSTOP a worker for longer than leases live, SIGCONT it, wait until it fenced itself."""
+    pid = log.pids()[victim]
+    at, epoch_s = trio.current_time(), time.time()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await wait_until(lambda: state_of(pid) == "T", PROOF_TIMEOUT_S, f"{victim} is in state T")
+        await trio.sleep(STOP_S)
+        was_stopped = state_of(pid) == "T"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert was_stopped, "somebody else let it go on"
+    await wait_until(
+        lambda: bool(after(log, "fenced", epoch_s, process=victim)),
+        PROOF_TIMEOUT_S,
+        f"{victim} fenced itself",
+    )
+    return Injected(fault, victim, pid, at, epoch_s, f"pid {pid} in state T, then fenced itself")
+
+
+async def drain(log: FleetLog, victim: str, fault: str) -> Injected:
+    """SIGTERM a worker and wait until it has left and the next life of it is ready."""
+    pid = log.pids()[victim]
+    at, epoch_s = trio.current_time(), time.time()
+    os.kill(pid, signal.SIGTERM)
+    # It may let its streams finish first, for as long as a drain may take.
+    await wait_until(lambda: is_gone(pid), RESTART_TIMEOUT_S, f"{victim} (pid {pid}) has left")
+    await _ready_again(log, victim, epoch_s)
+    return Injected(fault, victim, pid, at, epoch_s, f"pid {pid} gone after SIGTERM")
+
+
+def after(log: FleetLog, event: str, epoch_s: float, **fields: object) -> list[dict[str, Any]]:
+    """Return the log lines of an event since a moment."""
+    return [entry for entry in log.of(event, **fields) if seconds_of(entry) >= epoch_s]
+
+
+def _deaths(log: FleetLog, victim: str, epoch_s: float) -> list[dict[str, Any]]:
+    return after(log, "process_died", epoch_s, name=victim)
+
+
+async def _ready_again(log: FleetLog, victim: str, epoch_s: float) -> None:
+    await wait_until(
+        lambda: bool(after(log, "process_ready", epoch_s, name=victim)),
+        RESTART_TIMEOUT_S,
+        f"the next life of {victim} is ready",
+    )
+
+
+INJECTORS: dict[str, Callable[[FleetLog, str, str], Awaitable[Injected]]] = {
+    "decode-kill": kill,
+    "prefill-kill": kill,
+    "server-kill": kill,
+    "decode-stop": stop_and_continue,
+    "prefill-stop": stop_and_continue,
+    "decode-drain": drain,
+    "prefill-drain": drain,
+}
+
+
+def pick_victim(log: FleetLog, fault: str, rng: Random) -> str:
+    """Return the process that a fault is done to."""
+    role = fault.partition("-")[0]
+    return role if role == "server" else rng.choice(log.names(role))
+
+
+async def inject(log: FleetLog, fault: str, rng: Random) -> Injected:
+    """Do one fault and see it through.
+
+    Raises:
+      HasNotHappenedError: it did not show, or the fleet did not get whole again.
+    """
+    return await INJECTORS[fault](log, pick_victim(log, fault, rng), fault)
+
+
+SETTLE_S = 30.0
+"""After the last answer: leases of the dead run out after 2 s and a heartbeat tells of it, if the
+machine lets them."""
+POLL_S = 0.1
+
+
+async def blocks_when_settled(url: str) -> KvBlocks:
+    """Return the blocks by state once none is leased, or as they are when time is up."""
+    give_up = trio.current_time() + SETTLE_S
+    while True:
+        _, body = await get(url, "/metrics")
+        blocks = blocks_of(body.decode())
+        if blocks.is_all_free or trio.current_time() > give_up:
+            return blocks
+        await trio.sleep(POLL_S)
+
+
+async def violations_now(url: str) -> list[str]:
+    """Return what the fleet's audit objects to."""
+    status, body = await get(url, "/fleet/audit")
+    if status != 200:
+        return [f"the audit answered {status}"]
+    return [json.dumps(violation) for violation in json.loads(body)["violations"]]
+
+
+FIRST_MOMENT, LAST_MOMENT = 0.05, 0.85
+"""Faults come while this share of the requests has been answered: early enough that the rest runs
+on what the fault left behind."""
+MAX_JITTER_S = 0.5
+"""After the answer that a fault waits for, so that it does not always meet the same moment."""
+WHOLE_TIMEOUT_S = 120.0
+
+
+@dataclass(slots=True)
+class Disturbed:
+    """A run.
+
+    Attributes:
+      stories: of all requests.
+      injected: the faults that happened, in order.
+      elapsed_s: of the load.
+    """
+
+    stories: list[Story] = field(default_factory=list)
+    injected: list[Injected] = field(default_factory=list)
+    elapsed_s: float = 0.0
+
+
+async def ask_under_faults(
+    url: str,
+    log: FleetLog,
+    asks: Sequence[Ask],
+    clients: int,
+    faults: Sequence[str],
+    rng: Random,
+    *,
+    retries_broken: bool,
+    last_moment: float = LAST_MOMENT,
+    max_jitter_s: float = MAX_JITTER_S,
+    key: str = "",
+) -> Disturbed:
+    """Ask everything, and do these faults at random moments meanwhile, one after the other.
+
+    Args:
+      url: of the server.
+      log: of its fleet.
+      asks: the requests.
+      clients: how many ask side by side.
+      faults: names of INJECTORS.
+      rng: decides moments and victims.
+      retries_broken: whether a broken connection is tried again; else it is a failure.
+      last_moment: the share of answers after which no fault begins.
+      max_jitter_s: between that answer and the fault.
+      key: of an operator, where there are tenants.
+
+    Raises:
+      HasNotHappenedError: a fault did not show, or the fleet did not get whole again.
+    """
+    run = Disturbed()
+    num_ended = 0
+    somebody_ended = trio.Event()
+
+    def on_end(_: Story) -> None:
+        nonlocal num_ended, somebody_ended
+        num_ended += 1
+        somebody_ended.set()
+        somebody_ended = trio.Event()
+
+    async def disturb() -> None:
+        moments = sorted(rng.uniform(FIRST_MOMENT, last_moment) for _ in faults)
+        for moment, fault in zip(moments, faults, strict=True):
+            while num_ended < moment * len(asks):
+                await somebody_ended.wait()
+            await trio.sleep(rng.uniform(0, max_jitter_s))
+            if num_ended < len(asks):
+                run.injected.append(await inject(log, fault, rng))
+                await wait_whole(url, log, key)
+
+    began_at = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(disturb)
+        run.stories = await ask_all(url, asks, clients, on_end, retries_broken=retries_broken)
+        run.elapsed_s = trio.current_time() - began_at
+    return run
+
+
+async def wait_whole(url: str, log: FleetLog, key: str = "") -> None:
+    """Wait until the server knows every worker that was ever started.
+
+    Args:
+      url: of the server.
+      log: of its fleet.
+      key: of an operator, where there are tenants.
+
+    Raises:
+      HasNotHappenedError: it does not.
+    """
+    wanted = set(log.names("prefill") + log.names("decode"))
+    present: set[str] = set()
+    with trio.move_on_after(WHOLE_TIMEOUT_S):
+        while not wanted <= present:
+            await trio.sleep(POLL_S)
+            present = await _workers_up(url, key)
+        return
+    raise HasNotHappenedError(f"workers that did not come back: {sorted(wanted - present)}")
+
+
+async def _workers_up(url: str, key: str) -> set[str]:
+    try:
+        _, body = await get(url, "/metrics", key_headers(key))
+    except ConnectionBrokenError:
+        return set()
+    lines = [line for line in body.decode().splitlines() if line.startswith("triolet_worker_up{")]
+    return {line.split('worker="')[1].split('"')[0] for line in lines if line.endswith(" 1.0")}

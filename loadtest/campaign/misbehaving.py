@@ -1,0 +1,343 @@
+"""Requests as bytes, for clients that misbehave: no HTTP library stalls or floods on demand.
+
+Builds what is sent; opens no sockets.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import socket
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import trio
+
+from ..readers import End, Piece, read_chat_sse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def chat_request(name: str, host: str, body: bytes, *, close: bool = False) -> bytes:
+    """Return a POST of a chat completion whose client calls it `name`.
+
+    Args:
+      name: the client's id of it.
+      host: what it calls the server.
+      body: JSON.
+      close: ask for the connection's end behind the answer.
+    """
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nx-request-id: {name}\r\n"
+        f"connection: {'close' if close else 'keep-alive'}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def ws_handshake(name: str, host: str) -> bytes:
+    """Return the request that opens a WebSocket to the Responses API."""
+    key = base64.b64encode(random.randbytes(16)).decode()
+    head = (
+        f"GET /v1/responses HTTP/1.1\r\nhost: {host}\r\nx-request-id: {name}\r\n"
+        f"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+        f"sec-websocket-key: {key}\r\n\r\n"
+    )
+    return head.encode()
+
+
+def ws_text_frame(body: bytes) -> bytes:
+    """Return one masked text frame (RFC 6455, 5.2) with an all-zero mask."""
+    if len(body) < 126:
+        length = struct.pack("!B", 0x80 | len(body))
+    else:
+        length = struct.pack("!BH", 0x80 | 126, len(body))
+    return b"\x81" + length + bytes(4) + body
+
+
+MAX_WAIT_S = 1.2
+"""Longest time until a socket is closed; the demo model has ended most answers by then."""
+SOON_S = 0.3
+EARLY_S = 0.03
+"""Of four sockets one is closed within this time and one within SOON_S, to meet queue, prefill and
+transfer; the other two at any time."""
+CONNECT_DEADLINE_S = 60.0
+MAX_TOKENS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One request whose socket was closed.
+
+    Attributes:
+      name: the id that the client gave it.
+      kind: sse, ws or plain.
+      closed_at: seconds since the epoch.
+    """
+
+    name: str
+    kind: str
+    closed_at: float
+
+
+class Pace:
+    """How long clients may wait before they leave, so that all have left in time.
+
+    Args:
+      count: requests to come.
+      clients: how many run side by side.
+      budget_s: for all of them.
+    """
+
+    def __init__(self, count: int, clients: int, budget_s: float) -> None:
+        self._remaining = count
+        self._clients = clients
+        self._budget_s = budget_s
+        self._began_at: float | None = None
+
+    def next_wait_s(self, now: float) -> float:
+        """Return the longest wait of the next request: its share of the time left, twice over.
+
+        The mean of the waits is about a third of the longest one, so that this leaves a third of a
+        share to all that a request costs besides; whoever is late catches up.
+        """
+        if self._began_at is None:
+            self._began_at = now
+        left_s = max(0.0, self._began_at + self._budget_s - now)
+        share_s = left_s * self._clients / max(1, self._remaining)
+        self._remaining -= 1
+        return min(MAX_WAIT_S, max(EARLY_S, 2 * share_s))
+
+
+def _body(kind: str, rng: random.Random) -> bytes:
+    filler = "and another dragon " * rng.choice((0, 1, 10, 60, 150))
+    text = f"Tell me a story about dragon number {rng.randrange(10**6)} {filler}"
+    message = {"role": "user", "content": text}
+    if kind == "ws":
+        request: dict[str, object] = {"type": "response.create", "input": [message]}
+        return json.dumps(request | {"max_output_tokens": MAX_TOKENS}).encode()
+    request = {"messages": [message], "stream": kind == "sse"}
+    return json.dumps(request | {"max_tokens": MAX_TOKENS, "ignore_eos": True}).encode()
+
+
+async def _swallow(stream: trio.SocketStream) -> None:
+    """Read and forget, as a client that is interested would; an answer's end is waited out."""
+    while await stream.receive_some(65536):
+        pass
+
+
+async def _begin(stream: trio.SocketStream, name: str, kind: str, host: str, body: bytes) -> None:
+    if kind != "ws":
+        await stream.send_all(chat_request(name, host, body))
+        return
+    await stream.send_all(ws_handshake(name, host))
+    await stream.receive_some(4096)
+    await stream.send_all(ws_text_frame(body))
+
+
+async def cut_one(url: str, name: str, rng: random.Random, max_wait_s: float = MAX_WAIT_S) -> Cut:
+    """Begin a request, wait for a random time, close its socket."""
+    kind = rng.choice(("sse", "ws", "plain"))
+    wait_s = rng.uniform(0, rng.choice((EARLY_S, min(SOON_S, max_wait_s), max_wait_s, max_wait_s)))
+    where = urlsplit(url)
+    assert where.hostname is not None
+    assert where.port is not None
+    with trio.fail_after(CONNECT_DEADLINE_S):
+        stream = await trio.open_tcp_stream(where.hostname, where.port)
+    try:
+        # Whoever is about to leave does not mind being left first.
+        with suppress(trio.BrokenResourceError):
+            with trio.move_on_after(CONNECT_DEADLINE_S):
+                await _begin(stream, name, kind, where.netloc, _body(kind, rng))
+            with trio.move_on_after(wait_s):
+                await _swallow(stream)
+        if rng.random() < 0.5:  # RST instead of FIN
+            linger = struct.pack("ii", 1, 0)
+            stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    finally:
+        closed_at = time.time()
+        stream.socket.close()
+    return Cut(name, kind, closed_at)
+
+
+async def cut_many(
+    url: str, numbers: Iterable[int], clients: int, seed: int, pace: Pace | None = None
+) -> list[Cut]:
+    """Cut a request per number, `clients` at a time."""
+    cuts: list[Cut] = []
+    waiting = iter(numbers)
+
+    async def client() -> None:
+        for number in waiting:
+            wait_s = MAX_WAIT_S if pace is None else pace.next_wait_s(time.monotonic())
+            rng = random.Random(f"{seed} {number}")
+            cuts.append(await cut_one(url, f"cut-{number:06d}", rng, wait_s))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(clients):
+            nursery.start_soon(client)
+    return cuts
+
+
+SMALL_BUFFER_BYTES = 4096
+"""What a kernel takes for its client is no reading: with a small buffer the stall comes sooner."""
+TOP_LOGPROBS = 20
+"""The most that may be asked for: two kilobytes a token, the heaviest stream there is."""
+HEAD_DEADLINE_S = 60.0
+"""To a stream's first bytes, behind all the others that begin."""
+
+
+@dataclass(slots=True)
+class Stalled:
+    """A client that asked, read the head of the answer and nothing more.
+
+    Attributes:
+      kind: sse or ws.
+      stream: its connection.
+      ended: how it ended once it read on: `reset` or `closed`; empty before.
+    """
+
+    kind: str
+    stream: trio.SocketStream
+    ended: str = ""
+
+
+async def stall(url: str, number: int, max_tokens: int) -> Stalled:
+    """Begin an answer, over SSE or WebSocket in turn, and stop reading."""
+    where = urlsplit(url)
+    kind = "ws" if number % 2 else "sse"
+    raw = trio.socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+    await raw.connect((where.hostname, where.port))
+    stream = trio.SocketStream(raw)
+    name = f"stalled-{number}"
+    with trio.fail_after(HEAD_DEADLINE_S):
+        if kind == "ws":
+            await stream.send_all(ws_handshake(name, where.netloc))
+            await stream.receive_some(SMALL_BUFFER_BYTES)
+            await stream.send_all(ws_text_frame(_response_body(number, max_tokens)))
+        else:
+            body = _chat_body(_question(number), max_tokens, top_logprobs=TOP_LOGPROBS)
+            await stream.send_all(chat_request(name, where.netloc, body))
+        await stream.receive_some(1)
+    return Stalled(kind, stream)
+
+
+async def read_on(client: Stalled) -> None:
+    """Read what is left; note whether the connection was reset or closed."""
+    try:
+        while await client.stream.receive_some(65536):
+            pass
+    except trio.BrokenResourceError:
+        client.ended = "reset"
+    else:
+        client.ended = "closed"
+    await trio.aclose_forcefully(client.stream)
+
+
+@dataclass(slots=True)
+class Reader:
+    """A client that reads as fast as it can, one answer after the other.
+
+    Attributes:
+      number: chooses its question.
+      max_tokens: of each answer.
+      gaps: (when, how long) between writes that brought text, of all answers.
+      texts: each distinct text that an answer had; greedy answers to one question have one.
+      num_answers: that ended well.
+    """
+
+    number: int
+    max_tokens: int
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    texts: set[str] = field(default_factory=set)
+    num_answers: int = 0
+
+    async def run(self, url: str) -> None:
+        """Ask and read until cancelled.
+
+        Raises:
+          StreamFailedError: an answer did not end as it should.
+        """
+        while True:
+            await self.read_one(url)
+
+    async def read_one(self, url: str) -> None:
+        """Ask once and read the whole answer.
+
+        Raises:
+          StreamFailedError: it did not end as it should.
+        """
+        where = urlsplit(url)
+        assert where.hostname is not None
+        assert where.port is not None
+        body = _chat_body(_question(self.number), self.max_tokens)
+        received = bytearray()
+        last: float | None = None
+        async with await trio.open_tcp_stream(where.hostname, where.port) as stream:
+            await stream.send_all(
+                chat_request(f"reader-{self.number}", where.netloc, body, close=True)
+            )
+            async for data in stream:
+                now = trio.current_time()
+                received += data
+                if b'"content":' in data:
+                    if last is not None:
+                        self.gaps.append((now, now - last))
+                    last = now
+        self._check(bytes(received))
+
+    def _check(self, received: bytes) -> None:
+        # The size of each chunk stands on a line of its own, which is no `data:` line.
+        lines = (line.rstrip(b"\r") for line in received.split(b"\n"))
+        text = ""
+        for part in read_chat_sse(lines):
+            match part:
+                case Piece():
+                    text += part.text
+                case End():
+                    self.texts.add(text)
+                    self.num_answers += 1
+
+
+def new_readers(count: int, max_tokens: int) -> Sequence[Reader]:
+    """Return readers with questions of their own."""
+    return [Reader(number, max_tokens) for number in range(count)]
+
+
+def _question(number: int) -> str:
+    return f"Tell me a story about dragon number {number}."
+
+
+def _chat_body(question: str, max_tokens: int, top_logprobs: int | None = None) -> bytes:
+    body: dict[str, object] = {
+        "messages": [{"role": "user", "content": question}],
+        "stream": True,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    if top_logprobs is None:
+        body["stream_options"] = {"include_usage": True}
+    else:
+        body |= {"logprobs": True, "top_logprobs": top_logprobs}
+    return json.dumps(body).encode()
+
+
+def _response_body(number: int, max_tokens: int) -> bytes:
+    body = {
+        "type": "response.create",
+        "input": _question(number),
+        "max_output_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": TOP_LOGPROBS,
+    }
+    return json.dumps(body).encode()

@@ -1,0 +1,118 @@
+"""The times of one stream: first token, between tokens, in all. Reads no clock: times come in."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """What is kept of a stream that ended.
+
+    Attributes:
+      protocol: "SSE" or "WS".
+      prompt: the kind of prompt, as `prompts` names it.
+      failure: why it did not end well, None if it did.
+      tokens: completion tokens as the server counted them.
+      ttft_s: from sending to the first text, None if there was none.
+      itl_s: mean time between tokens, None where they came as one piece.
+      tokens_per_s: tokens over the whole time of the stream, waiting included.
+    """
+
+    protocol: str
+    prompt: str
+    failure: str | None
+    tokens: int
+    ttft_s: float | None
+    itl_s: float | None
+    tokens_per_s: float | None
+
+
+class StreamClock:
+    """Notes when pieces of one stream came."""
+
+    def __init__(self, now_s: float) -> None:
+        self._sent_s = now_s
+        self._first_s: float | None = None
+        self._last_s = now_s
+
+    def piece(self, now_s: float) -> None:
+        """Note a piece of text; it may hold several tokens."""
+        if self._first_s is None:
+            self._first_s = now_s
+        self._last_s = now_s
+
+    def record(self, protocol: str, prompt: str, tokens: int, failure: str | None) -> StreamRecord:
+        """Return what is to be kept.
+
+        The mean time between tokens is taken over first and last text: servers may merge tokens
+        into one piece, so that single gaps would say more about merging than about decoding.
+        """
+        ttft_s = itl_s = tokens_per_s = None
+        if self._first_s is not None:
+            ttft_s = self._first_s - self._sent_s
+            duration_s = self._last_s - self._sent_s
+            if tokens > 1 and self._last_s > self._first_s:
+                itl_s = (self._last_s - self._first_s) / (tokens - 1)
+            if tokens > 0 and duration_s > 0:
+                tokens_per_s = tokens / duration_s
+        return StreamRecord(protocol, prompt, failure, tokens, ttft_s, itl_s, tokens_per_s)
+
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of one protocol.
+
+    Attributes:
+      name: such as "SSE TTFT".
+      unit: "ms" or "tokens/s".
+      count: streams that it was taken from.
+      percentiles: by PERCENTILES. For tokens/s the bad end is the low one: p99 is what 99 % exceed.
+    """
+
+    name: str
+    unit: str
+    count: int
+    percentiles: tuple[float, ...]
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return the smallest value that at least `percent` of the values do not exceed.
+
+    Args:
+      ordered: ascending, at least one.
+      percent: 0 < percent <= 100.
+    """
+    return ordered[math.ceil(len(ordered) * percent / 100) - 1]
+
+
+def rows(records: Sequence[StreamRecord]) -> list[Row]:
+    """Return what is to be shown of the streams that ended well."""
+    table = []
+    for protocol in sorted({record.protocol for record in records}):
+        good = [r for r in records if r.protocol == protocol and r.failure is None]
+        figures = (
+            ("TTFT", "ms", [r.ttft_s * 1000 for r in good if r.ttft_s is not None]),
+            ("ITL", "ms", [r.itl_s * 1000 for r in good if r.itl_s is not None]),
+            ("tokens/s", "tokens/s", [r.tokens_per_s for r in good if r.tokens_per_s is not None]),
+        )
+        for name, unit, values in figures:
+            if values:
+                ordered = sorted(values, reverse=unit == "tokens/s")
+                points = tuple(percentile(ordered, percent) for percent in PERCENTILES)
+                table.append(Row(f"{protocol} {name}", unit, len(values), points))
+    return table
+
+
+def failures(records: Sequence[StreamRecord]) -> Counter[str]:
+    """Return how often each failure came, by protocol and reason."""
+    return Counter(f"{r.protocol}: {r.failure}" for r in records if r.failure is not None)

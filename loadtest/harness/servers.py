@@ -1,0 +1,318 @@
+"""Servers and fleets as processes: started, waited for, watched by /proc and their log, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+
+ROOT = Path(__file__).parents[2]
+# Not the script `triolet`: where dependencies come from PYTHONPATH there is none.
+TRIOLET = (sys.executable, "-m", "ops.cli")
+START_DEADLINE_S = 300.0
+"""Loading a large checkpoint takes a while, and vLLM compiles for a minute and a half at first."""
+STOP_DEADLINE_S = 30.0
+READY_POLL_S = 0.05
+LAST_LINES = 15
+"""Of the log of a server that did not start."""
+SCHEDULER_CLOCK = 2
+"""CPUCLOCK_SCHED: the CPU time that the scheduler counts, in nanoseconds."""
+POLL_S = 0.02
+KIB = 1024
+
+
+class ServerDidNotStartError(Exception):
+    """It ended before it was ready, or was not ready in time."""
+
+
+class ServerProcess:
+    """A server or a whole fleet as one process with its children, over as many lives as it takes.
+
+    Args:
+      command: program and arguments; what says the port is added.
+      log: file for the output of all lives.
+      environment: of the process; None for this one's.
+      ready_path: answers below 500 once requests are taken.
+      port_words: arguments that say the port, which stands for `{}`.
+
+    Attributes:
+      port: on loopback; reserved until `close`, also while no life listens.
+      url: of it.
+      log: what was written so far.
+      command: with its port.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        ready_path: str = "/health/ready",
+        port_words: Sequence[str] = ("--port", "{}"),
+    ) -> None:
+        # Bound and never listening. Servers that share a port need both options.
+        self._kept = socket.socket()
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            self._kept.setsockopt(socket.SOL_SOCKET, option, 1)
+        self._kept.bind(("127.0.0.1", 0))
+        self.port: int = self._kept.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = FleetLog(log)
+        self.command = [*command, *(word.format(self.port) for word in port_words)]
+        self._environment = environment
+        self._ready_path = ready_path
+        self._process: subprocess.Popen[bytes] | None = None
+        log.write_bytes(b"")
+
+    @property
+    def pid(self) -> int:
+        """Of the newest life."""
+        assert self._process is not None, "start it first"
+        return self._process.pid
+
+    def start(self, core: int | None = None) -> None:
+        """Begin a life, on one core or on all of them; see `wait_ready`."""
+        with on_core(core), self.log.path.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_ready(self) -> None:
+        """Return once requests are taken.
+
+        Raises:
+          ServerDidNotStartError: with the end of the log.
+        """
+        assert self._process is not None, "start it first"
+        give_up = time.monotonic() + START_DEADLINE_S
+        while not self._is_ready():
+            if self._process.poll() is not None:
+                what = f"the server ended with exit code {self._process.returncode}"
+            elif time.monotonic() > give_up:
+                what = f"the server was not ready within {START_DEADLINE_S:.0f} s"
+            else:
+                time.sleep(READY_POLL_S)
+                continue
+            lines = self.log.path.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            raise ServerDidNotStartError("\n".join([f"{what}; {self.log.path} ends:", *lines]))
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the process; not for its children."""
+        assert self._process is not None, "start it first"
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it as Ctrl-C would, by force if that takes too long, and give the port back."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._kept.close()
+
+    def _is_ready(self) -> bool:
+        try:
+            answer = httpx2.get(f"{self.url}{self._ready_path}", timeout=2.0, trust_env=False)
+        except httpx2.TransportError:
+            return False
+        return answer.status_code < httpx2.codes.INTERNAL_SERVER_ERROR
+
+
+@contextmanager
+def running(server: ServerProcess, core: int | None = None) -> Iterator[ServerProcess]:
+    """Run a server: ready at the beginning, ended at the end.
+
+    Raises:
+      ServerDidNotStartError: with the end of its log.
+    """
+    with closing(server):
+        server.start(core)
+        server.wait_ready()
+        yield server
+
+
+@contextmanager
+def running_server(options: Sequence[str], log: Path) -> Iterator[str]:
+    """Run `triolet serve` with these options and yield its URL.
+
+    Raises:
+      ServerDidNotStartError: with the end of its log.
+    """
+    with running(ServerProcess([*TRIOLET, "serve", *options], log)) as server:
+        yield server.url
+
+
+@contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Let processes that are started meanwhile have one core alone; None for no choice."""
+    own = os.sched_getaffinity(0)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
+
+
+def cpu_s_of(pid: int) -> float:
+    """Return the CPU seconds of a process so far, its threads of before included.
+
+    Raises:
+      OSError: there is no such process.
+    """
+    # Linux's name for the clock of a whole process.
+    return time.clock_gettime(~pid << 3 | SCHEDULER_CLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a process holds.
+
+    Attributes:
+      rss_bytes: memory.
+      num_fds: open files.
+      num_threads: threads.
+    """
+
+    rss_bytes: int
+    num_fds: int
+    num_threads: int
+
+
+def state_of(pid: int) -> str | None:
+    """Return the letter of a process's state, or None if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return stat.rpartition(")")[2].split()[0]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether it runs no more; a process that nobody has waited for yet is gone too."""
+    return state_of(pid) in {None, "Z", "X"}
+
+
+def cost_of(pid: int) -> Cost | None:
+    """Return what a process holds, or None if it is gone."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        status = (folder / "status").read_text()
+        num_fds = sum(1 for _ in (folder / "fd").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = dict(re.findall(r"^(VmRSS|Threads):\s+(\d+)", status, re.MULTILINE))
+    return Cost(int(fields["VmRSS"]) * KIB, num_fds, int(fields["Threads"]))
+
+
+def seconds_of(entry: Mapping[str, Any]) -> float:
+    """Return when a log line was written, in seconds since the epoch."""
+    return datetime.fromisoformat(entry["timestamp"]).timestamp()
+
+
+class FleetLog:
+    """What a `triolet serve` and its children have logged so far.
+
+    Args:
+      path: where their output goes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read_bytes = 0
+        self._entries: list[dict[str, Any]] = []
+        self._by_event: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return all JSON lines so far."""
+        with self.path.open("rb") as file:
+            file.seek(self._read_bytes)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        for line in whole.splitlines():
+            # A process that is killed may leave half a line, which the next one's follows.
+            with suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    self._entries.append(entry)
+                    self._by_event[str(entry.get("event"))].append(entry)
+        return self._entries
+
+    def of(self, event: str, **fields: object) -> list[dict[str, Any]]:
+        """Return the lines of one event that carry these fields."""
+        self.entries()
+        return [entry for entry in self._by_event[event] if fields.items() <= entry.items()]
+
+    def pids(self) -> dict[str, int]:
+        """Return the newest process of each name, the server's and the workers'."""
+        return {entry["name"]: entry["pid"] for entry in self.of("process_started")}
+
+    def names(self, role: str) -> list[str]:
+        """Return the workers of a role."""
+        return sorted(name for name in self.pids() if name.startswith(f"{role}-"))
+
+    def costs(self) -> dict[str, Cost]:
+        """Return what each living process holds."""
+        held = {name: cost_of(pid) for name, pid in self.pids().items()}
+        return {name: cost for name, cost in held.items() if cost is not None}
+
+
+class HasNotHappenedError(Exception):
+    """Something that had to happen did not, in time."""
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait until something holds.
+
+    Raises:
+      HasNotHappenedError: it does not.
+    """
+    with trio.move_on_after(timeout_s):
+        while not condition():  # noqa: ASYNC110 (other processes set no events)
+            await trio.sleep(POLL_S)
+        return
+    raise HasNotHappenedError(f"not within {timeout_s:.0f} s: {what}")
+
+
+def attempts_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many attempts each request had, by the id that its client gave it.
+
+    Requests are told from one another by the server's line about their end; a request whose server
+    died has none and is left out.
+    """
+    client_ids: dict[str, str] = {}
+    highest: dict[str, int] = {}
+    for entry in entries:
+        if entry.get("event") == "request_ended":
+            client_ids[entry["request_id"]] = entry["client_request_id"]
+        elif entry.get("event") == "attempt_ended":
+            request_id, attempt = entry["attempt"].split("/")
+            highest[request_id] = max(highest.get(request_id, 0), int(attempt))
+    return {client_ids[i]: n + 1 for i, n in highest.items() if i in client_ids}

@@ -1,0 +1,249 @@
+"""A fleet of real processes whose capacity is a formula: one server, and paced workers.
+
+With `cost=None` the workers are the
+product's own and compute the demo model.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from triolet.audit import FleetAudit
+from triolet.invariants import check_at_rest
+from triolet.service_class import ServiceClass
+
+from ..harness.http import get
+from ..harness.servers import ServerProcess, running
+from .arrivals import Arrival
+from .http_client import Asker, BrokenAnswerError, request_bytes
+from .lab_process import EVERYTHING, command
+from .modelled import COST, StepCost
+from .outcomes import Fate, Outcome
+from .virtual import Course, prompt_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from .arrivals import Sizes
+    from .http_client import Answer
+
+
+ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+KV_POOL: Final = "96MiB"
+"""1000 blocks of the demo model: rows are what decode runs out of, not blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RealShape:
+    """How large a fleet is.
+
+    Attributes:
+      prefills: workers.
+      decodes: workers.
+      max_num_seqs: rows of a decode step.
+      cost: of a step; None lets the demo model be computed.
+      mechanisms: what of the server is switched on, by name.
+      server_options: more of them.
+    """
+
+    prefills: int = 1
+    decodes: int = 1
+    max_num_seqs: int = 32
+    cost: StepCost | None = COST
+    mechanisms: str = EVERYTHING
+    server_options: tuple[str, ...] = ()
+
+
+@contextmanager
+def real_fleet(shape: RealShape, logs: Path) -> Iterator[ServerProcess]:
+    """Run a fleet of a supervisor, one server and workers; its log is `fleet.log` in `logs`.
+
+    Raises:
+      ServerDidNotStartError: with the end of its log.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    started = [
+        *(*command(shape.mechanisms, shape.cost), "serve", "--threads", "1"),
+        *("--prefill", str(shape.prefills), "--decode", str(shape.decodes)),
+        *("--max-num-seqs", str(shape.max_num_seqs), "--kv-pool", KV_POOL),
+        *("--log-level", "info", *shape.server_options),
+    ]
+    with running(ServerProcess(started, logs / "fleet.log", os.environ | ENVIRONMENT)) as fleet:
+        yield fleet
+
+
+async def audit_of(fleet: ServerProcess) -> FleetAudit:
+    """Return every process's account of itself.
+
+    Raises:
+      ConnectionError: the server does not answer, or not with an audit.
+    """
+    status, body = await get(fleet.url, "/fleet/audit")
+    if status != 200:
+        raise ConnectionError(f"no audit: {body.decode()}")
+    return FleetAudit.from_json(body)
+
+
+FIRST_ID, LAST_ID = 256, 2000
+"""Ids of the demo model that are parts of words: no prompt begins like another one."""
+PATIENCE_S: Final = 300.0
+"""Of clients that find out what a fleet can do."""
+GRACE_S: Final = 5.0
+"""Beyond a request's deadline: a server that has not answered by then is not waited for."""
+REST_S: Final = 30.0
+"""After the last answer everything has to be back within this time."""
+POLL_S: Final = 0.25
+OVERLOADED: Final = "overloaded"
+TIERS: Final = {
+    ServiceClass.CRITICAL: "priority",
+    ServiceClass.DEFAULT: "default",
+    ServiceClass.SHEDDABLE: "flex",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RealLoad:
+    """Arrivals, and who they are.
+
+    Attributes:
+      arrivals: in order.
+      do_return: whoever is refused comes once more, after exactly the time that it was told.
+      seed: decides prompts.
+    """
+
+    arrivals: Sequence[Arrival]
+    do_return: bool = False
+    seed: int = 0
+
+
+async def drive(fleet: ServerProcess, load: RealLoad) -> Course:
+    """Let everybody come and go; return when the fleet is at rest."""
+    before = await audit_of(fleet)
+    numbers = random.Random(f"prompts {load.seed}")
+    asked = [_request(fleet.port, load, arrival, numbers) for arrival in load.arrivals]
+    outcomes = [Outcome(arrival) for arrival in load.arrivals]
+    asker = Asker(fleet.port)
+    began_at, began_cpu_s = trio.current_time(), time.process_time()
+    async with trio.open_nursery() as nursery:
+        for outcome, request in zip(outcomes, asked, strict=True):
+            due = began_at + outcome.arrival.at_s
+            await trio.sleep_until(due)
+            nursery.start_soon(_come, asker, request, outcome, due, load.do_return)
+    cpu_share = (time.process_time() - began_cpu_s) / (trio.current_time() - began_at)
+    await asker.close()
+    audit, left = await _at_rest(fleet)
+    return Course(
+        outcomes,
+        prompt_tokens(audit) - prompt_tokens(before),
+        left,
+        generator_cpu=cpu_share,
+    )
+
+
+async def capacity(fleet: ServerProcess, sizes: Sizes, num_clients: int, seconds: float) -> float:
+    """Return the requests per second that a fleet answers to clients who each ask for the next
+    thing as soon as they have the last: its throughput, whatever anybody waits.
+
+    Args:
+      fleet: with nothing that refuses.
+      sizes: of what they ask for.
+      num_clients: at once; more than the fleet has rows.
+      seconds: how long; the first quarter, in which they all come at once, does not count.
+    """
+    asker, load, ended_at = Asker(fleet.port), RealLoad(()), list[float]()
+    began_at = trio.current_time()
+
+    async def client(number: int) -> None:
+        numbers = random.Random(f"client {number}")
+        while True:
+            prompt, output = sizes.draw(numbers)
+            arrival = Arrival(0.0, prompt, output, deadline_s=PATIENCE_S)
+            answer = await asker.ask(_request(fleet.port, load, arrival, numbers))
+            if answer.status != 200 or answer.code:
+                raise BrokenAnswerError(f"while capacity was measured: {answer}")
+            ended_at.append(trio.current_time())
+
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            for number in range(num_clients):
+                nursery.start_soon(client, number)
+    await asker.close()
+    await _at_rest(fleet)
+    return sum(at >= began_at + seconds / 4 for at in ended_at) / (0.75 * seconds)
+
+
+async def _come(
+    asker: Asker, request: bytes, outcome: Outcome, due: float, do_return: bool
+) -> None:
+    await _ask(asker, request, outcome, due)
+    if not do_return or outcome.fate is not Fate.REFUSED or outcome.retry_after_s is None:
+        return
+    # Sooner than told by nobody: what a client takes to hear of it comes on top.
+    await trio.sleep(outcome.retry_after_s)
+    at_s = outcome.arrival.at_s + trio.current_time() - due
+    outcome.again = Outcome(replace(outcome.arrival, at_s=at_s))
+    await _ask(asker, request, outcome.again, trio.current_time())
+
+
+async def _ask(asker: Asker, request: bytes, outcome: Outcome, due: float) -> None:
+    outcome.late_s = trio.current_time() - due
+    answer: Answer | None = None
+    with (
+        trio.move_on_at(due + outcome.arrival.deadline_s + GRACE_S),
+        suppress(BrokenAnswerError, OSError),
+    ):
+        answer = await asker.ask(request)
+    outcome.end_s = trio.current_time() - due
+    if answer is None:
+        outcome.code = "no_answer"
+        return
+    outcome.code, outcome.tokens = answer.code, answer.tokens
+    outcome.retry_after_s = answer.retry_after_s
+    if answer.first_at is not None and not (answer.code and not answer.tokens):
+        outcome.first_s = answer.first_at - due
+    if answer.status == 200 and not answer.code:
+        is_whole = answer.tokens >= outcome.arrival.output_tokens
+        outcome.fate = Fate.WHOLE if is_whole else Fate.CAPPED
+    elif answer.status != 200 and answer.retry_after_s is not None:
+        outcome.fate = Fate.REFUSED
+    elif answer.code == OVERLOADED and not answer.tokens:
+        outcome.fate = Fate.DROPPED  # its stream had begun, with nothing in it
+
+
+async def _at_rest(fleet: ServerProcess) -> tuple[FleetAudit, tuple[str, ...]]:
+    """Return the account of the fleet once nothing is left, or after a while what is."""
+    deadline = trio.current_time() + REST_S
+    while True:
+        audit = await audit_of(fleet)
+        left = tuple(map(str, check_at_rest(audit)))
+        if not left or trio.current_time() > deadline:
+            return audit, left
+        await trio.sleep(POLL_S)
+
+
+def _request(port: int, load: RealLoad, arrival: Arrival, numbers: random.Random) -> bytes:
+    headers = {"x-request-timeout-ms": str(round(1000 * arrival.deadline_s))}
+    fields: dict[str, object] = {
+        "model": "demo",
+        "prompt": numbers.choices(range(FIRST_ID, LAST_ID), k=arrival.prompt_tokens),
+        "max_tokens": arrival.output_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        "service_tier": TIERS[arrival.service_class],
+    }
+    return request_bytes(port, fields, headers)

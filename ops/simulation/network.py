@@ -1,0 +1,211 @@
+"""Which simulated hosts the workers live on, and memory that processes of one host see.
+
+The twin of transport/shared_ring.py without a kernel: its numbers come from the seed alone, so that
+a run's frames do. Knows hosts and rings; knows no processes.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from transport.frames import SharedRing
+from transport.memory_network import MemoryNetwork
+from transport.memory_pipe import Conditions
+from transport.shared_ring import TOKEN_BYTES, NotSharedError
+
+from .clock import ClockAlarm
+from .faults import CALM, Fault
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Sequence
+
+    from transport.memory_pipe import LinkName
+
+    from .trace import Trace
+
+
+NUM_HOSTS: Final = 2
+"""About every second pair of workers shares memory; bytes travel between the others."""
+
+
+class SimulatedRing:
+    """A ring, and how whoever found it sees it. See shared_ring.Ring and shared_ring.FoundRing."""
+
+    def __init__(self, host: Host, number: int, num_bytes: int) -> None:
+        self._bytes = bytearray(num_bytes)
+        self._host = host
+        self.offer: SharedRing | None = SharedRing(
+            host.number, number, num_bytes, number.to_bytes(TOKEN_BYTES)
+        )
+        self.memory = memoryview(self._bytes)
+
+    def close(self) -> None:
+        """End with its owner's life: nobody finds it any more, readers keep it."""
+        self._host.forget(self)
+
+
+class SeenRing:
+    """A ring as another process has it mapped. See shared_ring.FoundRing."""
+
+    def __init__(self, ring: SimulatedRing, host: Host) -> None:
+        self._ring = ring
+        self._host = host
+
+    @property
+    def memory(self) -> memoryview:
+        """The ring, for reading."""
+        return self._ring.memory.toreadonly()
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether its owner is dead."""
+        return not self._host.has(self._ring)
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Host:
+    """One host: the rings that its processes offer.
+
+    Args:
+      number: its own, from 1.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._numbers = count()
+        self._rings: dict[SharedRing, SimulatedRing] = {}
+
+    def make_ring(self, num_bytes: int) -> SimulatedRing:
+        """Return memory that others here may read."""
+        ring = SimulatedRing(self, next(self._numbers), num_bytes)
+        assert ring.offer is not None
+        self._rings[ring.offer] = ring
+        return ring
+
+    def find(self, offer: SharedRing) -> SeenRing:
+        """Return what an offer names, if that is on this host.
+
+        Raises:
+          NotSharedError: it is not.
+        """
+        ring = self._rings.get(offer)
+        if ring is None:
+            raise NotSharedError(f"no such ring on host {self.number}")
+        return SeenRing(ring, self)
+
+    def has(self, ring: SimulatedRing) -> bool:
+        """Return whether a ring's owner still lives."""
+        return ring.offer in self._rings
+
+    def forget(self, ring: SimulatedRing) -> None:
+        """Take away the ring of somebody who has died. Idempotent."""
+        if ring.offer is not None:
+            self._rings.pop(ring.offer, None)
+
+
+def draw_hosts(seed: int, names: list[str]) -> dict[str, Host]:
+    """Return where each worker lives; drawn apart, so that all else stays as it was."""
+    rng = random.Random(f"hosts {seed}")
+    hosts = [Host(1 + number) for number in range(NUM_HOSTS)]
+    return {name: rng.choice(hosts) for name in names}
+
+
+PREFIX = "memory:"
+KV = "/kv"
+
+
+def control_address(name: str) -> str:
+    """Return where servers reach a worker."""
+    return f"{PREFIX}{name}"
+
+
+def kv_address(name: str) -> str:
+    """Return where prefill workers reach a decode worker."""
+    return f"{PREFIX}{name}{KV}"
+
+
+class _Route(NamedTuple):
+    """One direction of one link: names of sender and receiver, and how the trace has it."""
+
+    ends: tuple[str, str]
+    text: str
+
+
+class Weather(Conditions):
+    """See transport.memory_pipe.Conditions.
+
+    Args:
+      seed: decides every fault.
+      trace: takes down what is sent.
+
+    Attributes:
+      partitions: (sender, receiver) names between which nothing gets through.
+      num_delayed: frames that were sent into a slow network.
+      num_cut_one_way: frames that vanished where the way back was open.
+    """
+
+    def __init__(self, seed: int, trace: Trace) -> None:
+        super().__init__(seed, CALM)
+        self.partitions: set[tuple[str, str]] = set()
+        self.num_delayed = 0
+        self.num_cut_one_way = 0
+        self._trace = trace
+        self._routes: dict[tuple[LinkName, str], _Route] = {}
+
+    def is_cut(self, link: LinkName, direction: str) -> bool:
+        """Return whether a partition lies between sender and receiver."""
+        if not self.partitions:
+            return False
+        ends = self._route(link, direction).ends
+        if ends not in self.partitions:
+            return False
+        if ends[::-1] not in self.partitions:
+            self.num_cut_one_way += 1
+        return True
+
+    def make_alarm(self) -> ClockAlarm:
+        """Let receivers wait for the simulator's own clock."""
+        return ClockAlarm()
+
+    def on_put(self, link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Take a message down."""
+        route = self._route(link, direction)
+        if self.faults.max_delay_s > CALM.max_delay_s:
+            self.num_delayed += 1
+        fate = "CUT " if route.ends in self.partitions else ""
+        self._trace.sent(route.text, parts, fate)
+
+    def count(self, happened: Counter[Fault]) -> None:
+        """Add what the network did."""
+        counts = self.counts
+        happened[Fault.LOSS] += counts.lost
+        happened[Fault.DUPLICATION] += counts.duplicated
+        happened[Fault.REORDER] += counts.reordered
+        happened[Fault.CORRUPTION] += counts.corrupted
+        happened[Fault.AFTERLIFE] += counts.outlived
+        happened[Fault.DELAY] += self.num_delayed
+        happened[Fault.ONE_WAY] += self.num_cut_one_way
+        happened[Fault.PARTITION] += counts.cut - self.num_cut_one_way
+
+    def _route(self, link: LinkName, direction: str) -> _Route:
+        route = self._routes.get((link, direction))
+        if route is None:
+            bound = link[0].removeprefix(PREFIX).removesuffix(KV)
+            connecting = link[1].split(b":")[1].decode()
+            sender, receiver = (connecting, bound) if direction == "up" else (bound, connecting)
+            route = _Route((sender, receiver), f"{sender} > {receiver}")
+            self._routes[link, direction] = route
+        return route
+
+
+def make_network(seed: int, trace: Trace) -> tuple[MemoryNetwork, Weather]:
+    """Return a network and what rules it."""
+    network = MemoryNetwork(seed)
+    weather = Weather(seed, trace)
+    network.conditions = weather
+    return network, weather

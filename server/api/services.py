@@ -1,0 +1,90 @@
+"""The parts of the server that every route is handed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..cache.front import CachingFleet
+from ..tenants.opening import quotas_in_memory
+from ..tenants.tenancy import Tenancy
+from ..text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDefaults
+from ..text.threads import FairLimiter
+from .door import BodyRoom, RefusalLog, RefusalPace
+from .operations.fleet_status import RecentFigures
+from .request_scope import ServerState
+from .resume import KeptAnswers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from triolet.config import ServerConfig
+
+    from ..metrics.metrics import Metrics
+    from ..scheduling.links import Links
+    from ..tenants.quotas import Quotas
+    from ..text.grammars import Grammars
+    from ..text.tokenizer import TextModel
+    from .peers import Peers
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What routes work with."""
+
+    config: ServerConfig
+    fleet: Links | CachingFleet
+    text: TextModel
+    metrics: Metrics
+    grammars: Grammars
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    state: ServerState = field(default_factory=ServerState)
+    count_connections: Callable[[], int] = lambda: 0
+    """How many clients are connected."""
+    embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
+    """How inputs become vectors with this model."""
+    card: ModelCard = field(default_factory=ModelCard)
+    """What clients that show models are told of this one."""
+    page_words: PageWords = field(default_factory=PageWords)
+    """What the chat page says of this model."""
+    peers: Peers | None = None
+    """None where this is the only server."""
+    tenancy: Tenancy = field(default_factory=Tenancy)
+    """Who may ask; without tenants anybody who reaches the port."""
+    quotas: Quotas = field(default_factory=quotas_in_memory)
+    """What they may use."""
+    kept: KeptAnswers = field(init=False)
+    """Answers that clients may come back to."""
+    parser_threads: FairLimiter = field(init=False)
+    """For large bodies. One: parsing is Python's work, so a second would not make it faster."""
+    bodies: BodyRoom = field(init=False)
+    """Bytes of bodies under way."""
+    refusals: RefusalPace = field(init=False)
+    """How fast refusals are answered."""
+    recent: RecentFigures = field(init=False)
+    """What was counted in the last seconds."""
+    refusal_log: RefusalLog = field(init=False)
+    """Which of them are logged."""
+
+    def __post_init__(self) -> None:
+        door = self.config.door
+        limiter = FairLimiter(1, self.config.turns, "large bodies wait to be parsed")
+        object.__setattr__(self, "parser_threads", limiter)
+        object.__setattr__(self, "bodies", BodyRoom(door))
+        object.__setattr__(self, "refusals", RefusalPace(door))
+        object.__setattr__(self, "refusal_log", RefusalLog(door))
+        object.__setattr__(self, "recent", RecentFigures(self.metrics, self.config))
+        sweeps: list[Callable[[float], None]] = []
+        if self.config.response_cache.max_bytes:
+            assert not isinstance(self.fleet, CachingFleet)
+            fleet = CachingFleet(self.fleet, self.config.response_cache, self.quotas)
+            object.__setattr__(self, "fleet", fleet)  # as a frozen dataclass's own __init__ does
+            self.metrics.http.watch_response_cache(fleet)
+            sweeps.append(fleet.store.expire)
+        kept = KeptAnswers(
+            self.config.resume,
+            is_leaving=lambda: self.state.is_draining,
+            count=self.metrics.http.resumption,
+            sweeps=sweeps,
+        )
+        object.__setattr__(self, "kept", kept)

@@ -1,0 +1,284 @@
+"""A list that tasks can wait on: what was seen so far, and what will be."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import resource
+import signal
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+
+T = TypeVar("T")
+
+MAX_ENTRIES = 500_000
+"""Between two calls of `clear`; far more than the busiest cell writes."""
+
+
+class Journal(Generic[T]):
+    """Entries in the order in which they came.
+
+    Attributes:
+      entries: since the last `clear`.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[T] = []
+        self._changed = trio.Event()
+
+    def add(self, entry: T) -> None:
+        """Write down, and wake whoever waits."""
+        assert len(self.entries) < MAX_ENTRIES, "clear() between cells"
+        self.entries.append(entry)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def clear(self) -> None:
+        """Begin a new page."""
+        self.entries.clear()
+
+    async def wait_for(self, wants: Callable[[T], bool]) -> T:
+        """Return the first entry that is wanted, once there is one. Bound it by a deadline."""
+        looked_at = 0
+        while True:
+            looked_at = min(looked_at, len(self.entries))
+            for entry in self.entries[looked_at:]:
+                if wants(entry):
+                    return entry
+            looked_at = len(self.entries)
+            await self._changed.wait()
+
+
+POLL_S = 0.005
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Return once the condition holds. Bound it by a deadline."""
+    while True:
+        held = condition()
+        if inspect.isawaitable(held):
+            held = await held
+        if held:
+            return
+        await trio.sleep(POLL_S)
+
+
+READ_BYTES = 65536
+EXIT_DEADLINE_S = 60.0
+POLITE_S = 2.0
+"""At the very end, until a process that was asked to leave is killed."""
+STATE_DEADLINE_S = 30.0
+LAST_CHARACTERS = 1500
+
+
+class FaultNotInjectedError(Exception):
+    """The injector could not prove that its fault happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One structured log line.
+
+    Attributes:
+      at: seconds since the epoch, by the clock of this machine; 0.0 if the line does not say.
+      event: what happened.
+      fields: everything else.
+    """
+
+    at: float
+    event: str
+    fields: Mapping[str, Any]
+
+
+class RoleProcess:
+    """One role of the fleet, in as many lives as it is given.
+
+    Args:
+      name: in the fleet.
+      command: program and arguments.
+      environment: of the process.
+      log_path: gets whatever it writes, of all its lives.
+
+    Attributes:
+      lines: what it logged.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log_path: Path
+    ) -> None:
+        self.name = name
+        self.lines: Journal[LogLine] = Journal()
+        self._command = command
+        self._environment = environment
+        self._log_path = log_path
+        self._process: subprocess.Popen[bytes] | None = None
+        self._was_killed = False
+
+    @property
+    def pid(self) -> int:
+        """Of the present life, or of the last one."""
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def fell_by_itself(self) -> bool:
+        """Whether it has ended and nobody killed it."""
+        has_ended = self._process is not None and self._process.poll() is not None
+        return has_ended and not self._was_killed
+
+    def last_words(self) -> str:
+        """Return its exit code and the end of what it wrote."""
+        assert self._process is not None
+        text = self._log_path.read_text(encoding="utf-8", errors="replace")
+        return f"exit code {self._process.returncode}; {text[-LAST_CHARACTERS:]}"
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Begin a life; its output is read in the nursery."""
+        assert not self.is_running, f"{self.name} runs already"
+        self._was_killed = False
+        # From this, the main thread: a role that follows its parent into death follows the thread
+        # that forked it, and Trio's other threads come and go.
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(self._environment),
+        )
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            # A descriptor of its own: Popen closes its files when it is collected.
+            nursery.start_soon(self._read, trio.lowlevel.FdStream(os.dup(pipe.fileno())))
+            pipe.close()
+
+    async def wait_line(self, wants: Callable[[LogLine], bool]) -> LogLine:
+        """Return the first log line since the page began that is wanted."""
+        return await self.lines.wait_for(wants)
+
+    async def wait_ended(self, wanted: int | None = None) -> int:
+        """Return the exit code once the process is gone.
+
+        Args:
+          wanted: the code with which a fault lets it leave by itself.
+
+        Raises:
+          FaultNotInjectedError: it left with another one.
+        """
+        if wanted is not None:
+            self._was_killed = True
+        with trio.fail_after(EXIT_DEADLINE_S):
+            code = await self._wait()
+        if wanted not in (None, code):
+            raise FaultNotInjectedError(f"{self.name} left with {code}, not with {wanted}")
+        return code
+
+    async def kill(self) -> None:
+        """SIGKILL, and prove that no such process is there any more."""
+        self._was_killed = True
+        os.kill(self.pid, signal.SIGKILL)
+        is_killed = await self.wait_ended() == -signal.SIGKILL
+        if not is_killed or await trio.Path(f"/proc/{self.pid}").exists():
+            raise FaultNotInjectedError(f"{self.name} was not killed")
+
+    async def terminate(self) -> None:
+        """End it for good: politely, then not."""
+        if self._process is None:
+            return
+        if not self.is_running:
+            await self._wait()
+            return
+        os.kill(self.pid, signal.SIGCONT)
+        os.kill(self.pid, signal.SIGINT)
+        with trio.move_on_after(POLITE_S):
+            await self._wait()
+        if self.is_running:
+            os.kill(self.pid, signal.SIGKILL)
+            await self._wait()
+
+    async def freeze(self) -> None:
+        """SIGSTOP, and wait until the kernel says that it is stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        await self._wait_state("T")
+
+    async def thaw(self) -> None:
+        """SIGCONT, and wait until the kernel says that it is not stopped any more. Idempotent."""
+        os.kill(self.pid, signal.SIGCONT)
+        await self._wait_state("RSD")
+
+    def order(self, line: str) -> None:
+        """Say a line to the process's stdin: to the gate of a worker that has one. A dead one hears
+        nothing."""
+        if not self.is_running:
+            return
+        assert self._process is not None
+        assert self._process.stdin is not None
+        # A line is far smaller than a pipe: this cannot block.
+        os.write(self._process.stdin.fileno(), line.encode() + b"\n")
+
+    def next_file(self) -> int:
+        """Return the number that the next file would get; as a limit it lets none be opened."""
+        taken = {int(name) for name in os.listdir(f"/proc/{self.pid}/fd")}
+        return min(set(range(len(taken) + 1)) - taken)
+
+    def limit_files(self, soft: int) -> int:
+        """Allow it so many file descriptors; return what was allowed before."""
+        before, hard = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        return before
+
+    async def _wait(self) -> int:
+        assert self._process is not None
+        if self._process.poll() is None:
+            ended = os.pidfd_open(self._process.pid)
+            try:
+                await trio.lowlevel.wait_readable(ended)
+            finally:
+                os.close(ended)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait()
+
+    async def _wait_state(self, allowed: str) -> None:
+        with trio.move_on_after(STATE_DEADLINE_S):
+            await until(lambda: self._state() in allowed)
+            return
+        raise FaultNotInjectedError(f"{self.name} is in state {self._state()}, not in {allowed}")
+
+    def _state(self) -> str:
+        """Return the kernel's letter: R, S, D, T, Z."""
+        text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return text.rpartition(")")[2].split()[0]
+
+    async def _read(self, stream: trio.abc.ReceiveStream) -> None:
+        rest = b""
+        with self._log_path.open("ab") as copy:
+            async with stream:
+                while data := await stream.receive_some(READ_BYTES):
+                    copy.write(data)
+                    copy.flush()
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        self._note(line)
+
+    def _note(self, line: bytes) -> None:
+        if not line.startswith(b"{"):
+            return  # a traceback, or a library's own words; they are in the copy
+        fields = json.loads(line)
+        stamp = fields.get("timestamp")
+        at = 0.0 if stamp is None else datetime.fromisoformat(stamp).timestamp()
+        self.lines.add(LogLine(at, str(fields.get("event")), fields))

@@ -1,0 +1,118 @@
+"""`python -m loadtest.screenshot`: pictures of the pages, for the documentation.
+
+Starts a server, asks the demo model some questions in Chromium and keeps what a reader sees in
+docs/images: the chat page, and the dashboard while others ask too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import sync_playwright
+
+from loadtest.harness.servers import running_server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from playwright.sync_api import Page, ViewportSize
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+EARLIER = ("Reverse the word lamp.", "Who are you?")
+"""Asked in chats of their own, for the list."""
+QUESTIONS = ("Tell me a story about a dragon named Ember.", "What is 12 + 30?")
+CHAT_SIZE: ViewportSize = {"width": 1200, "height": 720}
+DASHBOARD_SIZE: ViewportSize = {"width": 1200, "height": 860}
+SCALE = 1.25
+"""Pixels for each of the page's: sharp enough, and a file that a repository can hold."""
+ANSWER_WAIT_MS = 60_000
+NUM_LOOKS = 24
+"""How often the dashboard has looked before its picture is taken."""
+SETTINGS = """localStorage["triolet.settings"] = '{"temperature": "0"}'"""
+"""The same answers in every picture."""
+OTHERS = """async (model) => {
+  const ask = async () => {
+    const body = JSON.stringify({model, stream: true, max_tokens: 400, ignore_eos: true,
+      messages: [{role: "user", content: `Tell me a story about ${Math.random()}.`}]});
+    const headers = {"content-type": "application/json"};
+    await (await fetch("/v1/chat/completions", {method: "POST", headers, body})).text();
+  };
+  for (let n = 0; n < 4; n += 1) (async () => { for (;;) await ask(); })();
+}"""
+"""Four clients that go on asking for as long as their page is open."""
+
+
+def ask(page: Page, question: str) -> None:
+    """Ask, and wait until the answer is complete."""
+    field = page.get_by_role("textbox", name="Your question")
+    field.fill(question)
+    field.press("Enter")
+    page.get_by_role("button", name="Regenerate").wait_for(timeout=ANSWER_WAIT_MS)
+
+
+def take(url: str, folder: Path, scheme: str) -> None:
+    """Chat at this address, look at the dashboard, and keep the pictures."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"],
+        )
+        page = browser.new_context(
+            viewport=CHAT_SIZE,
+            device_scale_factor=SCALE,
+            color_scheme="dark" if scheme == "dark" else "light",
+        ).new_page()
+        page.add_init_script(SETTINGS)
+        page.goto(url)
+        page.get_by_text("Connected", exact=True).wait_for()
+        for question in EARLIER:
+            ask(page, question)
+            page.get_by_role("button", name="New chat", exact=True).click()
+        for question in QUESTIONS:
+            ask(page, question)
+        page.mouse.move(0, 0)
+        page.screenshot(path=folder / "chat.png")
+        take_dashboard(page, folder / "dashboard.png")
+        browser.close()
+
+
+def take_dashboard(page: Page, picture: Path) -> None:
+    """Look at the fleet while it has something to do."""
+    dashboard = page.context.new_page()
+    dashboard.set_viewport_size(DASHBOARD_SIZE)
+    dashboard.goto(page.url.partition("#")[0] + "dashboard")
+    page.evaluate(OTHERS, page.locator("#model").text_content())
+    for _ in range(NUM_LOOKS):
+        with dashboard.expect_response("**/fleet/status"):
+            pass
+    dashboard.screenshot(path=picture)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Take the picture and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.screenshot", description="Take pictures of the pages."
+    )
+    parser.add_argument("--url", help="use this server and start none")
+    parser.add_argument("--out", type=Path, default=IMAGES, help="folder to write to (docs/images)")
+    parser.add_argument("--scheme", choices=("light", "dark"), default="light")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.url:
+        take(options.url, options.out, options.scheme)
+        return 0
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server((), Path(folder) / "server.log") as url,
+    ):
+        take(url, options.out, options.scheme)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

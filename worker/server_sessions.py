@@ -1,0 +1,371 @@
+"""The peers of one listener: who has said HELLO, and when each was last heard.
+
+Knows greetings and silence; does not know what peers talk about.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+import structlog
+
+from transport.frames import (
+    AttemptFrame,
+    Audit,
+    Audited,
+    Drain,
+    End,
+    EndReason,
+    Goodbye,
+    Hello,
+    ServerHeartbeat,
+    Welcome,
+    WorkerHeartbeat,
+)
+from transport.handshake import answer_hello, goodbye
+from transport.lease import Standing
+from transport.liveness import SelfFence
+from triolet.ids import Role
+
+from .attempt_table import Member
+from .counters import Drop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.frames import AnyFrame
+    from triolet.audit import WorkerAudit
+    from triolet.config import LinkConfig
+    from triolet.errors import TrioletError
+    from triolet.ids import AttemptKey, PeerId
+
+    from .attempt_table import AttemptTable
+    from .counters import Counters
+    from .identity import Identity
+    from .outbox import Outbox
+
+
+class _Known(NamedTuple):
+    peer: PeerId
+    heard_at: float
+
+
+class PeerTable:
+    """Who may be listened to.
+
+    Args:
+      identity: who answers.
+      expected: the role that connects here.
+      silence_s: a peer that says nothing for this long is forgotten.
+      max_peers: at this many a new HELLO is turned away.
+      send: takes a routing id and a frame.
+      welcome: has the last word on a peer that may come in.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        expected: Role,
+        *,
+        silence_s: float,
+        max_peers: int,
+        send: Callable[[bytes, AnyFrame], None],
+        welcome: Callable[[bytes, Hello, Welcome], Welcome | Goodbye] = lambda _s, _h, plain: plain,
+    ) -> None:
+        self._identity = identity
+        self._expected = expected
+        self._silence_s = silence_s
+        self._max_peers = max_peers
+        self._send = send
+        self._welcome = welcome
+        self._known: dict[bytes, _Known] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, sender: bytes) -> bool:
+        return sender in self._known
+
+    def known(self) -> list[tuple[bytes, PeerId]]:
+        """Return routing id and name of every peer."""
+        return [(sender, known.peer) for sender, known in self._known.items()]
+
+    def greet(self, sender: bytes, hello: Hello, now: float) -> bool:
+        """Answer a HELLO; return whether the peer was welcomed."""
+        answer = answer_hello(
+            hello,
+            me=self._identity.me,
+            expected=(self._expected,),
+            fingerprint=self._identity.fingerprint,
+            capacity=self._identity.capacity,
+            kv_address=self._identity.kv_address,
+        )
+        if isinstance(answer, Welcome):
+            if sender in self._known or len(self._known) < self._max_peers:
+                answer = self._welcome(sender, hello, answer)
+            else:
+                answer = goodbye(f"{self._identity.me} knows {self._max_peers} peers already")
+        if isinstance(answer, Welcome):
+            self._known[sender] = _Known(hello.peer.peer_id, now)
+        self._send(sender, answer)
+        return isinstance(answer, Welcome)
+
+    def hear(self, sender: bytes, now: float) -> PeerId | None:
+        """Return who sent this, or None after telling a stranger to say HELLO first."""
+        known = self._known.get(sender)
+        if known is None:
+            self._send(sender, goodbye(f"{self._identity.me} does not know you: say HELLO"))
+            return None
+        self._known[sender] = _Known(known.peer, now)
+        return known.peer
+
+    def forget(self, sender: bytes) -> PeerId | None:
+        """Drop a peer that said GOODBYE or whose pipe is gone; return who it was if known."""
+        known = self._known.pop(sender, None)
+        return None if known is None else known.peer
+
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which this worker did not listen."""
+        for sender, known in self._known.items():
+            self._known[sender] = _Known(known.peer, known.heard_at + absence_s)
+
+    def forget_silent(self, now: float) -> None:
+        """Drop peers that were not heard for too long."""
+        silent = [s for s, k in self._known.items() if now - k.heard_at > self._silence_s]
+        for sender in silent:
+            self.forget(sender)
+
+    def dismiss(self, reason: str) -> None:
+        """Say GOODBYE to all and forget them."""
+        for sender in tuple(self._known):
+            self._send(sender, goodbye(reason, is_farewell=True))
+            self.forget(sender)
+
+
+log = structlog.get_logger()
+
+SHUT_DOWN: Final = "this worker has shut down"
+"""The reason of the GOODBYE after a drain."""
+
+A = TypeVar("A", bound=Member)
+
+
+class ServerSessions(Generic[A]):
+    """The side of a worker that servers see.
+
+    Args:
+      identity: who answers.
+      link: lifetimes.
+      attempt_table: who holds a lease.
+      outbox: takes the answers.
+      counters: of what came.
+      describe: how things stand, with the credit of one server.
+      account: everything that an audit asks for.
+      now: the time at which the worker begins.
+
+    Attributes:
+      servers: those that have said HELLO.
+      operators: commands that have; they hold no leases and have no share of the credit.
+      is_draining: nothing new is taken.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        link: LinkConfig,
+        attempt_table: AttemptTable[A],
+        outbox: Outbox,
+        counters: Counters,
+        describe: Callable[[PeerId], WorkerHeartbeat],
+        account: Callable[[float], WorkerAudit],
+        now: float,
+    ) -> None:
+        # A server that is silent for longer has lost its leases here and is greeted anew.
+        self.servers = PeerTable(
+            identity,
+            Role.SERVER,
+            silence_s=link.lease_ttl_s,
+            max_peers=link.max_peers,
+            send=outbox.to_server,
+        )
+        self.operators = PeerTable(
+            identity,
+            Role.OPERATOR,
+            silence_s=link.lease_ttl_s,
+            max_peers=link.max_operators,
+            send=outbox.to_server,
+        )
+        self.is_draining = False
+        self._identity = identity
+        self._attempt_table = attempt_table
+        self._outbox = outbox
+        self._counters = counters
+        self._describe = describe
+        self._account = account
+        self._fence = SelfFence(link, now, link.lease_ttl_s)
+        self._drain_deadline: float | None = None
+        self._farewells: set[bytes] | None = None
+        self._num_reported = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether leases have ended, and their blocks gone back, since the last heartbeat."""
+        return self._attempt_table.ended.total() != self._num_reported
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the worker may leave."""
+        return self.is_draining and self._attempt_table.is_empty
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether everybody who was told that this worker leaves has taken note, or is gone."""
+        return not self._farewells
+
+    def is_fenced(self, now: float) -> bool:
+        """Note that the loop runs; return whether it stood still for longer than leases last."""
+        return self._fence.beat(now)
+
+    def excuse(self) -> float:
+        """After a shorter standstill: count it in nobody's silence; return how long it was."""
+        absence_s = self._fence.absence_s
+        if absence_s:
+            log.warning("stood_still", seconds=round(absence_s, 3))
+            self._attempt_table.leases.excuse(absence_s)
+            self.servers.excuse(absence_s)
+        return absence_s
+
+    def take(self, sender: bytes, frame: AnyFrame, now: float) -> PeerId | None:
+        """Handle a frame that every worker understands.
+
+        Returns:
+          The server that sent it, if the frame is one for the role's core; else None.
+        """
+        if isinstance(frame, Goodbye):
+            self.on_server_gone(sender, now, has_said_so=True)
+            return None
+        if self._farewells is not None:
+            self._outbox.to_server(sender, goodbye(SHUT_DOWN, is_farewell=True))
+            return None
+        if isinstance(frame, Hello):
+            self._greet(sender, frame, now)
+            return None
+        if sender in self.operators:
+            self._obey(sender, frame, now)
+            return None
+        server = self.servers.hear(sender, now)
+        if server is None:
+            self._counters.drop(Drop.STRANGER)
+            return None
+        match frame:
+            case ServerHeartbeat(live=live):
+                self._attempt_table.renew(server, (row.key for row in live), now)
+            case End(reason=reason):
+                self._end(server, frame.key, reason, now)
+            case Drain(deadline_s=deadline_s):
+                self.drain(now, deadline_s)
+            case Audit(serial=serial):
+                self._give_account(sender, serial, now)
+            case _:
+                return server
+        return None
+
+    def on_server_gone(self, sender: bytes, now: float, *, has_said_so: bool = False) -> None:
+        """End what a server has here: it left, or a frame to it was lost, and after a gap its
+        streams cannot go on exactly. If it lives it is told when it names them again."""
+        if self._farewells:
+            self._farewells.discard(sender)
+        self.operators.forget(sender)
+        server = self.servers.forget(sender)
+        if server is not None:
+            tell = log.info if has_said_so else log.warning
+            tell("server_gone", server=str(server))
+            for key in self._attempt_table.leases.owned_by(server):
+                self._attempt_table.end(key, EndReason.LEASE_EXPIRED, now)
+
+    def reject(self, server: PeerId, frame: AnyFrame, error: TrioletError, now: float) -> None:
+        """Answer a frame that cannot be acted upon."""
+        log.warning("frame_rejected", server=str(server), error=str(error))
+        self._counters.drop(Drop.REJECTED)
+        if isinstance(frame, AttemptFrame):
+            attempt = self._attempt_table.attempts.get(frame.key)
+            if attempt is None or attempt.server == server:
+                self._attempt_table.turn_away(server, frame.key, EndReason.ERROR, now, str(error))
+
+    def beat(self) -> None:
+        """Tell every server and operator how things stand."""
+        self._num_reported = self._attempt_table.ended.total()
+        for sender, peer in (*self.servers.known(), *self.operators.known()):
+            self._outbox.to_server(sender, self._describe(peer))
+
+    def drain(self, now: float, deadline_s: float) -> None:
+        """Take nothing new; end what is left after `deadline_s`. The earliest deadline counts."""
+        until = now + deadline_s
+        self._drain_deadline = min(until, self._drain_deadline or until)
+        if not self.is_draining:
+            self.is_draining = True
+            log.info("draining", deadline_s=deadline_s)
+            # At once, so that servers send nothing more that would only be turned away.
+            self.beat()
+
+    def sweep(self, now: float) -> None:
+        """End what is over: expired leases, deadlines, silent servers, the drain."""
+        self._attempt_table.end_expired(now)
+        self.servers.forget_silent(now)
+        self.operators.forget_silent(now)
+        if self._drain_deadline is not None and now >= self._drain_deadline:
+            self._attempt_table.end_all(EndReason.DRAIN, now)
+
+    def begin_new_life(self, now: float) -> None:
+        """Drop everything: whoever gave us work has taken it elsewhere by now."""
+        log.warning("fenced", epoch=self._identity.me.epoch)
+        self._attempt_table.end_all(EndReason.LEASE_EXPIRED, now)
+        reason = "this worker stood still for longer than its leases: say HELLO again"
+        self.servers.dismiss(reason)
+        self.operators.dismiss(reason)
+        self._identity.begin_new_life()
+
+    def say_goodbye(self) -> None:
+        """Tell everybody that this worker leaves; `is_heard` says whether they know."""
+        known = (*self.servers.known(), *self.operators.known())
+        self._farewells = {sender for sender, _ in known}
+        self.servers.dismiss(SHUT_DOWN)
+        self.operators.dismiss(SHUT_DOWN)
+
+    def _greet(self, sender: bytes, hello: Hello, now: float) -> None:
+        peer = hello.peer.peer_id
+        if peer.role is Role.OPERATOR:
+            self.operators.greet(sender, hello, now)
+        elif self.servers.greet(sender, hello, now):
+            log.info("server_greeted", server=str(peer))
+            # Who greets again has given this worker up, and everything that it had here.
+            for key in self._attempt_table.leases.owned_by(peer):
+                self._attempt_table.end(key, EndReason.LEASE_EXPIRED, now)
+            # At once, so that it may dispatch without waiting for the next heartbeat.
+            self._outbox.to_server(sender, self._describe(peer))
+
+    def _obey(self, sender: bytes, frame: AnyFrame, now: float) -> None:
+        self.operators.hear(sender, now)
+        match frame:
+            case Drain(deadline_s=deadline_s):
+                self.drain(now, deadline_s)
+            case Audit(serial=serial):
+                self._give_account(sender, serial, now)
+            case _:
+                self._counters.drop(Drop.UNEXPECTED)
+
+    def _give_account(self, sender: bytes, serial: int, now: float) -> None:
+        self._outbox.to_server(sender, Audited(serial, self._account(now)))
+
+    def _end(self, server: PeerId, key: AttemptKey, reason: EndReason, now: float) -> None:
+        attempt = self._attempt_table.attempts.get(key)
+        if attempt is None:
+            if self._attempt_table.leases.standing(key) is Standing.ENDED:
+                self._attempt_table.repeat_last_words(server, key)
+            else:
+                # It overtook the frame that begins the attempt, which will find it ended.
+                self._attempt_table.turn_away(server, key, reason, now)
+        elif attempt.server == server:
+            self._attempt_table.end(key, reason, now)
+        else:
+            self._counters.drop(Drop.FOREIGN)

@@ -1,0 +1,336 @@
+"""The loop around a core: frames in, steps, frames out; and what it asks of a core."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, TypeVarTuple
+
+import structlog
+import trio
+
+from engine.batch import LayerWatch
+from transport.link import PeerBusy, PeerGone
+from triolet.errors import DeviceWedged
+from triolet.process import process_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from engine.batch import Sampled, StepRow
+    from transport.frames import AnyFrame
+    from transport.link import Listener
+    from triolet.audit import ProcessFacts
+    from triolet.config import WorkerConfig
+
+    from .engine_port import EnginePort
+    from .outbox import Outbox
+    from .server_sessions import ServerSessions
+
+
+class Stepper(Protocol):
+    """From one step to the next."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether somebody here waits for a step; `plan` finds nothing where nobody does."""
+        ...
+
+    def plan(self, now: float) -> list[StepRow]:
+        """Begin the next step; an empty list means that there is nothing to compute."""
+        ...
+
+    def due_after(self, now: float) -> float | None:
+        """Return when there will be something to plan although nothing happens; None if never."""
+        ...
+
+    def complete(self, results: Sequence[Sampled | None], now: float) -> None:
+        """Take in what the step has computed."""
+        ...
+
+    def fail(self, message: str, now: float) -> None:
+        """Take in that the step raised."""
+        ...
+
+
+class WorkerCore(Protocol):
+    """The decisions of one worker. Every call is synchronous and does no I/O."""
+
+    @property
+    def outbox(self) -> Outbox:
+        """Frames to send after each call."""
+        ...
+
+    @property
+    def server_sessions(self) -> ServerSessions[Any]:
+        """What servers see."""
+        ...
+
+    @property
+    def stepper(self) -> Stepper:
+        """Plans steps."""
+        ...
+
+    def wake(self, now: float) -> None:
+        """Called before frames are handed in, and whenever a task of the loop comes round."""
+        ...
+
+    def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
+        """Take in a frame of a server."""
+        ...
+
+    def sweep(self, now: float) -> None:
+        """End what is over."""
+        ...
+
+    def say_goodbye(self) -> None:
+        """Tell everybody that this worker leaves."""
+        ...
+
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+EXIT_WEDGED: Final = 70
+"""Exit code of a worker whose device does not come back; BSD's "internal software error"."""
+EXIT_DEVICE_LOST: Final = 71
+"""Exit code of a worker with a device that takes no more work; BSD's "system error"."""
+
+
+class Device(Protocol):
+    """Where steps run."""
+
+    async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run a blocking call to its end and return its result."""
+        ...
+
+
+class Layers(Protocol):
+    """Lets KV leave while the step that writes it still runs."""
+
+    @property
+    def num_layer_groups(self) -> int:
+        """Into how many parts the step that was planned is divided; 1 if it is not."""
+        ...
+
+    def layers_done(self, num_layers: int) -> None:
+        """Take in that the step is through with so many layers."""
+        ...
+
+
+def read_process() -> ProcessFacts:
+    """Return what the operating system and Trio say of this process."""
+    return process_facts(trio.lowlevel.current_statistics().tasks_living)
+
+
+class WorkerLoop:
+    """One worker's tasks.
+
+    Args:
+      core: decides.
+      engine: computes steps.
+      device: where it does.
+      control: the listener for servers.
+      config: intervals and bounds.
+      flush_kv: sends what the core has decided for the other side of the KV path.
+      before_step: what is to be done on the device before each step is planned, if anything.
+      layers: told how far a step is whose KV leaves while it runs.
+
+    Attributes:
+      exit_process: leaves at once with a code, whatever still runs; for a device that is wedged or
+        lost.
+    """
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        engine: EnginePort,
+        device: Device,
+        control: Listener,
+        config: WorkerConfig,
+        flush_kv: Callable[[float], None],
+        before_step: Callable[[], Awaitable[None]] | None = None,
+        layers: Layers | None = None,
+    ) -> None:
+        self.exit_process: Callable[[int], object] = os._exit
+        self._core = core
+        self._engine = engine
+        self._device = device
+        self._control = control
+        self._config = config
+        self._flush_kv = flush_kv
+        self._before_step = before_step
+        self._layers = layers
+        self._work = trio.Event()
+        self._news = trio.Event()
+        self._drained = trio.Event()
+        self._step_began_at: float | None = None
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve until drained. Starts with itself, so that whoever started it can drain it."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._receive)
+            nursery.start_soon(self._step)
+            nursery.start_soon(self._beat)
+            nursery.start_soon(self._sweep)
+            task_status.started(self)
+            await self._drained.wait()
+            nursery.cancel_scope.cancel()
+
+    def drain(self, deadline_s: float) -> None:
+        """Take nothing new; `run` returns when everything is over or ended."""
+        self._core.server_sessions.drain(trio.current_time(), deadline_s)
+        self.settle(trio.current_time())
+
+    def settle(self, now: float) -> None:
+        """Send what the core has decided, and let the step loop look again if somebody waits for
+        a step: it has nothing to see in the KV of those who do not.
+
+        To be called after each call into the core.
+        """
+        self._flush(now)
+        if self._core.stepper.has_work:
+            self._work.set()
+
+    def _flush(self, now: float) -> None:
+        self._say(now)  # a first token waits for no KV
+        self._flush_kv(now)
+        self._say(now)
+        if self._core.server_sessions.has_news:
+            self._news.set()
+
+    def _say(self, now: float) -> None:
+        # A send that fails ends attempts, whose last words are sends again; each server is
+        # forgotten at its first failure, so this ends.
+        while sends := self._core.outbox.take_for_servers():
+            for send in sends:
+                try:
+                    self._control.send_nowait(send.to, send.frame)
+                except (PeerGone, PeerBusy):
+                    self._core.server_sessions.on_server_gone(send.to, now)
+
+    async def _receive(self) -> None:
+        while True:
+            messages = await self._control.receive_many()
+            now = trio.current_time()
+            self._core.wake(now)
+            for message in messages:
+                self._core.on_control(message.sender, message.frame, now)
+            self.settle(now)
+
+    async def _step(self) -> None:
+        while True:
+            self._work = trio.Event()
+            self._core.wake(trio.current_time())
+            if self._before_step is not None:
+                self._step_began_at = trio.current_time()
+                await self._before_step()
+                self._step_began_at = None
+                self._core.wake(trio.current_time())
+            rows = self._core.stepper.plan(trio.current_time())
+            self._flush(trio.current_time())
+            if not rows:
+                self._engine.rest()
+                due_at = self._core.stepper.due_after(trio.current_time())
+                with trio.CancelScope(deadline=math.inf if due_at is None else due_at):
+                    await self._work.wait()
+                continue
+            self._step_began_at = trio.current_time()
+            try:
+                results = await self._run_step(rows)
+            except DeviceWedged:  # cancelled, and the step still runs: nothing can be asked of it
+                raise
+            except Exception as error:
+                log.exception("step_failed", rows=len(rows))
+                await self._check_device()
+                message = f"the device step failed: {type(error).__name__}"
+                self._core.stepper.fail(message, trio.current_time())
+            else:
+                self._core.wake(trio.current_time())
+                self._core.stepper.complete(results, trio.current_time())
+            self._step_began_at = None
+            self.settle(trio.current_time())
+
+    async def _check_device(self) -> None:
+        """Return once the device has run what a failed step left on it; leave if it never will.
+
+        A CUDA error that the driver cannot contain fails every later call of this process. Its
+        attempts go on exactly on other workers, and the supervisor starts a new process.
+        """
+        try:
+            await self._device.run(self._engine.check_device)
+        except Exception:
+            log.exception(
+                "device_lost",
+                remedy="the supervisor starts a new process; if it repeats, see the driver's log",
+            )
+            self.exit_process(EXIT_DEVICE_LOST)
+            raise
+
+    async def _run_step(self, rows: list[StepRow]) -> list[Sampled | None]:
+        if self._layers is None or self._layers.num_layer_groups == 1:
+            return await self._device.run(self._engine.step, rows)
+        layers, token = self._layers, trio.lowlevel.current_trio_token()
+        is_running = True
+
+        def hear(num_layers: int) -> None:
+            if is_running:  # what comes late would be taken for the next step's
+                now = trio.current_time()
+                self._core.wake(now)
+                layers.layers_done(num_layers)
+                self._flush(now)
+
+        def tell(num_layers: int) -> None:
+            """Pass on what the device's thread says."""
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(hear, num_layers)
+
+        try:
+            watch = LayerWatch(layers.num_layer_groups, tell)
+            return await self._device.run(self._engine.step, rows, watch)
+        finally:
+            is_running = False
+
+    async def _beat(self) -> None:
+        """Send heartbeats: at their interval, and in the turn after one in which leases ended."""
+        link = self._config.link
+        while True:
+            self._news = trio.Event()
+            self._core.wake(trio.current_time())
+            self._core.server_sessions.beat()
+            self.settle(trio.current_time())
+            await trio.sleep(link.load_report_interval_s)
+            with trio.move_on_after(link.heartbeat_interval_s - link.load_report_interval_s):
+                await self._news.wait()
+
+    async def _sweep(self) -> None:
+        while not self._core.server_sessions.is_drained:
+            await trio.sleep(self._config.link.sweep_interval_s)
+            now = trio.current_time()
+            self._core.wake(now)
+            self._core.sweep(now)
+            self.settle(now)
+            self._watch_step(now)
+        self._core.say_goodbye()
+        self.settle(trio.current_time())
+        await self._be_heard()
+        self._drained.set()
+
+    async def _be_heard(self) -> None:
+        """Leave the control listener open until everybody has heard that this worker leaves: what
+        a connection has received and not yet read is lost with its end."""
+        link = self._config.link
+        with trio.move_on_after(link.farewell_s):
+            while not self._core.server_sessions.is_heard:  # noqa: ASYNC110 (it knows no events)
+                await trio.sleep(link.sweep_interval_s)
+
+    def _watch_step(self, now: float) -> None:
+        began_at = self._step_began_at
+        if began_at is not None and now - began_at > self._config.step_timeout_s:
+            log.error("device_wedged", step_s=now - began_at)
+            self.exit_process(EXIT_WEDGED)
