@@ -78,6 +78,8 @@ class RoutingConfig:
     """What conditional disaggregation may cost."""
 
     local_prefill: LocalPrefill = LocalPrefill.AUTO
+    """Whether decode workers compute prompts themselves: `off`; `auto`, short ones, and all while
+    no prefill worker is there; `always`."""
     max_local_tokens: int = 256
     """Prompt tokens without KV beyond which a prefill worker computes, whatever the rates say: a
     rate is a guess about the next second, and a long prompt lasts longer than that."""
@@ -392,11 +394,14 @@ class QuotaConfig:
             is_named = parts.path if parts.scheme == "unix" else parts.hostname
             if parts.scheme not in SCHEMES or not is_named or not _is_numbered(parts):
                 raise ConfigError(
-                    f"--limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
+                    f"limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
                     "redis://HOST[:PORT][/DB], rediss://…, unix:///PATH, or @FILE with one of these"
                 )
-        if not self.call_timeout_s > 0:
-            raise ConfigError(f"--limits-timeout is {self.call_timeout_s}; allowed: > 0")
+        if not 0 < self.call_timeout_s <= self.lease_s:
+            raise ConfigError(
+                f"call_timeout_s is {self.call_timeout_s}; allowed: > 0 and <= lease_s "
+                f"({self.lease_s})"
+            )
         if self.servers < 1:
             raise ConfigError(f"servers is {self.servers}; allowed: >= 1")
 
