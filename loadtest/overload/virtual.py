@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from server.contract.charges import Charges
     from server.contract.output_stream import OutputStream
-    from server.scheduling.observer import FleetObserver
+    from server.scheduling.observer import Observer
     from server.scheduling.output import RelayText
     from triolet.audit import FleetAudit
     from worker.worker_loop import WorkerLoop
@@ -90,7 +90,7 @@ class Front(NamedTuple):
     """
 
     text: RelayText
-    observer: FleetObserver | None = None
+    observer: Observer | None = None
     charges: Charges = NO_CHARGES
 
 
@@ -352,7 +352,7 @@ def _begin(fleet: Links, request: GenerationRequest) -> OutputStream:
     Raises:
       RequestError: refused, here or there.
     """
-    fleet.doorkeeper.refuse_early(
+    fleet.admission.refuse_early(
         request.scheduling,
         request.request_id,
         request.key,

@@ -13,7 +13,7 @@ import trio
 import decode.worker
 import prefill.worker
 from server.scheduling.links import Links
-from server.scheduling.observer import SilentObserver
+from server.scheduling.observer import Observer
 from triolet.config import WorkerConfig
 from triolet.ids import SECRET_BYTES, Role
 
@@ -144,7 +144,7 @@ class WorkerProcess(Process):
         self.engine = self.device = self.loop = None
 
 
-class Causes(SilentObserver):
+class Causes(Observer):
     """Counts why attempts failed, and who computes prompts."""
 
     def __init__(self, tally: Tally) -> None:
