@@ -21,8 +21,8 @@ import trio
 
 from server import app
 from server.api import generate
-from server.api.claims import current_scheduling
-from server.api.openai import completions
+from server.api.limits import current_scheduling
+from server.api.openai import chat as completions
 from server.api.request_scope import SCOPE_KEY, ClientConnection, RequestScope
 from server.api.services import Services
 from server.app import build_app

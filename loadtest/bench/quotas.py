@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from rich.console import Console
 
-from server.tenants.amounts import Ask, Limits, Settlement
+from server.tenants.accounts import Ask, Limits, Settlement
 from server.tenants.memory_store import MemoryStore
+from server.tenants.opening import UncountedQuotas
+from server.tenants.quotas import SpendWatch
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
 
@@ -31,7 +33,6 @@ from .report import Ratio, Report, describe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from server.tenants.store import Store
 
 MOST_OFF: Final = 0.02
 """Of the limit, either way."""
@@ -43,14 +44,11 @@ more than a full bucket adds."""
 ADMITTED: Final = "admitted: "
 
 
-class Unwatched:
-    """Is told of spend and says nothing."""
+class Unwatched(SpendWatch):
+    """Ignores spend."""
 
-    def spent(self, tenant: str, before: int, after: int) -> None:
-        """Ignore it."""
-
-    def store_changed(self, *, is_shared: bool) -> None:
-        """Ignore it."""
+    def __init__(self) -> None:
+        super().__init__(UncountedQuotas())
 
     def call_failed(self, reason: str) -> None:
         """Say so: what is decided locally is no worse, but another thing."""
@@ -135,7 +133,7 @@ async def _ask_for(url: str, seconds: float) -> int:
 
 async def _time_store(name: str, url: str, requests: int) -> dict[str, Any]:
     """Return what one reservation after another takes, settlements between them."""
-    store: Store = MemoryStore(QuotaConfig(), Unwatched())
+    store: MemoryStore | RedisStore = MemoryStore(QuotaConfig(), Unwatched())
     if url:
         store = RedisStore(QuotaConfig(limits=url), Unwatched(), "timed")
     limits = Limits(1e9, 1e12, 10**6, 10**15)

@@ -30,8 +30,16 @@ from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_
 from . import fields
 from .errors import MAX_ECHO, echo, http_error, unsupported
 from .fields import MAX_INT as MAX_INT
-from .fields import MAX_STOP_CHARS, MAX_STOP_STRINGS, ConstraintFields, StrictFields, first_fault
-from .tool_schema import MAX_TOOLS, ToolCall, ToolFields
+from .fields import (
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOOLS,
+    ConstraintFields,
+    StrictFields,
+    ToolCall,
+    ToolFields,
+    first_fault,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

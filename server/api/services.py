@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ..cache.front import CachingFleet
 from ..tenants.opening import quotas_in_memory
 from ..tenants.tenancy import Tenancy
-from ..text.model_card import ModelCard
-from ..text.model_files import EmbeddingModel, PageWords, SamplingDefaults
+from ..text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDefaults
 from ..text.threads import FairLimiter
 from .door import BodyRoom, RefusalLog, RefusalPace
 from .operations.fleet_status import RecentFigures

@@ -15,8 +15,18 @@ from triolet.errors import RequestError
 
 from . import database
 from .database import transaction
-from .lines import check_file, error_line
-from .records import OPEN, BatchPage, BatchRecord, BatchState, BatchStep, Counts, WaitingLine, after
+from .records import (
+    OPEN,
+    BatchPage,
+    BatchRecord,
+    BatchState,
+    BatchStep,
+    Counts,
+    WaitingLine,
+    after,
+    check_file,
+    error_line,
+)
 
 if TYPE_CHECKING:
     import sqlite3
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
 
     from triolet.config import BatchConfig
 
-    from .lines import Checked
+    from .records import Checked
 
 OUTPUT, ERRORS = "output", "error"
 _TIME_OF: Final = {

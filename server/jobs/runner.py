@@ -19,7 +19,7 @@ from triolet.units import MILLISECONDS
 
 from ..api.request_scope import SCOPE_KEY, ClientConnection, RequestScope
 from .batches import line_id
-from .lines import answer_line, error_line
+from .records import answer_line, error_line
 from .storage import time_of_day
 
 if TYPE_CHECKING:

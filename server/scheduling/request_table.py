@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ..contract.charges import Charges
     from ..contract.generation import GenerationRequest
-    from ..text.vocabulary import TokenText
+    from ..text.detokenizer import TokenText
     from .observer import Observer
     from .outcome import Failure
     from .output import RelayEnd, RelayText

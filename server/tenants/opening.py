@@ -16,14 +16,13 @@ from triolet.errors import ConfigError
 from triolet.tenants import Prices
 
 from .memory_store import MemoryStore, SpendFile
-from .quotas import Quotas
-from .spend_watch import SpendWatch
+from .quotas import Quotas, SpendWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .quotas import QuotaMetricsPort
     from .redis_store import RedisStore
-    from .spend_watch import QuotaMetricsPort
 
 
 class UncountedQuotas:

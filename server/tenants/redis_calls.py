@@ -195,14 +195,10 @@ for _, c in ipairs(changes) do
     end
   elseif c.kind == 'adopt' then
     local a = read(c.tenant)
+    charge(a, 1, c.tokens, c.request_limit, c.token_limit)
     a.n, a.h = a.n + 1, a.h + c.cost
     write(a)
     hold(c.id, c.tenant, c.tokens, c.cost, c.request_limit, c.token_limit)
-  elseif c.kind == 'debt' then
-    local a = read(c.tenant)
-    charge(a, c.requests, c.tokens, c.request_limit, c.token_limit)
-    write(a)
-    spend(c.tenant, c.cost, c.used_tokens)
   end
 end
 local result = cjson.encode(spent)

@@ -21,13 +21,12 @@ from tokenizers import AddedToken, Tokenizer
 from triolet.config import ReasoningParser, ToolParser, TurnsConfig
 from triolet.errors import RequestError, invalid_request, overloaded
 
-from .detokenizer import Detokenizer
+from .detokenizer import Detokenizer, TokenText, Vocabulary
 from .model_files import read_text_files
 from .reasoning import find_reasoner
 from .template import ChatTemplate
 from .threads import FairLimiter, in_thread
 from .tool_forms.table import HARMONY, form_of
-from .vocabulary import TokenText, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -324,8 +324,6 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
         "opening.py",
         "quotas.py",
         "redis_",
-        "spend_watch.py",
-        "store.py",
         "tenancy.py",
     ),
     "server/scheduling": ("delivery.py", "embeddings.py", "links.py"),

@@ -31,7 +31,7 @@ class Mutant(NamedTuple):
 
 
 _HEAD_GUARD: Final = "server/edge/http.py"
-_JSON: Final = "server/api/json_body.py"
+_JSON: Final = "server/api/body.py"
 _DOOR: Final = "server/test_door.py"
 _TURNS: Final = "server/test_turns.py"
 _KEYS: Final = "security/test_keys.py"

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from .. import fields
 from ..errors import echo
-from ..fields import NamedSchema, ResponseFormat
+from ..fields import MAX_TOOLS, CalledFunction, NamedSchema, ResponseFormat, ToolCall, ToolName
 from ..schemas import (
     IGNORED,
     MAX_INT,
@@ -25,7 +25,6 @@ from ..schemas import (
     TemplateSwitches,
     joined_text,
 )
-from ..tool_schema import MAX_TOOLS, CalledFunction, ToolCall, ToolName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

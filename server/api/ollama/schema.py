@@ -11,8 +11,8 @@ from triolet.sampling import MAX_TOP_K
 
 from .. import fields  # noqa: TC001 (pydantic reads it)
 from ..body import check_model
+from ..fields import MAX_TOOLS, Tool
 from ..schemas import MAX_INT, MAX_MESSAGES, StopStrings, StrictModel, own_calls
-from ..tool_schema import MAX_TOOLS, Tool
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig

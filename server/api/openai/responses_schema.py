@@ -13,7 +13,7 @@ from triolet.sampling import MAX_TOP_LOGPROBS
 
 from .. import fields
 from ..errors import echo
-from ..fields import MAX_INT, NamedSchema, ResponseFormat
+from ..fields import MAX_INT, MAX_TOOLS, NamedSchema, ResponseFormat, ToolName
 from ..schemas import (
     IGNORED,
     MAX_MESSAGES,
@@ -25,7 +25,6 @@ from ..schemas import (
     TemplateSwitches,
     joined_text,
 )
-from ..tool_schema import MAX_TOOLS, ToolName
 
 LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"

@@ -18,17 +18,17 @@ from ...text.closed_schema import closed
 from ...text.scanning import HALF_PAIR
 from ...text.tool_calls import CallRules, CallSchema, UnenforceableSchemaError
 from ...text.tool_forms.repeats import OnceEach
+from ..body import holds_many_values
 from ..constraints import check_bounds, json_schema
-from ..json_body import holds_many_values
-from ..tool_schema import NamedTool
+from ..fields import NamedTool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...contract.generation import TextWatch
     from ...text.tool_calls import ToolForm
+    from ..fields import Function, ToolFields
     from ..services import Services
-    from ..tool_schema import Function, ToolFields
 
 NO_ARGUMENTS: Final[dict[str, Any]] = {
     "type": "object",

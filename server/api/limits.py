@@ -1,0 +1,258 @@
+"""What one request may take: its class and shares, early refusal, and its tenant's quotas."""
+
+from __future__ import annotations
+
+import math
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+import trio
+from quart import has_request_context
+
+from triolet.errors import RequestError
+from triolet.service_class import Scheduling, ServiceClass
+
+from ..tenants.accounts import MINUTE_S, Account, limits_of
+from ..tenants.quotas import Asked
+from ..tenants.tenancy import current_tenant, enter_tenant
+from .body import current_scope, deadline_s
+from .resuming import current_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.tenants import Tenant
+
+    from ..contract.generation import GenerationRequest
+    from ..tenants.quotas import NoReservation, Quotas, Reservation
+    from ..tenants.tenancy import Tenancy
+    from .request_scope import Entry, RequestScope
+    from .schemas import GenerationFields
+    from .services import Services
+
+
+_IS_BATCH: Final[ContextVar[bool]] = ContextVar("is_batch", default=False)
+
+_CLASS_OF: Final = {"priority": ServiceClass.CRITICAL, "flex": ServiceClass.SHEDDABLE}
+_SHOWN: Final = {
+    ServiceClass.CRITICAL: "priority",
+    ServiceClass.DEFAULT: "default",
+    ServiceClass.SHEDDABLE: "flex",
+    ServiceClass.BATCH: "batch",
+}
+
+
+def enter_batch() -> None:
+    """Let the running task serve a line of a batch, whatever class it may ask for."""
+    _IS_BATCH.set(True)
+
+
+def renew_tenant(tenancy: Tenancy) -> Tenant:
+    """Return the running task's tenant as it is now, and go on as that: what it may do may have
+    changed while a body came, or while a WebSocket was open.
+
+    Raises:
+      RequestError: 401 or 403, it may ask no more.
+    """
+    tenant = tenancy.tenant_named(current_tenant().name)
+    enter_tenant(tenant)
+    return tenant
+
+
+def current_scheduling(service_tier: str | None = None, num_servers: int = 1) -> Scheduling:
+    """Return what the request that the running task serves claims.
+
+    Args:
+      service_tier: as its client wishes.
+      num_servers: that serve the tenant: none sees what it has with the others.
+
+    Raises:
+      RequestError: 403, its tenant's plan has no such class.
+    """
+    tenant = current_tenant()
+    plan = tenant.plan
+    if _IS_BATCH.get():
+        service_class = ServiceClass.BATCH
+    else:
+        service_class = _CLASS_OF.get(service_tier or "auto", plan.classes[0])
+    if service_class not in plan.classes:
+        raise outside_plan(service_class)
+    most = plan.max_running
+    return Scheduling(
+        tenant=tenant.name,
+        weight=plan.weight,
+        service_class=service_class,
+        max_running=None if most is None else max(1, most // num_servers),
+        kv_share=plan.kv_share / num_servers,
+        cache_share=plan.cache_share,
+    )
+
+
+def check_may_batch() -> None:
+    """Raise the RequestError, 403, if the running task's tenant may run no batches."""
+    if ServiceClass.BATCH not in current_tenant().plan.classes:
+        raise outside_plan(ServiceClass.BATCH)
+
+
+def message_tier(service_tier: str | None, scheduling: Scheduling) -> dict[str, str]:
+    """Return the same in Anthropic's words, where it belongs to the usage."""
+    tier = {ServiceClass.CRITICAL: "priority", ServiceClass.BATCH: "batch"}
+    shown = tier.get(scheduling.service_class, "standard")
+    return {} if service_tier is None else {"service_tier": shown}
+
+
+def tier_field(service_tier: str | None, scheduling: Scheduling) -> dict[str, str]:
+    """Return what an answer says of its request's class; nothing unless the client spoke of it."""
+    return {} if service_tier is None else {"service_tier": _SHOWN[scheduling.service_class]}
+
+
+def outside_plan(service_class: ServiceClass) -> RequestError:
+    """Return the error for a class that a tenant's plan does not have."""
+    plan = current_tenant().plan
+    allowed = ", ".join(one.name.lower() for one in plan.classes)
+    is_batch = service_class is ServiceClass.BATCH
+    return RequestError(
+        f"requests of the class {service_class.name.lower()} are not in the plan {plan.name}, "
+        f"which has {allowed}",
+        status=403,
+        code="permission_denied",
+        param=None if is_batch else "service_tier",
+    )
+
+
+LEVEL_HEADER: Final = "x-triolet-brownout"
+"""On answers that are shorter than their clients asked for: the level of brownout."""
+CAP_HEADER: Final = "x-triolet-max-tokens"
+"""With it: how long the answer may get."""
+
+
+def refuse_early(fields: GenerationFields, services: Services) -> None:
+    """Raise for a request that waits too long whatever its prompt is, before that is tokenised.
+
+    Whose answer may run already, or may be kept, is not refused here.
+
+    Raises:
+      RequestError: 503.
+    """
+    if not has_request_context() or current_key() is not None:
+        return
+    if fields.response_cache == "allow" and services.config.response_cache.max_bytes:
+        return
+    live = current_scope()
+    within_s = deadline_s(services.config, is_streamed=bool(fields.stream))
+    scheduling = current_scheduling(fields.service_tier)
+    services.fleet.admission.refuse_early(
+        scheduling, live.request_id, live.key, within_s, trio.current_time()
+    )
+
+
+def own_ask_key() -> int:
+    """Return what names the request that is being answered; 0 if its prompt has to."""
+    return current_scope().key if has_request_context() else 0
+
+
+def capped(
+    max_tokens: int,
+    fields: GenerationFields,
+    prompt_tokens: int,
+    scheduling: Scheduling,
+    services: Services,
+) -> int:
+    """Return how many tokens an answer may have, of those asked for; the response says so."""
+    admission = services.fleet.admission
+    cap = admission.max_tokens(scheduling, prompt_tokens)
+    if cap is None or max_tokens <= max(cap, fields.min_tokens or 0):
+        return max_tokens
+    cap = max(cap, fields.min_tokens or 0)
+    if has_request_context():
+        headers = current_scope().headers
+        headers[LEVEL_HEADER] = str(admission.level)
+        headers[CAP_HEADER] = str(cap)
+    return cap
+
+
+_ENTRY: Final[ContextVar[Entry | None]] = ContextVar("entry", default=None)
+"""Of the request that the running task serves, until it is queued."""
+
+
+def enter_request(entry: Entry) -> None:
+    """Let the running task serve a request that has come in."""
+    _ENTRY.set(entry)
+
+
+def enter_answer(services: Services, live: RequestScope) -> None:
+    """Take a WebSocket message's ticket; it has been read already.
+
+    Raises:
+      RequestError: 429.
+    """
+    live.entry.ticket = services.quotas.enter(current_tenant(), uses_tokens=True, is_charged=True)
+    live.entry.begin_work()
+    _ENTRY.set(live.entry)
+
+
+async def reserved(
+    requests: Sequence[GenerationRequest], services: Services
+) -> Reservation | NoReservation:
+    """Take what some completions will probably use. A prompt counts once, whatever is made of it.
+
+    Args:
+      requests: one for each completion; none where nothing is to be begun.
+      services: who keeps the accounts.
+
+    Raises:
+      RequestError: 429 or 400; nothing was taken.
+    """
+    asked = [
+        Asked(one.request_id, 0 if one.origin_id else len(one.prompt_ids), one.sampling.max_tokens)
+        for one in requests
+    ]
+    return await reserve_for(asked, services)
+
+
+async def reserve_for(asked: Sequence[Asked], services: Services) -> Reservation | NoReservation:
+    """Do the same for anything.
+
+    Raises:
+      RequestError: 429 or 400; 401 or 403 if the tenant may ask no more.
+    """
+    reservation = await services.quotas.reserve(current_tenant(), asked)
+    try:
+        renew_tenant(services.tenancy)  # it may have been disabled meanwhile
+    except RequestError:
+        reservation.give_back()
+        raise
+    if (entry := _ENTRY.get()) is not None:
+        entry.queue()
+    return reservation
+
+
+def rate_headers(quotas: Quotas) -> dict[str, str]:
+    """Return what an answer says of its tenant's limits; nothing where there are none."""
+    tenant = current_tenant()
+    whole = limits_of(tenant.plan)
+    limits = quotas.store.enforced(whole)
+    if not tenant.name or (limits.requests is None and limits.tokens is None):
+        return {}
+    account = quotas.store.last_seen(tenant.name, whole)
+    if account is None:
+        account = Account(limits.requests or 0.0, limits.tokens or 0.0, 0, 0, 0)
+    headers = {}
+    for name, limit, left in (
+        ("requests", limits.requests, account.requests),
+        ("tokens", limits.tokens, account.tokens),
+    ):
+        if limit is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(math.floor(limit))
+            headers[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(left)))
+            headers[f"x-ratelimit-reset-{name}"] = _shown((limit - left) * MINUTE_S / limit)
+    return headers
+
+
+def _shown(seconds: float) -> str:
+    """Return a duration in the API's form: 120ms, 7.5s, 6m0s."""
+    milliseconds = math.ceil(max(0.0, seconds) * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
