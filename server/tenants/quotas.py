@@ -12,6 +12,7 @@ import trio
 
 from triolet.errors import RequestError, invalid_request
 
+from ..contract.charges import Charges
 from .accounts import MINUTE_S, NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def refusal(plan: Plan, limit: Limit, wait_s: float) -> RequestError:
     """Return the error for a limit that is met: 429.
 
     Args:
-      plan: whose limit it is.
+      plan: with the limit.
       limit: which.
       wait_s: after which it is not met any more.
     """
@@ -267,7 +268,7 @@ class Reservation:
 
 
 class NoReservation:
-    """Of whoever needs none."""
+    """Of a request that needs none."""
 
     def __enter__(self) -> NoReservation:
         return self
@@ -314,7 +315,7 @@ class Ticket:
             self._close(self.has_cost)
 
 
-class Quotas:
+class Quotas(Charges):
     """All tenants' limits, seen from one server.
 
     Args:
@@ -346,7 +347,7 @@ class Quotas:
 
     @property
     def num_open(self) -> int:
-        """Sequences whose tenants are not charged yet."""
+        """Sequences that are not charged yet."""
         return len(self._running)
 
     def num_under_way(self, tenant: str) -> int:
@@ -354,8 +355,8 @@ class Quotas:
         return self._tickets.get(tenant, 0) + self._reservations.get(tenant, 0)
 
     def check(self, tenant: Tenant) -> None:
-        """Refuse at once whoever has nothing left, before anything is worked on. Costs no round
-        trip, and says nothing of whoever has a little.
+        """Refuse a tenant with nothing left, before anything is worked on. Costs no round trip; a
+        tenant with a little left passes.
 
         Raises:
           RequestError: 429.
@@ -390,7 +391,7 @@ class Quotas:
         """Take what a request will probably use.
 
         Args:
-          tenant: whose it is.
+          tenant: of the request.
           asked: its sequences; none where nothing is to be begun.
 
         Returns:

@@ -37,7 +37,7 @@ MAX_FOLDER_FILES = 25
 # Folders above the cap today, with their size: they may shrink, never grow.
 LARGE_FOLDERS = {
     "loadtest/bench": 26,
-    "server/scheduling": 28,
+    "server/scheduling": 27,
 }
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
