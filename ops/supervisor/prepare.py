@@ -16,7 +16,7 @@ from ..settings.form import Settings, of_role
 from .plan import FleetPlan
 
 if TYPE_CHECKING:
-    from triolet.config import EngineConfig, TenantsConfig
+    from triolet.config import Dtype, EngineConfig, TenantsConfig
 
 
 def prepare(settings: Settings, gpus: tuple[str, ...]) -> FleetPlan:
