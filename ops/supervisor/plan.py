@@ -5,7 +5,7 @@ Pure: settings and the machine's size in, processes out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from triolet.config import LendingConfig, LocalPrefill, Pinning, SiblingConfig
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from triolet.config import Dtype
+
 SERVER_NAME = "server"
 """Of the only one; several are numbered."""
 
@@ -33,11 +35,13 @@ class FleetPlan:
       settings: of every process; addresses and names are filled in here. Workers without `threads`
         get a fair share of the cores.
       gpus: of this machine, as CUDA_VISIBLE_DEVICES names them.
+      dtypes: what each kind of worker computes in.
     """
 
     model_dir: Path
     settings: Settings
     gpus: tuple[str, ...] = ()
+    dtypes: Mapping[Role, Dtype] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         is_off = self.settings.server.routing.local_prefill is LocalPrefill.OFF

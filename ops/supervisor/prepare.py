@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.tenants_form import read_tenants
@@ -18,9 +16,7 @@ from ..settings.form import Settings, of_role
 from .plan import FleetPlan
 
 if TYPE_CHECKING:
-    from triolet.config import EngineConfig, TenantsConfig
-
-log = structlog.get_logger(__name__)
+    from triolet.config import Dtype, EngineConfig, TenantsConfig
 
 
 def prepare(settings: Settings, gpus: tuple[str, ...]) -> FleetPlan:
@@ -36,27 +32,18 @@ def prepare(settings: Settings, gpus: tuple[str, ...]) -> FleetPlan:
     """
     model = ready_model(settings.fleet.model)
     counts = {Role.PREFILL: settings.fleet.prefill, Role.DECODE: settings.fleet.decode}
-    chosen = []
+    dtypes: dict[Role, Dtype] = {}
     for role in counts:
         worker = settings.worker(role)
         engine = _shared(worker.engine, sum(counts.values()), len(gpus))
         checked = check_start(model, engine, worker.speculation)
         found = checked.model.engine
         settings = of_role(settings, role, engine=found)
-        chosen.append(
-            {
-                "role": role.value,
-                "device": found.device,
-                "dtype": checked.model.dtype.value,
-                "kv_pool_bytes": found.kv_pool_bytes or "sized by the worker on its GPU",
-            }
-        )
+        dtypes[role] = checked.model.dtype
     named = with_model_name(settings.server, checked.path)
     require_tenants(named.tenants)
-    plan = FleetPlan(checked.path, replace(settings, server=named), gpus)
-    for row in chosen:
-        log.info("engine_chosen", **row)
-    return plan
+    settings = replace(settings, server=named)
+    return FleetPlan(checked.path, settings, gpus, dtypes)
 
 
 def _shared(engine: EngineConfig, num_workers: int, num_gpus: int) -> EngineConfig:

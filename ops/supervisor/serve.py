@@ -88,6 +88,7 @@ def serve(plan: FleetPlan) -> None:
         specs, spares = plan_processes(
             plan, command_line(), directory, os.getpid(), available_cores(), doors
         )
+        log_choices(plan)
         view, on_log = choose_view(plan)
         supervisor = Supervisor(
             specs,
@@ -113,6 +114,19 @@ def serve(plan: FleetPlan) -> None:
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
+
+
+def log_choices(plan: FleetPlan) -> None:
+    """Log what was chosen for each kind of worker from model and machine."""
+    for role, dtype in plan.dtypes.items():
+        engine = plan.settings.worker(role).engine
+        log.info(
+            "engine_chosen",
+            role=role.value,
+            device=engine.device,
+            dtype=dtype.value,
+            kv_pool_bytes=engine.kv_pool_bytes or "sized by the worker on its GPU",
+        )
 
 
 def server_exit_s(server: ServerConfig) -> float:

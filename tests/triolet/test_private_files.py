@@ -81,8 +81,9 @@ def test_whatever_a_process_makes_after_its_start_is_private(mask: int, tmp_path
 def test_a_role_started_by_itself_makes_private_files(tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path; from ops.role_process import run_role\n"
+        "from triolet.config import ProcessConfig\n"
         "os.umask(0)\n"
-        "run_role('server', 'server', 'error', None, lambda: Path(sys.argv[1]).touch())"
+        "run_role('server', 'server', ProcessConfig('error'), lambda: Path(sys.argv[1]).touch())"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "file")], check=True)
     assert_private(tmp_path)
