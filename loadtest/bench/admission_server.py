@@ -445,7 +445,7 @@ async def running_server(form: Form) -> AsyncIterator[RunningServer]:
             await tasks.start(quotas.store.run)
             server = RunningServer(form, services, running.fleet, build_app(services))
             yield server
-            running.fleet.cancel_tenants({tenant.name for tenant in tenancy.everybody})
+            running.fleet.cancel_tenants({tenant.name for tenant in tenancy.all_tenants})
             running.fleet.check_accounting()
             assert not quotas.num_open, "somebody is not charged"
             tasks.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""What one request may take: its class and shares, early refusal, and its tenant's quotas."""
+"""What one request may take: its class and shares, and its tenant's quotas."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import math
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
-import trio
-from quart import has_request_context
-
 from triolet.errors import RequestError
 from triolet.service_class import Scheduling, ServiceClass
 
 from ..tenants.accounts import MINUTE_S, Account, limits_of
 from ..tenants.quotas import Asked
 from ..tenants.tenancy import current_tenant, enter_tenant
-from .body import current_key, current_scope, deadline_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +22,6 @@ if TYPE_CHECKING:
     from ..tenants.quotas import NoReservation, Quotas, Reservation
     from ..tenants.tenancy import Tenancy
     from .request_scope import Entry, RequestScope
-    from .schemas import GenerationFields
     from .services import Services
 
 
@@ -119,57 +114,6 @@ def outside_plan(service_class: ServiceClass) -> RequestError:
     )
 
 
-LEVEL_HEADER: Final = "x-triolet-brownout"
-"""On answers that are shorter than their clients asked for: the level of brownout."""
-CAP_HEADER: Final = "x-triolet-max-tokens"
-"""With it: how long the answer may get."""
-
-
-def refuse_early(fields: GenerationFields, services: Services) -> None:
-    """Raise for a request that waits too long whatever its prompt is, before that is tokenised.
-
-    Whose answer may run already, or may be kept, is not refused here.
-
-    Raises:
-      RequestError: 503.
-    """
-    if not has_request_context() or current_key() is not None:
-        return
-    if fields.response_cache == "allow" and services.config.response_cache.max_bytes:
-        return
-    live = current_scope()
-    within_s = deadline_s(services.config, is_streamed=bool(fields.stream))
-    scheduling = current_scheduling(fields.service_tier)
-    services.fleet.admission.refuse_early(
-        scheduling, live.request_id, live.key, within_s, trio.current_time()
-    )
-
-
-def own_ask_key() -> int:
-    """Return what names the request that is being answered; 0 if its prompt has to."""
-    return current_scope().key if has_request_context() else 0
-
-
-def capped(
-    max_tokens: int,
-    fields: GenerationFields,
-    prompt_tokens: int,
-    scheduling: Scheduling,
-    services: Services,
-) -> int:
-    """Return how many tokens an answer may have, of those asked for; the response says so."""
-    admission = services.fleet.admission
-    cap = admission.max_tokens(scheduling, prompt_tokens)
-    if cap is None or max_tokens <= max(cap, fields.min_tokens or 0):
-        return max_tokens
-    cap = max(cap, fields.min_tokens or 0)
-    if has_request_context():
-        headers = current_scope().headers
-        headers[LEVEL_HEADER] = str(admission.level)
-        headers[CAP_HEADER] = str(cap)
-    return cap
-
-
 _ENTRY: Final[ContextVar[Entry | None]] = ContextVar("entry", default=None)
 """Of the request that the running task serves, until it is queued."""
 
@@ -197,7 +141,7 @@ async def reserved(
 
     Args:
       requests: one for each completion; none where nothing is to be begun.
-      services: who keeps the accounts.
+      services: with the accounts.
 
     Raises:
       RequestError: 429 or 400; nothing was taken.

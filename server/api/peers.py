@@ -17,7 +17,8 @@ from quart import Response, request
 
 from triolet.errors import draining, overloaded
 
-from .body import current_key, current_scope, read_body, shown_request_id
+from .body import current_scope, read_body, shown_request_id
+from .resuming import current_key
 from .stream import StreamBody
 
 if TYPE_CHECKING:

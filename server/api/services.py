@@ -50,7 +50,7 @@ class Services:
     peers: Peers | None = None
     """None where this is the only server."""
     tenancy: Tenancy = field(default_factory=Tenancy)
-    """Who may ask; without tenants anybody who reaches the port."""
+    """Tenants and their keys; without tenants every client is served."""
     quotas: Quotas = field(default_factory=quotas_in_memory)
     """What they may use."""
     kept: KeptAnswers = field(init=False)

@@ -1,4 +1,4 @@
-"""Who is told what each request used, so that its tenant is charged: exactly that, exactly once.
+"""Charges: each request's tenant is charged what it used, exactly once.
 
 The contract between server/scheduling (where requests begin and end) and server/tenants (which
 keeps the accounts).
@@ -33,13 +33,13 @@ class Charges(Protocol):
           is_begun: whether a worker ever was asked to compute it.
 
         Returns:
-          What it cost, in the operator's currency; None where nobody is charged.
+          What it cost, in the operator's currency; None where nothing is charged.
         """
         ...
 
 
 class NoCharges:
-    """Where nobody pays."""
+    """Charges nothing."""
 
     def accepted(self, request_id: bytes) -> None:
         """Ignore it."""

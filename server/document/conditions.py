@@ -228,7 +228,7 @@ def up_to(most: int) -> str:
 
 
 def add_limits(schemas: dict[str, Schema], services: Services) -> None:
-    """Narrow the fields whose bounds are this server's.
+    """Narrow the fields that this server bounds.
 
     Args:
       schemas: of requests, by the names of their components; changed.

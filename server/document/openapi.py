@@ -222,7 +222,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 class ServedDocument:
-    """The document of one application, written once: that takes 50 ms, and anybody may ask.
+    """The document of one application, written once: that takes 50 ms, and needs no key.
 
     Args:
       app: with all its routes.
@@ -247,7 +247,7 @@ def openapi_document(app: QuartTrio, services: Services) -> Document:
 
     Args:
       app: with all its routes.
-      services: whose bounds hold.
+      services: with the bounds.
     """
     schemas: dict[str, Any] = {}
     paths: dict[str, Document] = {}

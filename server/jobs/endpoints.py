@@ -41,7 +41,7 @@ DEFAULT_PAGE: Final = 20
 
 
 def owner_of_request() -> str:
-    """Return whose things a request is about; empty where there are no tenants."""
+    """Return the running request's tenant; empty where there are no tenants."""
     return current_tenant().name
 
 
@@ -280,7 +280,7 @@ class BatchFields(StrictModel):
 
 
 async def create_batch(storage: Storage | None, services: Services) -> Response:
-    """Begin a batch; its file is looked at by whoever runs it."""
+    """Begin a batch; its file is checked by the runner."""
     check_may_batch()
     if storage is None:
         keeps_no_files(services)

@@ -127,7 +127,7 @@ class WaitingLine(NamedTuple):
     """A line that has no answer.
 
     Attributes:
-      batch_id: whose.
+      batch_id: of its batch.
       number: its place.
       custom_id: what its client calls it.
       endpoint: where it goes.

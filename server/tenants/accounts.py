@@ -52,12 +52,12 @@ class Limits:
 
     @property
     def are_any(self) -> bool:
-        """Whether somebody has to be asked."""
+        """Whether there is a limit."""
         return self != _NO_LIMITS
 
     def shared_by(self, count: int) -> Limits:
-        """Return one server's part of them. One request at a time everybody may have; the budget is
-        not divided, because what is spent is known to all."""
+        """Return one server's part of them. One request at a time always passes; the budget is not
+        divided, because the servers know what was spent."""
         if count == 1:
             return self
         return Limits(
@@ -87,7 +87,7 @@ def cost_of(prices: Prices, prompt: int, cached: int, completion: int) -> int:
     Args:
       prices: of the model.
       prompt: all tokens of the prompt.
-      cached: those of them whose KV was there already.
+      cached: those of them with KV from before.
       completion: tokens generated.
     """
     per_million = (
@@ -104,7 +104,7 @@ class Ask:
 
     Attributes:
       id: no other one has it.
-      tenant: whose it is.
+      tenant: of the request.
       tokens: that it will probably use.
       cost: of these, in nanos.
     """
@@ -121,7 +121,7 @@ class Settlement:
 
     Attributes:
       id: of the Ask.
-      tenant: whose it was.
+      tenant: of the request.
       limits: of the tenant.
       tokens: that it used.
       cost: of these, in nanos.
@@ -162,7 +162,7 @@ class Verdict:
     Attributes:
       account: after that.
       refused_by: the limit that it met; None if it may.
-      wait_s: after which it would have met none, if nobody else had come; 0 if nobody knows.
+      wait_s: after which it would have met none, without other requests; 0 if unknown.
     """
 
     account: Account
@@ -183,8 +183,8 @@ def _month_of_day(day: int) -> str:
 
 MINUTE_S: Final = 60.0
 GRAIN: Final = 1e-6
-"""Of a request, or of a token: what sums of floats may be off by. Who has waited as long as it was
-told shall not lack a thousand-millionth."""
+"""Of a request, or of a token: the error of sums of floats. A client that waited as long as told
+shall not lack a thousand-millionth."""
 
 
 @dataclass(slots=True)
@@ -214,7 +214,7 @@ class Bucket:
         self.level += amount
 
     def wait_s(self, amount: float, limit: float, now: float) -> float:
-        """Return after how long so much will be there, if nobody takes anything; 0 if it is."""
+        """Return after how long so much will be there, if nothing is taken; 0 if it is."""
         return max(0.0, (amount - GRAIN - self.level_at(limit, now)) * MINUTE_S / limit)
 
 
@@ -223,7 +223,7 @@ class Entry:
     """One tenant's account.
 
     Attributes:
-      requests: None as long as nobody took any.
+      requests: None before the first charge.
       tokens: likewise.
       in_flight: requests that are not settled.
       held: what these will probably cost, in nanos.
@@ -366,7 +366,7 @@ def _objection(entry: Entry, ask: Ask, limits: Limits, now: float) -> tuple[Limi
 
 
 def _wait_s(bucket: Bucket | None, amount: float, limit: float | None, now: float) -> float:
-    """Whoever wants more than a full bucket holds gets a full one, and the rest is a debt."""
+    """Return the wait for an amount. Of more than a full bucket holds, the rest is a debt."""
     if limit is None or bucket is None:
         return 0.0
     return bucket.wait_s(min(amount, limit), limit, now)

@@ -1,24 +1,22 @@
 """What one server goes by while Redis is away: its part of each limit, and what it reports then.
 
-Pure. Rate limits begin anew, with this server's full part of a minute. Spend is kept per tenant and
-reported in one sum when Redis is back; requests that are not settled by then are reserved there.
+Pure. Rate limits begin anew, with this server's full part of a minute. When Redis is back it is
+told one sum for each tenant: what was spent, and what is lacking in the buckets here. Requests that
+are not settled by then are reserved there.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from .accounts import Ledger, Limits, Settlement
+from .accounts import Ledger
 
 if TYPE_CHECKING:
-    from .accounts import Account, Ask, Verdict
-
-NO_ID: Final = ""
-"""Of a question that takes nothing, and of a sum for which nothing is reserved."""
+    from .accounts import Account, Ask, Limits, Settlement, Verdict
 
 
 @dataclass(slots=True)
@@ -38,7 +36,7 @@ class Opened:
     used_tokens: int = 0
 
     def part(self, servers: int) -> Limits:
-        """Return one server's part. Of the budget it is one of what was left: no server knows what
+        """Return one server's part. Of the budget it is one of what was left: no server sees what
         the others spend."""
         part = self.limits.shared_by(servers)
         if part.budget is None:
@@ -48,11 +46,15 @@ class Opened:
 
 
 class LocalShare:
-    """Accounts of the tenants with requests while Redis is away."""
+    """Accounts of the tenants with requests while Redis is away.
+
+    Attributes:
+      opened: by tenant.
+    """
 
     def __init__(self) -> None:
         self._ledger = Ledger()
-        self._opened: dict[str, Opened] = {}
+        self.opened: dict[str, Opened] = {}
 
     def __contains__(self, ask_id: str) -> bool:
         return ask_id in self._ledger
@@ -61,10 +63,6 @@ class LocalShare:
     def held(self) -> dict[str, Ask]:
         """What is reserved here and not settled."""
         return self._ledger.held
-
-    def knows(self, tenant: str) -> bool:
-        """Return whether a tenant has an account here."""
-        return tenant in self._opened
 
     def open(self, tenant: str, limits: Limits, seen: Account | None, month: str) -> None:
         """Open an account, or hold the one there is to these limits from now on.
@@ -75,45 +73,46 @@ class LocalShare:
           seen: the shared account as it was last seen.
           month: the present one.
         """
-        if (opened := self._opened.get(tenant)) is not None:
+        if (opened := self.opened.get(tenant)) is not None:
             opened.limits = limits
             return
         if seen is not None:
             entry = self._ledger.entry(tenant, month)
             entry.spent, entry.used_tokens = seen.spent, seen.used_tokens
-        self._opened[tenant] = Opened(limits, 0 if seen is None else seen.spent)
+        self.opened[tenant] = Opened(limits, 0 if seen is None else seen.spent)
 
     def reserve(self, ask: Ask, servers: int, month: str, now: float) -> Verdict:
         """Take what a request of a tenant with an account will probably use, or nothing."""
-        return self._ledger.reserve(ask, self._opened[ask.tenant].part(servers), month, now)
+        return self._ledger.reserve(ask, self.opened[ask.tenant].part(servers), month, now)
 
     def settle(self, settlement: Settlement, servers: int, month: str, now: float) -> None:
         """Charge what it used."""
-        opened = self._opened[settlement.tenant]
+        opened = self.opened[settlement.tenant]
         opened.cost += settlement.cost
         opened.used_tokens += settlement.tokens
         self._ledger.settle(settlement, opened.part(servers), month, now)
 
     def account(self, tenant: str, servers: int, month: str, now: float) -> Account:
         """Return what there is of this server's part."""
-        return self._ledger.account(tenant, self._opened[tenant].part(servers), month, now)
+        return self._ledger.account(tenant, self.opened[tenant].part(servers), month, now)
 
-    def report(self, journal: Journal) -> None:
-        """Write down what the shared accounts have to learn."""
-        for tenant, opened in self._opened.items():
-            if opened.cost or opened.used_tokens:
-                journal.settle(
-                    Settlement(
-                        NO_ID, tenant, Limits(), opened.used_tokens, opened.cost, is_begun=False
-                    )
-                )
+    def report(self, journal: Journal, servers: int, month: str, now: float) -> None:
+        """Write down what the shared accounts have to learn. Of rates that is what the buckets
+        here, full at first, lack by now: what was taken and is not refilled yet."""
+        for tenant, opened in self.opened.items():
+            part, left = opened.part(servers), self.account(tenant, servers, month, now)
+            requests, tokens = (
+                (part.requests or 0.0) - left.requests,
+                (part.tokens or 0.0) - left.tokens,
+            )
+            journal.owe(tenant, opened, requests, tokens)
         for ask in self.held.values():
-            journal.adopt(ask, self._opened[ask.tenant].limits)
+            journal.adopt(ask, self.opened[ask.tenant].limits)
 
     def clear(self) -> None:
         """Close all accounts."""
         self._ledger.clear()
-        self._opened.clear()
+        self.opened.clear()
 
 
 class Batch(NamedTuple):
@@ -168,6 +167,20 @@ class Journal:
                 "tokens": ask.tokens,
                 "cost": ask.cost,
                 **_limits(limits),
+            }
+        )
+
+    def owe(self, tenant: str, opened: Opened, requests: float, tokens: float) -> None:
+        """Charge what was taken elsewhere: these of the rates, and all that was spent."""
+        self._changes.append(
+            {
+                "kind": "debt",
+                "tenant": tenant,
+                "requests": requests,
+                "tokens": tokens,
+                "cost": opened.cost,
+                "used_tokens": opened.used_tokens,
+                **_limits(opened.limits),
             }
         )
 

@@ -1,6 +1,6 @@
-"""The file in which spend outlives a process whose accounts are in memory.
+"""Accounts in memory, and the file in which spend outlives the process.
 
-Knows SQL. Blocking: called from one thread at a time. Several servers of one host may share it:
+The file is blocking: called from one thread at a time. Several servers of one host may share it:
 each adds what was spent with it, and is told what was spent with all.
 """
 
@@ -84,7 +84,7 @@ class SpendFile:
         """Write down what was spent, all or nothing.
 
         Returns:
-          What everybody has spent in the month, and in those that were added to.
+          What all servers have spent in the month, and in those that were added to.
 
         Raises:
           sqlite3.Error: nothing was written.
@@ -107,7 +107,7 @@ class SpendFile:
         return {(of, tenant): Spend(nanos, tokens) for of, tenant, nanos, tokens in rows}
 
     def close(self) -> None:
-        """Close it. Nobody may be calling."""
+        """Close it. No call may be under way."""
         self._connection.close()
 
 
@@ -118,7 +118,7 @@ LAST_FLUSH_S: Final = 3 * SECONDS
 
 
 def time_of_day() -> float:
-    """Return seconds since 1970: months are everybody's."""
+    """Return seconds since 1970: months are the same for all servers."""
     return time.time()
 
 

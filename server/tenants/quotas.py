@@ -148,7 +148,7 @@ def refusal(plan: Plan, limit: Limit, wait_s: float) -> RequestError:
     """Return the error for a limit that is met: 429.
 
     Args:
-      plan: whose limit it is.
+      plan: with the limit.
       limit: which.
       wait_s: after which it is not met any more.
     """
@@ -267,7 +267,7 @@ class Reservation:
 
 
 class NoReservation:
-    """Of whoever needs none."""
+    """Of a request that needs none."""
 
     def __enter__(self) -> NoReservation:
         return self
@@ -346,7 +346,7 @@ class Quotas:
 
     @property
     def num_open(self) -> int:
-        """Sequences whose tenants are not charged yet."""
+        """Sequences that are not charged yet."""
         return len(self._running)
 
     def num_under_way(self, tenant: str) -> int:
@@ -354,8 +354,8 @@ class Quotas:
         return self._tickets.get(tenant, 0) + self._reservations.get(tenant, 0)
 
     def check(self, tenant: Tenant) -> None:
-        """Refuse at once whoever has nothing left, before anything is worked on. Costs no round
-        trip, and says nothing of whoever has a little.
+        """Refuse a tenant with nothing left, before anything is worked on. Costs no round trip; a
+        tenant with a little left passes.
 
         Raises:
           RequestError: 429.
@@ -390,7 +390,7 @@ class Quotas:
         """Take what a request will probably use.
 
         Args:
-          tenant: whose it is.
+          tenant: of the request.
           asked: its sequences; none where nothing is to be begun.
 
         Returns:

@@ -15,7 +15,7 @@ from triolet.config import shown_url
 from triolet.units import SECONDS
 
 from .accounts import GRAIN, Account, Ask, Bucket, Limit, Verdict, month_of
-from .local_share import NO_ID, Journal, LocalShare
+from .local_share import Journal, LocalShare
 from .memory_store import time_of_day
 from .redis_calls import APPLY, BEAT, LEAVE, RESERVE, StoreGone, with_calls
 
@@ -49,7 +49,7 @@ class SeenAccounts:
     def by_now(
         self, tenant: str, limits: Limits, now: float, within_s: float | None = None
     ) -> Account | None:
-        """Return an account as it would be if nobody had touched it since; None if none was seen,
+        """Return an account as it would be untouched since; None if none was seen,
         or only one that is older than so much."""
         seen = self._seen.get(tenant)
         if seen is None or (within_s is not None and now - seen.at > within_s):
@@ -72,6 +72,10 @@ log = structlog.get_logger(__name__)
 
 LAST_WORDS_S: Final = 3 * SECONDS
 """For telling what is left when this process ends."""
+
+
+NO_ID: Final = ""
+"""Of a question that takes nothing."""
 
 
 class RedisStore:
@@ -144,7 +148,7 @@ class RedisStore:
         """Return an account as last seen here, refilled since; None if nothing is known, or only
         what is older than `within_s`."""
         now = trio.current_time()
-        if self._local.knows(tenant):
+        if tenant in self._local.opened:
             return self._local.account(tenant, self.num_servers, _month(), now)
         return self._seen.by_now(tenant, limits, now, within_s) if self.is_well else None
 
@@ -159,7 +163,7 @@ class RedisStore:
             if verdict is not None:
                 return verdict.account
         now, count = trio.current_time(), 1 if self.is_well else self.num_servers
-        if self._local.knows(tenant):
+        if tenant in self._local.opened:
             return self._local.account(tenant, self.num_servers, _month(), now)
         # Nothing is opened: a look at all tenants would open as many accounts.
         seen = self._seen.by_now(tenant, limits, now)
@@ -226,7 +230,7 @@ class RedisStore:
         while True:
             await self._has_changes.wait()
             self._has_changes = trio.Event()
-            while not await self._send_all(calls):  # noqa: ASYNC110 (it asks somebody else)
+            while not await self._send_all(calls):  # noqa: ASYNC110 (it asks Redis)
                 await trio.sleep(self._config.probe_s)
 
     async def _send_all(self, calls: RedisCalls) -> bool:
@@ -260,7 +264,7 @@ class RedisStore:
         """Renew our lease, and end those of others.
 
         Raises:
-          StoreGone: nobody knows whether that was done.
+          StoreGone: that was done, or not.
         """
         config = self._config
         reply = await calls.call(BEAT, config.lease_s, config.max_batch, int(is_asking))
@@ -273,7 +277,7 @@ class RedisStore:
 
     def _settle_up(self) -> None:
         """Tell what was spent and reserved here while Redis was not asked."""
-        self._local.report(self._journal)
+        self._local.report(self._journal, self.num_servers, _month(), trio.current_time())
         self._reserved |= self._local.held
         self._local.clear()
         if self._journal:

@@ -1,6 +1,6 @@
 """What a model's makers recommend where a client says nothing: `generation_config.json`.
 
-Knows the file and the ranges; a value that cannot work is a ModelError that names it. Where the
+A value that cannot work is a ModelError that names it. Where the
 file is silent, the API's own defaults hold.
 """
 

@@ -3,6 +3,7 @@ are right when workers die."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -153,7 +154,9 @@ def test_one_limit_for_both_and_a_part_for_each_while_redis_is_away(world: World
     wait_for_accounts(world, "bob", used)
     for fleet in world.fleets:
         usage = usage_of(fleet, "bob")
+        refilled = LIMIT / 60 * (time.monotonic() - bob[0].sent_at)
         assert usage["is_shared"] is True
+        assert usage["remaining"]["tokens"] <= LIMIT - used + refilled
         assert usage_of(fleet, "alice")["this_month"]["tokens"] == alice.tokens
 
     carol = taken_of(world, "carol")

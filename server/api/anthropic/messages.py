@@ -30,12 +30,13 @@ from ..generate import (
     check_output,
     json_response,
     own_requests,
+    refuse_early,
     warming,
 )
-from ..limits import message_tier, refuse_early
+from ..limits import message_tier
 from ..openai.chat import encode_chat, plan_chat
 from ..openai.tools import parsed_arguments, plan_tools
-from ..schemas import ChatRequest, GenerationFields, Message
+from ..schemas import ChatRequest, Message, shared_fields
 from ..stream import Serializer
 from .schema import CountRequest, MessagesRequest
 
@@ -399,19 +400,14 @@ def _as_chat(fields: PromptFields) -> ChatRequest:
     turns = [turn for m in fields.messages for turn in m.content.messages(m.role)]
     if fields.system:
         turns.insert(0, Message.model_construct(role="system", content=fields.system))
-    same = {
-        name: getattr(fields, name)
-        for name in GenerationFields.model_fields
-        if name in type(fields).model_fields and name not in OF_OWN_FORM
-    }
     output, choice = fields.output_config, fields.tool_choice
     switches = fields.chat_template_kwargs
     if fields.thinking is not None and fields.thinking.type == "enabled":
         switches = {"enable_thinking": True, **(switches or {})}
     return ChatRequest.model_construct(
-        **same,
+        **shared_fields(fields, OF_OWN_FORM),
         messages=turns,
-        # Whoever ends with words of the assistant's wants them gone on with.
+        # A conversation that ends with the assistant's words is continued there.
         continue_final_message=turns[-1].role == "assistant",
         chat_template_kwargs=switches,
         response_format=output.format.of_chat() if output and output.format else None,

@@ -20,6 +20,7 @@ from ..schemas import (
     CacheFields,
     Message,
     SamplingFields,
+    ServiceFields,
     StopStrings,
     StrictModel,
     TemplateSwitches,
@@ -224,11 +225,10 @@ class CountRequest(PromptFields):
     """POST /v1/messages/count_tokens."""
 
 
-class MessagesRequest(PromptFields, SamplingFields, CacheFields):
+class MessagesRequest(PromptFields, SamplingFields, CacheFields, ServiceFields):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)]
     stop: Annotated[StopStrings, Field(alias="stop_sequences")] = ()
     stream: bool | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: Literal["standard_only"] | fields.ServiceTier | None = None
+    service_tier: Literal["standard_only"] | fields.ServiceTier | None = None  # type: ignore[assignment]

@@ -26,12 +26,19 @@ from ..body import JSON_ONLY, current_scope, note_ignored, read_fields
 from ..constraints import read_grammar
 from ..errors import echo, params_called
 from ..fields import CalledFunction, NamedSchema, ResponseFormat, ToolCall
-from ..generate import Plan, check_fields, json_response, own_requests, submit_all
-from ..limits import refuse_early, reserved
+from ..generate import Plan, check_fields, json_response, own_requests, refuse_early, submit_all
+from ..limits import reserved
 from ..openai.chat import plan_chat
 from ..openai.embeddings import EmbeddingFields, embed, numbers_of
 from ..openai.tools import parsed_arguments
-from ..schemas import ChatRequest, CompletionRequest, Message, TemplateSwitches, take_unknown
+from ..schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    TemplateSwitches,
+    shared_fields,
+    take_unknown,
+)
 from ..stream import EventStreamBody, Serializer, collect
 from .schema import (
     LOAD_OPTIONS,
@@ -269,15 +276,6 @@ PARAMS: Final = {
     "repetition_penalty": "options.repeat_penalty",
 }
 """What a chat calls its parameters, and what they are called here."""
-_SAME: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-)
 
 
 async def chat(services: Services) -> Response:
@@ -401,8 +399,7 @@ def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
     """
     options = fields.options or OllamaOptions()
     check_options(options, services)
-    common: dict[str, Any] = {name: getattr(options, name) for name in _SAME}
-    common |= {
+    common = shared_fields(options, but=("seed",)) | {
         "model": served_model(fields.model, services.config),
         "repetition_penalty": options.repeat_penalty,
         "seed": None if options.seed == -1 else options.seed,

@@ -17,8 +17,7 @@ from triolet.errors import invalid_request
 from ...text.reasoning import SWITCHES
 from ..body import INLINE_BYTES, in_parser_thread, read_fields
 from ..constraints import read_grammar
-from ..generate import Plan, check_fields, head, stream_response, whole_response
-from ..limits import refuse_early
+from ..generate import Plan, check_fields, head, refuse_early, stream_response, whole_response
 from ..sampling import chat_logprobs, completion_logprobs, unknown_token
 from ..schemas import ChatRequest, CompletionRequest, Message
 from .chunks import ChatChunks, CompletionChunks, ToolChunks, reason_of, whole_message
@@ -91,7 +90,7 @@ def template_messages(
 
 
 async def read_turns(messages: Sequence[Message], services: Services) -> list[dict[str, object]]:
-    """Do the same where it holds up nobody: arguments of calls are JSON, perhaps megabytes of it.
+    """Do the same beside the event loop: arguments of calls are JSON, perhaps megabytes of it.
 
     Raises:
       RequestError: 503 if too many wait for that.

@@ -27,7 +27,7 @@ from ..errors import params_called
 from ..generate import check_input, head, json_response
 from ..limits import current_scheduling, renew_tenant, reserve_for
 from ..sampling import unknown_token
-from ..schemas import IGNORED, MAX_INT, Prompt, StrictModel, read_prompts
+from ..schemas import IGNORED, MAX_INT, Prompt, ServiceFields, read_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..services import Services
 
 
-class EmbeddingFields(StrictModel):
+class EmbeddingFields(ServiceFields):
     """POST /v1/embeddings."""
 
     input: Annotated[
@@ -45,8 +45,6 @@ class EmbeddingFields(StrictModel):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: fields.ServiceTier | None = None
 
 
 PARAM: Final = "input"
@@ -179,7 +177,7 @@ def numbers_of(vector: bytes) -> tuple[float, ...]:
 
 
 async def _body(vectors: Vectors, services: Services, fields: EmbeddingFields) -> bytes:
-    """Return the answer. Vector by vector: thousands at once would hold up everybody's streams."""
+    """Return the answer. Vector by vector: thousands at once would hold up all streams."""
     items = []
     for index, vector in enumerate(vectors.found):
         value: Any = base64.b64encode(vector).decode()
@@ -216,14 +214,12 @@ def _texts(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-class ScoringFields(StrictModel):
+class ScoringFields(ServiceFields):
     """What both have in common."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | {"normalize", "embedding_type", "rank_fields"}
 
     model: str | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: fields.ServiceTier | None = None
 
 
 class RerankRequest(ScoringFields):

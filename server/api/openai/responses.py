@@ -19,9 +19,16 @@ from ...contract.generation import Delta
 from ..body import current_scope, read_fields
 from ..errors import echo, params_called
 from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
-from ..generate import begin_stream, begin_whole, check_fields, json_response, own_requests, warming
-from ..limits import refuse_early
-from ..schemas import ChatRequest, GenerationFields, Message
+from ..generate import (
+    begin_stream,
+    begin_whole,
+    check_fields,
+    json_response,
+    own_requests,
+    refuse_early,
+    warming,
+)
+from ..schemas import ChatRequest, Message, shared_fields
 from .chat import encode_chat, plan_chat
 from .responses_events import (
     CallItem,
@@ -154,16 +161,11 @@ async def prompt_of_response(fields: ResponseFields, services: Services) -> tupl
 def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
     """Return what was asked for as a chat. All of it has been checked."""
     system = [message("system", fields.instructions)] if fields.instructions else []
-    same = {
-        name: getattr(fields, name)
-        for name in GenerationFields.model_fields
-        if name in type(fields).model_fields and name not in OF_OWN_FORM
-    }
     turns = [*earlier, *turns_of(fields.input)]
     if not turns:
         raise invalid_request("holds nothing but reasoning, which no prompt is made of", "messages")
     return ChatRequest.model_construct(
-        **same,
+        **shared_fields(fields, OF_OWN_FORM),
         messages=[*system, *turns],
         max_tokens=fields.max_output_tokens,
         logprobs=fields.wants_logprobs,
@@ -252,7 +254,7 @@ def _choice(
 
 
 def message(role: str, content: str) -> Message:
-    """Return a turn whose words are known to be right."""
+    """Return a turn that needs no validation."""
     return Message.model_construct(role=role, content=content)
 
 

@@ -21,6 +21,7 @@ from ..schemas import (
     CacheFields,
     Effort,
     SamplingFields,
+    ServiceFields,
     StrictModel,
     TemplateSwitches,
     joined_text,
@@ -174,7 +175,7 @@ class FunctionFields(StrictModel):
     parallel_tool_calls: bool | None = None
 
 
-class ResponseFields(SamplingFields, FunctionFields, CacheFields):
+class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields):
     """What an answer is made from."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
@@ -211,8 +212,6 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields):
     ) = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     text: TextConfig | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: fields.ServiceTier | None = None
     metadata: fields.Metadata | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     reasoning: ReasoningConfig | None = None
@@ -238,7 +237,7 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields):
 
 
 class ResponseStreamOptions(StrictModel):
-    """How a stream is written. Its events carry no random padding; nobody may count on it."""
+    """How a stream is written. Its events carry no random padding."""
 
     include_obfuscation: Literal[False] | None = None
 

@@ -1,6 +1,6 @@
 """From the tools of a request to what its model reads, and to what it has to write.
 
-Knows the request's fields and the form in which its model writes calls; refuses to compile. Where
+Where
 tools have to be called a grammar sees to it, so that it works with any model; where they may be,
 only strict functions have one, which begins with the call, and the model's chat template has to
 show them.

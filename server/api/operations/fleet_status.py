@@ -60,13 +60,13 @@ def is_from_here(peer: str | None, header_names: Set[str], *, is_forwarding: boo
 
 
 async def own_audit(services: Services) -> Response:
-    """Answer with what this server knows."""
+    """Answer with this server's account."""
     return _document(await _audit(services))
 
 
 async def fleet_audit(services: Services) -> Response:
     """Answer with the violations, the server's accounts and each worker's; where several servers
-    share the port, with what each of them knows."""
+    share the port, with the account of each."""
     audit = await _audit(services)
     if services.peers is not None:
         others = (await services.peers.ask(OWN_AUDIT)).values()
@@ -180,7 +180,7 @@ def own_status(services: Services) -> Response:
 
 
 async def fleet_status(services: Services) -> Response:
-    """Answer for all servers on this port. The workers are everybody's."""
+    """Answer for all servers on this port. They share the workers."""
     check_is_from_here(services)
     status = _status(services)
     if services.peers is not None:
@@ -300,7 +300,7 @@ DIVIDED: Final = {
 }
 """What each of several servers has a part of."""
 WRITTEN: Final = ("tokens", "spent")
-"""What one learns of another by the file that they share: who knows most is right."""
+"""Sums that servers learn from the file that they share: the largest is the newest."""
 
 
 async def own_usage(services: Services) -> Response:
@@ -315,8 +315,8 @@ async def own_usage(services: Services) -> Response:
 
 
 async def fleet_usage(services: Services) -> Response:
-    """Show an operator everybody's."""
-    found = await _usages(services.tenancy.everybody, services)
+    """Show an operator the usage of all tenants."""
+    found = await _usages(services.tenancy.all_tenants, services)
     if not all(usage["is_shared"] for usage in found):
         for others in await _asked_of_siblings(OWN_USAGE, services):
             for usage in found:
@@ -325,9 +325,9 @@ async def fleet_usage(services: Services) -> Response:
 
 
 async def server_usage(services: Services) -> Response:
-    """Show a sibling what this server alone says of everybody, or of the tenant that is named."""
+    """Show a sibling what this server alone counts, of all tenants or of the named one."""
     name = request.args.get("tenant")
-    tenants = [one for one in services.tenancy.everybody if name is None or one.name == name]
+    tenants = [one for one in services.tenancy.all_tenants if name is None or one.name == name]
     return json_response({"object": "list", "data": await _usages(tenants, services)})
 
 

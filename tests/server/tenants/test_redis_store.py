@@ -172,6 +172,7 @@ async def test_without_redis_each_holds_its_part_and_afterwards_they_agree(
     used = 1 + len(during[0]) + len(during[1])
     account = await a.until("t", limits, lambda account: account.used_tokens == used)
     assert (account.in_flight, account.spent) == (0, 100 + 10 * (used - 1))
+    assert account.tokens <= 8 - used + (trio.current_time() - began_at + 5) * 8 / 60 + 1
     assert [w.store.num_reserved for w in (a, b)] == [0, 0]
     nursery.cancel_scope.cancel()
 
