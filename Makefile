@@ -82,6 +82,7 @@ test:  ## lint, types and all tests
 	@$(MAKE) --no-print-directory lint
 	@mkdir -p build; \
 	$(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
+	trap "kill $$types" INT TERM; \
 	$(MAKE) --no-print-directory unit; unit=$$?; \
 	wait $$types; types=$$?; \
 	cat build/types.log; \

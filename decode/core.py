@@ -336,7 +336,7 @@ class DecodeCore:
             if self._link.wire.plaintext and len(frame.kv_key) != KV_KEY_BYTES:
                 raise RemoteProtocolError(
                     f"{self._identity.me.name} takes KV in plaintext, and this server sends no key "
-                    "for its MAC: upgrade the server, or leave --kv-plaintext out"
+                    "for its MAC: upgrade the server, or leave link.wire.plaintext off"
                 )
             origin = None
             if frame.fork_of is not None:

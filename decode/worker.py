@@ -114,7 +114,7 @@ def _listen_for_kv(network: Network, config: WorkerConfig) -> Listener:
     if config.link.wire.plaintext and config.kv_address.startswith("ipc://"):
         raise ConfigError(
             f"kv-plaintext is for tcp; KV is taken at {config.kv_address}, which needs no keys: "
-            "leave --kv-plaintext out"
+            "leave link.wire.plaintext off"
         )
     link = config.link
     return network.listen(

@@ -144,7 +144,8 @@ def build_runner(
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {device} no memory to capture "
-                "decode steps in: lower it, or max_num_seqs, or give --no-cuda-graphs"
+                "decode steps in: lower it, or max_num_seqs, or set "
+                "worker.engine.gpu.cuda_graphs=false"
             ) from error
     return Runner(parts.model, config.block_size, pool, parts.decoder, config.masks)
 

@@ -341,7 +341,7 @@ def check_request(vocab_size: int, token_ids: Sequence[int], params: SamplingPar
     if reasoning is not None and max(reasoning.token_ids) >= vocab_size:
         raise invalid_request(
             f"the markers of reasoning name token {max(reasoning.token_ids)}; ids lie in "
-            f"0…{vocab_size - 1}; give the server --reasoning-parser none"
+            f"0…{vocab_size - 1}; set server.reasoning_parser=none"
         )
     for token_id, _ in params.logit_bias:
         if not 0 <= token_id < vocab_size:

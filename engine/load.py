@@ -15,6 +15,7 @@ import xxhash
 
 from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
+from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
 
 from .arithmetic import arithmetic
@@ -29,7 +30,7 @@ from .kv_pool import KVLayout, KVPool
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
 from .pace import MEASURED_TOKENS, Pace, pace_of
 from .prefix_cache import PrefixCache
-from .preflight.check import dtype_for, fit_model_len
+from .preflight.check import chosen_device, dtype_for, fit_model_len, with_pool_size
 from .weights import Checkpoint, open_weights, weights_digest
 
 if TYPE_CHECKING:
@@ -103,11 +104,13 @@ def load_engine(
     eos_token_ids = load_eos_token_ids(model_dir)
     device = _device(config)
     checkpoint = open_checkpoint(model_dir)
-    config = replace(config, dtype=choose_dtype(config, checkpoint, device))
+    config = replace(config, device=str(device), dtype=dtype_for(config, checkpoint.dtype))
     backend = choose_backend(config, model_config, device.type)
     layout = _layout(config, model_config)
-    num_blocks = config.kv_pool_bytes // layout.bytes_per_block
-    max_model_len, reason = fit_model_len(config, model_config, num_blocks, layout.bytes_per_block)
+    if config.kv_pool_bytes is None:
+        config = with_pool_size(config, model_config, layout.bytes_per_block, _free_bytes(device))
+    max_model_len, reason = fit_model_len(config, model_config, layout.bytes_per_block)
+    num_blocks = (config.kv_pool_bytes or 0) // layout.bytes_per_block
     on_progress("digest", 0.0)
     digest = weights_digest(checkpoint.files)
     computed_by = arithmetic(backend, device, model_config)
@@ -139,7 +142,7 @@ def load_engine(
 
 def _device(config: EngineConfig) -> torch.device:
     try:
-        device = torch.device(config.device)
+        device = torch.device(chosen_device(config))
     except RuntimeError:
         raise ConfigError(
             f"device is {config.device!r}; allowed: 'cpu', 'cuda', 'cuda:1' and so on"
@@ -166,9 +169,11 @@ def _bound(device: torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
-def choose_dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Dtype:
-    """Return what to compute in. See EngineConfig.dtype."""
-    return dtype_for(config, checkpoint.dtype, device.type)
+def _free_bytes(device: torch.device) -> int | None:
+    """Return the memory that is free on a device, None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_memory_bytes()
 
 
 def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_computes: str) -> str:

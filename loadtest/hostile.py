@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info",
-                 "--stall-timeout", "3")  # fmt: skip
+                 "--set", "server.stall_timeout_s=3")  # fmt: skip
 MAX_P99_S = 0.25
 """What a load balancer's health check has patience for, many times over."""
 MAX_GROWTH_BYTES = 64 * 1024 * 1024

@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 SERVE_OPTIONS = (
     *("--prefill", "1", "--decode", "1", "--log-level", "info"),
     # Workers may not wait for their streams, so that these have to move; the old server must.
-    *("--worker-drain-timeout", "0.5", "--drain-timeout", "120"),
+    *("--set", "worker.drain_timeout_s=0.5", "--set", "server.drain_timeout_s=120"),
 )
 RESTART_DEADLINE_S = 400.0
 """Five processes start one after the other, on a machine that is busy with the streams."""

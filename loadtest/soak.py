@@ -233,7 +233,7 @@ STALL_TIMEOUT_S = 3.0
 """Shorter than the product's, so that many clients get to be cut off."""
 SERVE_OPTIONS = (
     *("--prefill", "2", "--decode", "2", "--max-num-seqs", "8", "--kv-pool", "64MiB"),
-    *("--stall-timeout", str(STALL_TIMEOUT_S), "--log-level", "info"),
+    *("--set", f"server.stall_timeout_s={STALL_TIMEOUT_S}", "--log-level", "info"),
 )
 MAX_SHOWN = 20
 

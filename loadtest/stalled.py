@@ -336,7 +336,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     console = Console(highlight=False)
     options.out.mkdir(parents=True, exist_ok=True)
-    serve = ["--stall-timeout", str(options.stall_timeout), *options.serve]
+    serve = ["--set", f"server.stall_timeout_s={options.stall_timeout}", *options.serve]
     try:
         with running_server(serve, options.out / "server.log") as url:
             experiment = Experiment(

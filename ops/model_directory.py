@@ -54,7 +54,7 @@ class Checked(NamedTuple):
 
 
 def check_start(
-    model: Path | None, engine: EngineConfig, speculation: SpeculationConfig | None = None
+    model: str | Path | None, engine: EngineConfig, speculation: SpeculationConfig | None = None
 ) -> Checked:
     """Find a model and check it against the settings of the workers: what `triolet serve` does
     before it starts anything, and `triolet doctor` to say whether it would.
@@ -94,12 +94,13 @@ def demo_model_path() -> Path:
     return Path(str(files("triolet") / "demo"))
 
 
-def find_model(model: Path | None) -> ModelDirectory:
+def find_model(model: str | Path | None) -> ModelDirectory:
     """Return the directory of a model; None is the demo model, and so is its name.
 
     Raises:
       ModelError: it is missing or incomplete; the text says what is missing and what to do.
     """
+    model = None if model is None else Path(model)
     if model is None or (str(model) == DEMO and not model.exists()):
         path = demo_model_path()
         remedy = "install Triolet again, or name a model directory"

@@ -22,12 +22,13 @@ from .plain_text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from triolet.config import ProcessConfig
+
 
 def run_role(
     role: str,
     process: str,
-    log_level: str | None,
-    supervisor_pid: int | None,
+    settings: ProcessConfig,
     run: Callable[[], None],
 ) -> None:
     """Run a role until it ends.
@@ -35,8 +36,7 @@ def run_role(
     Args:
       role: as processes are called in lists.
       process: as it calls itself in its log.
-      log_level: None for the usual one.
-      supervisor_pid: of whom it ends with; None if it belongs to nobody.
+      settings: of the process.
       run: the role.
 
     Raises:
@@ -44,11 +44,11 @@ def run_role(
       typer.Exit: the same, where a supervisor tells it.
     """
     keep_private()
-    configure_logs(log_level, process)
+    configure_logs(settings.log_level, process)
     show_name(f"triolet {role}")
     spin_briefly()
-    if supervisor_pid is not None:
-        hold_on_to(supervisor_pid)
+    if settings.supervisor_pid is not None:
+        hold_on_to(settings.supervisor_pid)
     problem: BaseException | None = None
     try:
         run()
@@ -58,7 +58,7 @@ def run_role(
             problem = problem.exceptions[0]
     if problem is None:
         return
-    if supervisor_pid is None:
+    if settings.supervisor_pid is None:
         raise problem
     # The supervisor prints the one line, after it has ended the others.
     report(Failed(one_line(str(problem))))

@@ -254,7 +254,7 @@ class PrefillCore:
             if self._link.wire.plaintext and len(frame.kv_key) != KV_KEY_BYTES:
                 raise RemoteProtocolError(
                     f"{self._identity.me.name} ships KV in plaintext, and this server sends no key "
-                    "for its MAC: upgrade the server, or leave --kv-plaintext out"
+                    "for its MAC: upgrade the server, or leave link.wire.plaintext off"
                 )
             if self.server_sessions.is_draining:
                 self.attempt_table.turn_away(server, frame.key, EndReason.DRAIN, now)

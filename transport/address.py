@@ -142,6 +142,6 @@ def keys_needed(address: str) -> ConfigError:
     """Return the error for a tcp address without keys, which every user of its host can reach."""
     return ConfigError(
         f"{address} can be reached by other users, and there are no CURVE keys; make them with "
-        "`triolet keys make DIR` and give --curve DIR to every process, or use ipc:// in a "
+        "`triolet keys make DIR` and set curve_dir of every process to DIR, or use ipc:// in a "
         "directory of mode 0700"
     )

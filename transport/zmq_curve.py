@@ -255,7 +255,7 @@ class CurveGuard:
         if said["event"] == zmq.EVENT_MONITOR_STOPPED:
             return False
         address = self._monitors[monitor]
-        sides = "--curve belongs to every process, --kv-plaintext to both sides of a KV link"
+        sides = "curve_dir belongs to every process, link.wire.plaintext to both sides of a KV link"
         if said["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             # Whichever side sees first that only one has keys hangs up; so does a port's probe.
             reason = (

@@ -85,8 +85,8 @@ class HandshakeLog:
     def _explain(self, event: int, value: int) -> str:
         if self._keys is None:
             return (
-                "expects keys, and this side has none for it: --kv-plaintext belongs to both sides "
-                "of a KV link, or to neither"
+                "expects keys, and this side has none for it: link.wire.plaintext belongs to both "
+                "sides of a KV link, or to neither"
             )
         assert isinstance(self._place, TcpAddress), "only tcp links carry keys"
         ours, source = self._keys, self._keys.source_of(self._place)
@@ -98,7 +98,7 @@ class HandshakeLog:
         if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH and (
             event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         ):
-            return "has no keys: start it with --curve; --kv-plaintext belongs to both sides"
+            return "has no keys: start it with curve_dir; link.wire.plaintext belongs to both sides"
         return (
             f"ends the handshake: it may have another key than {source}, or none. Copy the "
             f"key.public of that process to {ours.bound_file(self._place)}, and see its log"

@@ -115,8 +115,8 @@ async def run_worker(
 def _kv_network(config: WorkerConfig) -> ZmqNetwork:
     if config.link.wire.plaintext and config.curve_dir is None:
         raise ConfigError(
-            "kv-plaintext opens the KV link only, and there are no keys for control; make them "
-            "with `triolet keys make DIR` and give --curve DIR"
+            "link.wire.plaintext opens the KV link only, and there are no keys for control; make "
+            "them with `triolet keys make DIR` and set worker.curve_dir=DIR"
         )
     return ZmqNetwork(config.link, config.curve_dir, is_plain=config.link.wire.plaintext)
 

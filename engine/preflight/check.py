@@ -7,20 +7,22 @@ import importlib.util
 import os
 import re
 from collections import Counter
-from math import prod
+from dataclasses import replace
+from math import ceil, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from triolet.config import AUTO_BACKEND, Dtype, require
+from triolet.config import AUTO_BACKEND, AUTO_DEVICE, Dtype, WeightFormat, require
 from triolet.errors import ConfigError, ModelError
 from triolet.gguf.container import read_gguf
 from triolet.gguf.directory import gguf_weights
+from triolet.memory import available_memory_bytes
 
-from ..attention.traits import check_backend
+from ..attention.traits import NATIVE, check_backend
 from ..model_config import load_eos_token_ids, load_model_config, read_json
 from .gguf import check_gguf_tensors
 from .headers import read_headers, weight_files
-from .tensors import FLOATS, check_tensors
+from .tensors import check_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,12 +46,17 @@ class CheckedModel(NamedTuple):
       weight_bytes: size of all files with weights.
       loaded_bytes: what their numbers take in the memory of a worker.
       max_model_len: longest sequence that model and pool allow.
+      dtype: what it is computed in.
+      engine: the settings with the device chosen, and the size of the pool where that is known
+        without the device's driver.
     """
 
     config: ModelConfig
     weight_bytes: int
     loaded_bytes: int
     max_model_len: int
+    dtype: Dtype
+    engine: EngineConfig
 
 
 class CheckedWeights(NamedTuple):
@@ -80,21 +87,26 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
     model = load_model_config(model_dir)
     check_tokenizer(model_dir)
     weights = check_weights(model, model_dir)
+    engine = replace(engine, device=chosen_device(engine))
     device_type = check_device(engine.device)
-    dtype = dtype_for(engine, weights.dtype, device_type)
+    dtype = dtype_for(engine, weights.dtype)
     if engine.backend != AUTO_BACKEND:
         check_backend(engine, dtype, model.head_dim, device_type)
     bytes_per_token = (
         2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
     )
     bytes_per_block = engine.block_size * bytes_per_token
-    num_blocks = engine.kv_pool_bytes // bytes_per_block
-    max_model_len, _ = fit_model_len(engine, model, num_blocks, bytes_per_block)
+    # How much a GPU has left only its driver says, which a worker asks.
+    free_bytes = available_memory_bytes() if device_type == "cpu" else None
+    sized = with_pool_size(engine, model, bytes_per_block, free_bytes)
+    max_model_len, _ = fit_model_len(sized, model, bytes_per_block)
     return CheckedModel(
         model,
         sum(path.stat().st_size for path in weights.files),
         weights.num_numbers * DTYPE_BYTES[dtype],
         max_model_len,
+        dtype,
+        sized if device_type == "cpu" else engine,
     )
 
 
@@ -135,6 +147,18 @@ def check_tokenizer(model_dir: Path) -> None:
     )
 
 
+def chosen_device(engine: EngineConfig) -> str:
+    """Return the device of the settings, or for `auto` a GPU where nothing keeps one from use."""
+    if engine.device != AUTO_DEVICE:
+        return engine.device
+    if engine.backend == NATIVE.name or engine.weights is WeightFormat.INT8:
+        return "cpu"
+    try:
+        return check_device("cuda")
+    except ConfigError:
+        return "cpu"
+
+
 def check_device(device: str) -> str:
     """Return the type of a device, once nothing tells that it is not there.
 
@@ -142,7 +166,7 @@ def check_device(device: str) -> str:
       ConfigError: there is no such device here, or torch is built for none.
     """
     if not _DEVICE.fullmatch(device):
-        raise ConfigError(f"device is {device!r}; allowed: cpu, cuda, cuda:1 and so on")
+        raise ConfigError(f"device is {device!r}; allowed: auto, cpu, cuda, cuda:1 and so on")
     if device == "cpu":
         return device
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -181,24 +205,60 @@ def most_common(dtypes: Iterable[str]) -> str:
     return counts[0][0] if counts else "F32"
 
 
-def dtype_for(config: EngineConfig, stored: str, device_type: str) -> Dtype:
-    """Return what to compute in. See EngineConfig.dtype."""
-    if config.dtype is not None:
+def dtype_for(config: EngineConfig, stored: str) -> Dtype:
+    """Return what to compute in. See EngineConfig.dtype.
+
+    Args:
+      config: settings of the engine.
+      stored: what most weights are stored in, as safetensors or llama.cpp calls it.
+    """
+    if config.dtype is not Dtype.AUTO:
         return config.dtype
-    is_quantised = stored not in FLOATS
-    if is_quantised or (device_type == "cuda" and stored in {"BF16", "F16"}):
-        return Dtype.BFLOAT16
-    return config.chosen_dtype
+    return Dtype.FLOAT32 if stored in {"F32", "F64"} else Dtype.BFLOAT16
+
+
+def with_pool_size(
+    config: EngineConfig, model_config: ModelConfig, bytes_per_block: int, free_bytes: int | None
+) -> EngineConfig:
+    """Return the settings with the size of the KV pool. See EngineConfig.kv_pool_bytes.
+
+    Args:
+      config: settings of the engine.
+      model_config: shape of the model.
+      bytes_per_block: of the pool.
+      free_bytes: memory that is free on the device; None where that is not known.
+    """
+    if config.kv_pool_bytes is not None:
+        return config
+    length = config.max_model_len or model_config.max_model_len
+    usual_tokens = length * config.kv_pool_context_share
+    usual_blocks = config.max_num_seqs * ceil(usual_tokens / config.block_size)
+    wanted_bytes = max(usual_blocks, _blocks_of(length, config)) * bytes_per_block
+    if free_bytes is not None:
+        wanted_bytes = min(wanted_bytes, int(free_bytes * config.kv_pool_memory_share))
+    return replace(config, kv_pool_bytes=max(wanted_bytes, 2 * bytes_per_block))
+
+
+def _blocks_of(length: int, config: EngineConfig) -> int:
+    """Return the blocks that a sequence of a length needs, with one to write into."""
+    return 1 + -(-length // config.block_size)
 
 
 def fit_model_len(
-    config: EngineConfig, model_config: ModelConfig, num_blocks: int, bytes_per_block: int
+    config: EngineConfig, model_config: ModelConfig, bytes_per_block: int
 ) -> tuple[int, str]:
     """Return the longest sequence that model and pool allow, and what limits it.
+
+    Args:
+      config: settings of the engine, the size of the pool among them.
+      model_config: shape of the model.
+      bytes_per_block: of the pool.
 
     Raises:
       ConfigError: the pool holds no sequence at all, or not one of the length asked for.
     """
+    assert config.kv_pool_bytes is not None
+    num_blocks = config.kv_pool_bytes // bytes_per_block
     length, reason = model_config.max_model_len, model_config.max_model_len_reason
     if config.max_model_len is not None:
         require(
@@ -208,7 +268,7 @@ def fit_model_len(
             f"1…{length} ({reason})",
         )
         length, reason = config.max_model_len, "the setting max_model_len"
-    wanted_blocks = 1 + -(-length // config.block_size)
+    wanted_blocks = _blocks_of(length, config)
     if num_blocks >= wanted_blocks:
         return length, reason
     if config.max_model_len is not None or num_blocks < 2:

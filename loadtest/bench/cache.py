@@ -238,10 +238,15 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     turns = read_turns(arguments.trace, BLOCK_SIZE, arguments.every)
     machine = describe(2)
     options = [str(model), "--dtype", "bfloat16", "--kv-pool", arguments.kv_pool]
-    options += ["--block-size", str(BLOCK_SIZE), "--host-cache", arguments.host_cache]
-    options += ["--local-prefill", arguments.local_prefill]
+    options += [
+        "--set",
+        f"worker.engine.block_size={BLOCK_SIZE}",
+        "--set",
+        f"worker.engine.host_cache_bytes={arguments.host_cache}",
+    ]
+    options += ["--set", f"server.routing.local_prefill={arguments.local_prefill}"]
     replays: dict[str, Replay] = {}
-    for name, more in ((CACHED, []), (PLAIN, ["--no-prefix-cache"])):
+    for name, more in ((CACHED, []), (PLAIN, ["--set", "worker.engine.prefix_cache=false"])):
         log = logs / f"cache-{name.replace(' ', '-')}.log"
         with running_server([*options, *more], log) as url:
             vocab_size = SHAPES["15m"].vocab_size

@@ -47,7 +47,12 @@ SHAPES: Final = {
 """Tokens of inputs: words typed into a search box, sentences asked, paragraphs to be found."""
 FLOORS: Final = {SEARCHES: 3.0}
 """Throughput with batches over that without, with `CLIENTS` of them."""
-ONE_BY_ONE: Final = ("--embedding-batch", "1", "--embedding-wait", "0")
+ONE_BY_ONE: Final = (
+    "--set",
+    "worker.engine.embedding.max_batch_tokens=1",
+    "--set",
+    "worker.engine.embedding.max_wait_s=0",
+)
 TIMEOUT_S: Final = 120.0
 WARM_UP: Final = 4
 FLEETS: Final = {"batched": (), "one by one": ONE_BY_ONE}

@@ -347,7 +347,7 @@ def measure_edge(folder: Path, tenants: Path, seconds: float, rounds: int) -> li
     found: dict[str, list[list[float]]] = {}
     cores = sorted(os.sched_getaffinity(0))
     own_core, their_core = (cores[1], cores[0]) if len(cores) > 1 else (None, None)
-    front = Front("triolet", options=("--tenants", str(tenants)))
+    front = Front("triolet", options=("--set", f"server.tenants.file={tenants}"))
     with on_core(own_core):
         source = Source(folder, SOURCES, RATE)
         try:

@@ -68,7 +68,7 @@ PEER_PACKAGES: Final = (
 ENVIRONMENT: Final = "front"
 SETTLE_S: Final = 0.5
 """After it is ready: for a peer to meet the workers."""
-PATIENT: Final = ("--peer-timeout", "30", "--lease-ttl", "60")
+PATIENT: Final = ("--set", "link.peer_timeout_s=30", "--set", "link.lease_ttl_s=60")
 """A machine that lets the workers' process stand still for a moment ends no stream."""
 
 
@@ -92,15 +92,17 @@ class Front:
 
     def process(self, sockets: Path, workers: int, log: Path) -> ServerProcess:
         """Return its process, not begun yet."""
+        port = ("--port", "{}") if self.peer else ("--set", "server.port={}")
         if self.peer:
             module = [str(python_of(ENVIRONMENT)), "-m", "loadtest.bench.drivers.front"]
             command = [*module, *self.peer, str(DEMO / "tokenizer.json"), str(sockets)]
             command += ["--workers", str(workers)]
         else:
-            decodes = [f"--decode=ipc://{sockets}/decode-{number}" for number in range(workers)]
-            command = [*TRIOLET, "server", str(DEMO), f"--prefill=ipc://{sockets}/prefill-0"]
-            command += [*decodes, "--log-level", "warning", *PATIENT, *self.options]
-        return ServerProcess(command, log, os.environ | {"PYTHONPATH": str(ROOT)})
+            decodes = ",".join(f"ipc://{sockets}/decode-{number}" for number in range(workers))
+            command = [*TRIOLET, "server", str(DEMO), "--set", "process.log_level=warning"]
+            command += ["--set", f"server.prefill_addresses=ipc://{sockets}/prefill-0"]
+            command += ["--set", f"server.decode_addresses={decodes}", *PATIENT, *self.options]
+        return ServerProcess(command, log, os.environ | {"PYTHONPATH": str(ROOT)}, port_words=port)
 
 
 OURS: Final = Front("triolet")

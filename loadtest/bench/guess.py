@@ -245,7 +245,7 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
 
 def _fleet(name: str, arguments: argparse.Namespace, logs: Path) -> AbstractContextManager[str]:
     model = [arguments.model] if arguments.model else []
-    options = [*model, "--speculate", name, "--dtype", arguments.dtype]
+    options = [*model, "--set", f"worker.speculation.source={name}", "--dtype", arguments.dtype]
     options += ["--threads", str(arguments.threads)]
     return running_server(options, logs / f"guess-{name.replace('/', '-')}.log")
 

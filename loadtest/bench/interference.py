@@ -87,13 +87,20 @@ class Arrangement:
 
 def _co_located(chunk: int) -> tuple[str, ...]:
     return (
-        *("--prefill", "0", "--prompt-chunk", str(chunk), "--target-step", str(PATIENT_STEP_S)),
-        *("--max-num-batched-tokens", str(max(chunk, 512))),
+        *(
+            "--prefill",
+            "0",
+            "--set",
+            f"worker.engine.prompt_chunk_tokens={chunk}",
+            "--set",
+            f"worker.engine.target_step_s={PATIENT_STEP_S}",
+        ),
+        *("--set", f"worker.engine.max_num_batched_tokens={max(chunk, 512)}"),
     )
 
 
 # Co-located, decode computes on all cores: there is nothing to keep apart.
-DISAGGREGATED: Final = Arrangement("disaggregated", ("--threads", "1", "--pin", "auto"))
+DISAGGREGATED: Final = Arrangement("disaggregated", ("--threads", "1", "--set", "fleet.pin=auto"))
 CO_LOCATED: Final = {
     64: Arrangement("co-located 64", _co_located(64)),
     256: Arrangement("co-located 256", _co_located(256)),

@@ -30,7 +30,16 @@ LIMIT: Final = 1500.0
 TENANTS: Final = ("before", "meanwhile", "afterwards")
 """One for each time, so that each begins with all that it may have."""
 OPERATOR: Final = "operator"
-OPTIONS: Final = ("--no-admission", "--no-brownout", "--no-guard", "--log-level", "info")
+OPTIONS: Final = (
+    "--set",
+    "server.overload.admission.is_on=false",
+    "--set",
+    "server.overload.brownout.is_on=false",
+    "--set",
+    "server.overload.guard.is_on=false",
+    "--log-level",
+    "info",
+)
 """Only limits refuse anything."""
 PATIENCE_S: Final = 60.0
 POLL_S: Final = 0.05

@@ -47,10 +47,11 @@ class ServerProcess:
     """A server or a whole fleet as one process with its children, over as many lives as it takes.
 
     Args:
-      command: program and arguments; `--port PORT` is added.
+      command: program and arguments; what says the port is added.
       log: file for the output of all lives.
       environment: of the process; None for this one's.
       ready_path: answers below 500 once requests are taken.
+      port_words: arguments that say the port, which stands for `{}`.
 
     Attributes:
       port: on loopback; reserved until `close`, also while no life listens.
@@ -65,6 +66,7 @@ class ServerProcess:
         log: Path,
         environment: Mapping[str, str] | None = None,
         ready_path: str = "/health/ready",
+        port_words: Sequence[str] = ("--port", "{}"),
     ) -> None:
         # Bound and never listening. Servers that share a port need both options.
         self._kept = socket.socket()
@@ -74,7 +76,7 @@ class ServerProcess:
         self.port: int = self._kept.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = FleetLog(log)
-        self.command = [*command, "--port", str(self.port)]
+        self.command = [*command, *(word.format(self.port) for word in port_words)]
         self._environment = environment
         self._ready_path = ready_path
         self._process: subprocess.Popen[bytes] | None = None

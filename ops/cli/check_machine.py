@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from triolet.memory import available_memory_bytes
+
 from ..quantities import show_size
 from .finding import Finding, Status
 
@@ -98,15 +100,6 @@ def check_memory(wanted_bytes: int) -> Finding:
             "Memory", Status.WARN, detail, "give smaller pools, such as --kv-pool 128MiB"
         )
     return Finding("Memory", Status.OK, detail)
-
-
-def available_memory_bytes() -> int | None:
-    """Return what can be had without swapping, or None where that is not known."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return None
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
 
 
 def check_torch() -> list[Finding]:

@@ -15,11 +15,12 @@ from triolet.errors import ConfigError, TrioletError
 
 from ..api_key import key_headers
 from ..model_directory import check_start, shown_path
-from ..plain_text import as_typed, one_line
+from ..plain_text import one_line
 from ..ports import base_url, claim_port
 from ..private_directory import private_directory
 from ..quantities import show_size
 from .finding import Finding, Status
+from .options import as_typed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,9 @@ MAX_COMPLAINT: Final = 1000
 """Characters of what keeps a server from being ready: a sentence for each of several workers."""
 
 
-def check_model(model: Path | None, engine: EngineConfig) -> tuple[Finding, CheckedModel | None]:
+def check_model(
+    model: str | Path | None, engine: EngineConfig
+) -> tuple[Finding, CheckedModel | None]:
     """Look at a model, its settings and the device as `triolet serve` does before it starts."""
     try:
         path, found = check_start(model, engine)

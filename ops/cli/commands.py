@@ -11,60 +11,43 @@ import os
 import sys
 from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path  # noqa: TC003 (typer reads annotations)
-from typing import TYPE_CHECKING, Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from triolet.config import (
-    EngineConfig,
-    GpuConfig,
-    LinkConfig,
-    LocalPrefill,
-    OverloadConfig,
-    ServerConfig,
-    SpeculationConfig,
-)
+from triolet.config import DAY_S, LocalPrefill, WorkerConfig
 from triolet.errors import ConfigError
+from triolet.ids import Role
 from triolet.private_files import keep_private
 
 from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
-from ..plain_text import as_typed, one_line
-from ..supervisor.placement import Pinning
-from .option_groups import with_groups
-from .options import (
-    DEFAULT_HOST,
-    DEFAULT_PORT,
-    WORKER_DRAIN_S,
-    CurveOption,
-    DrainDeadlineOption,
-    FleetPortOption,
-    KvPlaintextOption,
-    LendingOption,
-    LogLevelOption,
-    ModelArgument,
-    PinOption,
-    RolesOption,
-    ServersOption,
-    SiblingsOption,
-    SupervisorPidOption,
-    WorkerDrainOption,
-    WorkerNameOption,
-    engine_options,
-    gpu_options,
-    link_options,
-    read_lending,
-    read_siblings,
-    server_options,
-    speculation_options,
-)
-from .overload_options import overload_options
+from ..plain_text import one_line
+from ..settings.form import Settings  # noqa: TC001 (typer reads annotations)
+from ..settings.sources import Sources  # noqa: TC001
+from .options import COMPUTE, NAMED, ModelArgument, as_typed, new_form, with_settings
 from .tenant_commands import tenant_app
-from .tenant_options import require_tenants
-from .worker_options import worker_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+DRAIN_S: Final = WorkerConfig().drain_timeout_s
+RolesOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="server, prefill or decode; repeatable.", show_default="all"),
+]
+FleetPortOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
+]
+DrainDeadlineOption: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        min=0.0, max=DAY_S, help="Seconds until what still runs there moves to other workers."
+    ),
+]
+CurveOption: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Key directory (see `triolet keys make`).")
+]
 
 
 EXIT_INTERRUPTED = 130
@@ -89,6 +72,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 keys_app = typer.Typer(help="Keys for tcp links between processes.", no_args_is_help=True)
+config_app = typer.Typer(help="Settings of every process.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenant_app, name="tenant")
 
@@ -115,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from typer.completion import get_completion_inspect_parameters
 
         get_completion_inspect_parameters()  # registers what answers the shells
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         result = app(args=arguments, prog_name="triolet", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -124,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except typer.TyperException as error:
-        return _complain_of_usage(error)
+        return _complain_of_usage(error, arguments)
     except ConfigError as error:
         return _complain(str(error), EXIT_BAD_INPUT)
     except CommandFailed as error:
@@ -132,13 +118,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _complain_of_usage(error: typer.TyperException) -> int:
+def _complain_of_usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
     # Called without arguments, a command has printed its help, and has nothing to add.
     message = error.format_message()
     if not message:
         return EXIT_BAD_INPUT
     context = getattr(error, "ctx", None)
     command = "triolet" if context is None else context.command_path
+    if hasattr(error, "possibilities"):  # typer exports no class of unknown options
+        option = getattr(error, "option_name", "")
+        form = new_form(option, command.rpartition(" ")[2], arguments)
+        if form is not None:
+            return _complain(f"{option} is no option of its own; use {form}", EXIT_BAD_INPUT)
     return _complain(f"{message.rstrip('.')}; see `{command} --help`", EXIT_BAD_INPUT)
 
 
@@ -148,204 +139,109 @@ def _complain(message: str, exit_code: int) -> int:
 
 
 @app.command()
-@with_groups(
-    server=server_options,
-    overload=overload_options,
-    engine=engine_options,
-    gpu=gpu_options,
-    speculation=speculation_options,
-    link=link_options,
-)
-def serve(
-    server: ServerConfig,
-    overload: OverloadConfig,
-    engine: EngineConfig,
-    gpu: GpuConfig,
-    speculation: SpeculationConfig,
-    link: LinkConfig,
-    model: ModelArgument = None,
-    servers: ServersOption = 1,
-    prefill: Annotated[
-        int, typer.Option(help="Prefill workers, or 0.", rich_help_panel="Processes and links")
-    ] = 1,
-    decode: Annotated[
-        int, typer.Option(help="Decode workers.", rich_help_panel="Processes and links")
-    ] = 1,
-    worker_drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
-    pin: PinOption = Pinning.OFF,
-    log_level: LogLevelOption = None,
-) -> None:
-    """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
+@with_settings(*NAMED)
+def serve(sources: Sources, model: ModelArgument = None) -> None:
+    """Serve a model on this machine: a server, prefill and decode workers."""
     from ..logs import configure_logs, default_level
-    from ..model_directory import check_start, with_model_name
-    from ..models.choose import ready_model
-
-    level = log_level or default_level()
-    keep_private()
-    configure_logs(level, "supervisor")
-    checked = check_start(ready_model(model), engine, speculation)
-    require_tenants(server.tenants)
-
-    from ..supervisor.plan import FleetPlan
+    from ..supervisor.prepare import prepare
+    from ..supervisor.serve import available_gpus
     from ..supervisor.serve import serve as serve_fleet
 
-    serve_fleet(
-        FleetPlan(
-            model_dir=checked.path,
-            server=replace(with_model_name(server, checked.path), overload=overload),
-            engine=replace(engine, gpu=gpu),
-            link=link,
-            servers=servers,
-            prefill=prefill,
-            decode=decode,
-            log_level=level,
-            worker_drain_timeout_s=worker_drain_timeout,
-            speculation=speculation,
-            pin=pin,
-        )
-    )
+    sources.refuse_for_serve()
+    settings = with_model(sources.settings(), model)
+    level = settings.process.log_level or default_level()
+    keep_private()
+    configure_logs(level, "supervisor")
+    settings = replace(settings, process=replace(settings.process, log_level=level))
+    serve_fleet(prepare(settings, available_gpus()))
 
 
 @app.command()
-@with_groups(config=server_options, overload=overload_options, link=link_options)
-def server(
-    config: ServerConfig,
-    overload: OverloadConfig,
-    link: LinkConfig,
-    model: ModelArgument = None,
-    prefill: Annotated[
-        list[str] | None, typer.Option(help="Control address of a prefill worker; repeatable.")
-    ] = None,
-    decode: Annotated[
-        list[str] | None, typer.Option(help="Control address of a decode worker; repeatable.")
-    ] = None,
-    spare_prefill: Annotated[
-        list[str] | None, typer.Option(help="One where a stand-in may appear; repeatable.")
-    ] = None,
-    spare_decode: Annotated[
-        list[str] | None, typer.Option(help="One where a stand-in may appear; repeatable.")
-    ] = None,
-    curve: CurveOption = None,
-    log_level: LogLevelOption = None,
-    listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
-    siblings: SiblingsOption = None,
-    supervisor_pid: SupervisorPidOption = None,
-) -> None:
+@with_settings()
+def server(sources: Sources, model: ModelArgument = None) -> None:
     """Run one server for workers that run elsewhere."""
     from ..model_directory import find_model, with_model_name
     from ..role_process import run_role
 
-    own = read_siblings(siblings)
+    settings = with_model(sources.settings(), model)
+    own = settings.server
 
     def run() -> None:
-        named = {"prefill": prefill, "decode": decode}
-        if config.routing.local_prefill is not LocalPrefill.OFF:
-            del named["prefill"]
-        for role, addresses in named.items():
+        is_prefill_needed = own.routing.local_prefill is LocalPrefill.OFF
+        for role, addresses in (
+            ("prefill", own.prefill_addresses or not is_prefill_needed),
+            ("decode", own.decode_addresses),
+        ):
             if not addresses:
-                raise ConfigError(f"no {role} worker is named; give --{role} ADDRESS at least once")
-        model_dir = find_model(model).path
+                raise ConfigError(
+                    f"no {role} worker is named; give --set server.{role}_addresses=ADDRESS"
+                )
+        model_dir = find_model(settings.fleet.model).path
         from server.main import main as run_server
 
-        run_server(
-            replace(
-                with_model_name(config, model_dir),
-                model_dir=str(model_dir),
-                prefill_addresses=(*(prefill or ()), *(spare_prefill or ())),
-                decode_addresses=(*(decode or ()), *(spare_decode or ())),
-                spare_addresses=(*(spare_prefill or ()), *(spare_decode or ())),
-                listen_fd=listen_fd,
-                siblings=own,
-                overload=overload,
-                link=link,
-                curve_dir=None if curve is None else str(curve),
-            )
-        )
+        run_server(replace(with_model_name(own, model_dir), model_dir=str(model_dir)))
 
-    run_role("server", "server" if own is None else own.name, log_level, supervisor_pid, run)
+    name = "server" if own.siblings is None else own.siblings.name
+    run_role("server", name, settings.process, run)
 
 
 @app.command()
-@with_groups(engine=engine_options, gpu=gpu_options, link=link_options)
-def prefill(
-    engine: EngineConfig,
-    gpu: GpuConfig,
-    link: LinkConfig,
-    control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
-    model: ModelArgument = None,
-    name: WorkerNameOption = None,
-    drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
-    curve: CurveOption = None,
-    kv_plaintext: KvPlaintextOption = False,
-    log_level: LogLevelOption = None,
-    lending: LendingOption = None,
-    supervisor_pid: SupervisorPidOption = None,
-) -> None:
+@with_settings()
+def prefill(sources: Sources, model: ModelArgument = None) -> None:
     """Run one prefill worker."""
-    name = name or f"prefill-{os.getpid()}"
-    shared = read_lending(lending)
-
-    from ..role_process import leave, run_role
-
-    def run() -> None:
-        compute = replace(engine, gpu=gpu)
-        wire = replace(link.wire, plaintext=kv_plaintext)
-        own = replace(link, wire=wire)
-        config = worker_config(name, model, control, None, compute, own, curve, drain_timeout)
-        from prefill.worker import main as run_worker
-
-        run_worker(replace(config, lending=shared))
-        leave()
-
-    run_role("prefill", name, log_level, supervisor_pid, run)
+    _run_worker(Role.PREFILL, with_model(sources.settings(), model))
 
 
 @app.command()
-@with_groups(
-    engine=engine_options, gpu=gpu_options, speculation=speculation_options, link=link_options
-)
-def decode(
-    engine: EngineConfig,
-    gpu: GpuConfig,
-    speculation: SpeculationConfig,
-    link: LinkConfig,
-    control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
-    kv: Annotated[str, typer.Option(help="Address for prefill workers, which send KV there.")],
-    advertise_kv: Annotated[
-        str | None,
-        typer.Option(help="What they are told instead, where they see --kv under another address."),
-    ] = None,
-    model: ModelArgument = None,
-    name: WorkerNameOption = None,
-    drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
-    curve: CurveOption = None,
-    kv_plaintext: KvPlaintextOption = False,
-    log_level: LogLevelOption = None,
-    lending: LendingOption = None,
-    supervisor_pid: SupervisorPidOption = None,
-) -> None:
+@with_settings()
+def decode(sources: Sources, model: ModelArgument = None) -> None:
     """Run one decode worker."""
-    name = name or f"decode-{os.getpid()}"
-    shared = read_lending(lending)
+    _run_worker(Role.DECODE, with_model(sources.settings(), model))
 
+
+def _run_worker(role: Role, settings: Settings) -> None:
     from ..role_process import leave, run_role
 
-    def run() -> None:
-        compute = replace(engine, gpu=gpu)
-        wire = replace(link.wire, plaintext=kv_plaintext)
-        config = worker_config(
-            name, model, control, kv, compute, replace(link, wire=wire), curve, drain_timeout
+    own = settings.worker(role)
+    config = replace(own, name=own.name or f"{role}-{os.getpid()}")
+    if not config.control_address:
+        raise ConfigError(
+            f"{role}.control_address is missing; give --set {role}.control_address=ADDRESS, which "
+            "is ipc://PATH or tcp://HOST:PORT"
         )
-        from decode.worker import main as run_worker
-        from transport.address import require_dialable
+    if role is Role.DECODE and config.kv_address is None:
+        raise ConfigError(
+            "decode.kv_address is missing; give --set decode.kv_address=ADDRESS, where prefill "
+            "workers send KV"
+        )
 
-        if advertise_kv is not None:
-            require_dialable(advertise_kv)
-        own = replace(config, speculation=speculation, advertised_kv_address=advertise_kv)
-        run_worker(replace(own, lending=shared))
+    def run() -> None:
+        from ..model_directory import check_start
+
+        # Before torch is loaded.
+        path, found = check_start(settings.fleet.model, config.engine)
+        ready = replace(config, model_dir=str(path), engine=found.engine)
+        if role is Role.PREFILL:
+            from prefill.worker import main as run_prefill
+
+            run_prefill(ready)
+        else:
+            from decode.worker import main as run_decode
+            from transport.address import require_dialable
+
+            if ready.advertised_kv_address is not None:
+                require_dialable(ready.advertised_kv_address)
+            run_decode(ready)
         leave()
 
-    run_role("decode", name, log_level, supervisor_pid, run)
+    run_role(role.value, config.name, settings.process, run)
+
+
+def with_model(settings: Settings, model: str | None) -> Settings:
+    """Return the settings with the model that a command names, if it names one."""
+    if model is None:
+        return settings
+    return replace(settings, fleet=replace(settings.fleet, model=model))
 
 
 @app.command()
@@ -353,7 +249,7 @@ def drain(
     target: Annotated[
         str, typer.Argument(help="Name of a worker of `triolet serve`, or a control address.")
     ],
-    deadline: DrainDeadlineOption = WORKER_DRAIN_S,
+    deadline: DrainDeadlineOption = DRAIN_S,
     port: FleetPortOption = None,
     curve: CurveOption = None,
 ) -> None:
@@ -388,12 +284,10 @@ def chat(
 
 
 @app.command()
-@with_groups(engine=engine_options)
+@with_settings("host", "port", "allow_remote_clients", *COMPUTE)
 def doctor(
-    engine: EngineConfig,
+    sources: Sources,
     model: ModelArgument = None,
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port to serve on.")] = DEFAULT_PORT,
-    host: Annotated[str, typer.Option(help="Address to serve on.")] = DEFAULT_HOST,
     ledger: Annotated[
         str | None,
         typer.Option(
@@ -410,8 +304,21 @@ def doctor(
         raise typer.Exit(run_ledger(ledger, as_json=as_json))
     from .doctor import Wanted, run_doctor
 
-    if not run_doctor(Wanted(model, host, port, engine), as_json=as_json):
+    wanted = Wanted(with_model(sources.settings(), model), sources.words)
+    if not run_doctor(wanted, as_json=as_json):
         raise typer.Exit(EXIT_FAILED)
+
+
+@config_app.command("show")
+@with_settings()
+def show_config(
+    sources: Sources,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show every setting with its value, where it comes from, and why it is so."""
+    from .show_config import run_show_config
+
+    run_show_config(sources, as_json=as_json)
 
 
 @app.command()

@@ -11,10 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from triolet.config import EngineConfig
-
 from ..private_directory import parent_directory
-from .arguments import engine_arguments
 from .check_machine import (
     check_cpu,
     check_kernels,
@@ -27,10 +24,11 @@ from .check_machine import (
 )
 from .check_places import check_links, check_model, check_port
 from .finding import Finding, Status
-from .options import DEFAULT_HOST, DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
+
+    from ..settings.form import Settings
 
 MARKS: Final = {
     Status.OK: Text("✓", style="green"),
@@ -42,12 +40,15 @@ WORKER_OVERHEAD_BYTES: Final = 400 * 1024 * 1024
 
 
 class Wanted(NamedTuple):
-    """What is to be served, and where."""
+    """What is to be served, and where.
 
-    model: Path | None
-    host: str
-    port: int
-    engine: EngineConfig
+    Attributes:
+      settings: of the fleet.
+      words: of the command line that mean them.
+    """
+
+    settings: Settings
+    words: Sequence[str] = ()
 
 
 def run_doctor(wanted: Wanted, *, as_json: bool) -> bool:
@@ -65,11 +66,14 @@ def run_doctor(wanted: Wanted, *, as_json: bool) -> bool:
 def examine(wanted: Wanted) -> list[Finding]:
     """Return what every check found. torch, which takes seconds to load, is loaded only where
     nothing else keeps Triolet from serving."""
-    engine = wanted.engine
-    model_finding, found = check_model(wanted.model, engine)
-    loaded_bytes = 0 if found is None else found.loaded_bytes
-    # Of two workers.
-    wanted_bytes = 2 * (loaded_bytes + engine.kv_pool_bytes + WORKER_OVERHEAD_BYTES)
+    settings, server = wanted.settings, wanted.settings.server
+    wanted_bytes = 0
+    for worker in (settings.prefill, settings.decode):
+        model_finding, found = check_model(settings.fleet.model, worker.engine)
+        if found is None:
+            break
+        pool_bytes = found.engine.kv_pool_bytes or 0
+        wanted_bytes += found.loaded_bytes + pool_bytes + WORKER_OVERHEAD_BYTES
     machine = [
         check_python(),
         check_packages(),
@@ -80,7 +84,7 @@ def examine(wanted: Wanted) -> list[Finding]:
     places = [
         check_open_files(),
         *check_links(parent_directory()),
-        check_port(wanted.host, wanted.port),
+        check_port(server.host, server.port),
         model_finding,
     ]
     has_failed = any(finding.status is Status.FAIL for finding in (*machine, *places))
@@ -89,29 +93,9 @@ def examine(wanted: Wanted) -> list[Finding]:
 
 def serve_command(wanted: Wanted) -> str:
     """Return the command that serves what was looked at."""
-    command = ["triolet", "serve"]
-    if wanted.model is not None:
-        command.append(str(wanted.model))
-    if wanted.host != DEFAULT_HOST:
-        command += ["--host", wanted.host]
-    if wanted.port != DEFAULT_PORT:
-        command += ["--port", str(wanted.port)]
-    usual = _options(EngineConfig())
-    command += [
-        word for option in _options(wanted.engine) if option not in usual for word in option
-    ]
-    return shlex.join(command)
-
-
-def _options(engine: EngineConfig) -> list[tuple[str, ...]]:
-    """Return the options of a worker, each with its value."""
-    found: list[tuple[str, ...]] = []
-    for word in engine_arguments(engine):
-        if word.startswith("--"):
-            found.append((word,))
-        else:
-            found[-1] = (*found[-1], word)
-    return found
+    model = wanted.settings.fleet.model
+    named = [] if model is None else [model]
+    return shlex.join(["triolet", "serve", *named, *wanted.words])
 
 
 def show(findings: list[Finding], command: str, console: Console) -> None:

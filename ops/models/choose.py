@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,12 +13,10 @@ from .fetch import FetchFailed, fetch, is_kept, kept_file
 from .known import AUTO, DEMO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .known import KnownModel
 
 
-def ready_model(model: Path | None) -> Path | None:
+def ready_model(given: str | None) -> Path | None:
     """Return what MODEL means as a path that exists, None for the demo model; fetch it if need be.
 
     Whatever exists under the name is meant first.
@@ -25,7 +24,7 @@ def ready_model(model: Path | None) -> Path | None:
     Raises:
       FetchFailed: a model that was asked for by name cannot be had.
     """
-    name = str(model)
+    model, name = None if given is None else Path(given), str(given)
     if model is None or name not in (AUTO, DEMO, *KNOWN) or model.exists():
         return model
     if name == DEMO:

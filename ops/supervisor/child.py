@@ -59,6 +59,7 @@ class Child:
         on_log: Callable[[bytes], None] | None,
     ) -> None:
         self._config = config
+        self._settings = spec.settings
         self._on_report = on_report
         self._on_log = on_log
         self._news = trio.Event()
@@ -103,6 +104,7 @@ class Child:
                 if self._on_log is not None:
                     nursery.start_soon(self._read_lines, self._popen.stderr, self._on_log)
                 nursery.start_soon(self._expect_news)
+                nursery.start_soon(self._write_settings)
                 code = await trio.to_thread.run_sync(
                     self._popen.wait, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
                 )
@@ -117,6 +119,17 @@ class Child:
                     pipe.close()
             self._ended.set()
         return Ending(code, self._failure, self._was_silent)
+
+    async def _write_settings(self) -> None:
+        """Write the settings. The pipe stays open: its end tells the process of the supervisor's.
+
+        A process that reads nothing is killed for its silence.
+        """
+        pipe = self._popen.stdin
+        assert pipe is not None
+        with suppress(trio.BrokenResourceError):
+            async with trio.lowlevel.FdStream(os.dup(pipe.fileno())) as stream:
+                await stream.send_all(self._settings)
 
     async def _expect_news(self) -> None:
         """Kill the process if it starts and says nothing for too long."""

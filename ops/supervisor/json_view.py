@@ -77,7 +77,7 @@ class JsonView:
                 log.info("process_given_up", name=name, how=str(ending))
 
     def stopping(self) -> None:
-        log.info("stopping", drain_timeout_s=self._plan.server.drain_timeout_s)
+        log.info("stopping", drain_timeout_s=self._plan.settings.server.drain_timeout_s)
 
     def serving(self, url: str) -> None:
         line = {

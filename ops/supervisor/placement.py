@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from triolet.errors import ConfigError
@@ -12,13 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .process_spec import ProcessSpec
-
-
-class Pinning(StrEnum):
-    """Whether decode workers are given cores of their own."""
-
-    OFF = "off"
-    AUTO = "auto"
 
 
 def own_cores(

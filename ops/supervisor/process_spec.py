@@ -22,6 +22,7 @@ class ProcessSpec:
       env: added to the supervisor's own environment.
       pass_fds: file descriptors that it inherits, by the same numbers.
       cores: that it may use; none for all of the supervisor's.
+      settings: written to its standard input at its start, which stays open.
     """
 
     name: str
@@ -30,3 +31,4 @@ class ProcessSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     pass_fds: tuple[int, ...] = ()
     cores: tuple[int, ...] = ()
+    settings: bytes = b""

@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from triolet.config import SupervisorConfig
+from triolet.config import Pinning
 from triolet.errors import ConfigError
+from triolet.ids import Role
 
 from ..exit_codes import EXIT_FAILED, CommandFailed
 from ..ports import base_url, bind_door, bind_ports
 from ..private_directory import parent_directory, private_directory
 from ..running_fleets import SUPERVISOR_SOCKET, Note, write_note
+from ..settings.form import of_role
 from .json_view import JsonView
-from .placement import VISIBLE_GPUS, Pinning, gpu_names
+from .placement import VISIBLE_GPUS, gpu_names
 from .plan import Door, door_path, plan_processes
 from .readiness import Readiness
 from .restart_policy import GiveUp
@@ -39,7 +41,7 @@ from .terminal_view import TerminalView
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from triolet.config import ServerConfig
+    from triolet.config import ServerConfig, SupervisorConfig
 
     from .plan import FleetPlan
     from .rolling import Step
@@ -63,19 +65,21 @@ def serve(plan: FleetPlan) -> None:
       ConfigError: port or directory cannot be had; nothing was started.
       CommandFailed: a process could not be kept alive; nothing runs any more.
     """
-    config = SupervisorConfig()
-    if plan.pin is not Pinning.OFF and sys.platform != "linux":
-        raise ConfigError(f"--pin is {plan.pin.value!r}; allowed on this system: off")
+    fleet, config = plan.settings.fleet, plan.settings.supervisor
+    server = plan.settings.server
+    if fleet.pin is not Pinning.OFF and sys.platform != "linux":
+        raise ConfigError(f"fleet.pin is {fleet.pin.value!r}; allowed on this system: off")
     with ExitStack() as held:
-        bound = bind_ports(plan.server.host, plan.server.port, plan.servers)
+        bound = bind_ports(server.host, server.port, fleet.servers)
         for one in bound:
             held.enter_context(one)
         directory = held.enter_context(private_directory(parent_directory()))
         port: int = bound[0].getsockname()[1]
-        plan = replace(plan, server=replace(plan.server, port=port), gpus=available_gpus())
+        settings = of_role(plan.settings, Role.SERVER, port=port)
+        plan = replace(plan, settings=settings)
         doors = [Door(one.fileno()) for one in bound]
         own_paths: list[Path] = []
-        if plan.servers > 1:
+        if fleet.servers > 1:
             own_paths = [door_path(directory, name) for name in plan.server_names]
             own = [held.enter_context(bind_door(path)) for path in own_paths]
             doors = [
@@ -88,11 +92,13 @@ def serve(plan: FleetPlan) -> None:
         supervisor = Supervisor(
             specs,
             config,
-            server_exit_s(plan.server),
+            server_exit_s(server),
             view,
             on_log,
             spares=spares,
-            worker_drain_s=plan.worker_drain_timeout_s,
+            worker_drain_s=max(
+                plan.settings.worker(role).drain_timeout_s for role, _ in plan.workers
+            ),
         )
         write_note(directory, Note(port, tuple(plan.process_names)))
         with view:
@@ -100,7 +106,7 @@ def serve(plan: FleetPlan) -> None:
                 run_fleet,
                 supervisor,
                 config,
-                base_url(plan.server.host, port),
+                base_url(server.host, port),
                 view,
                 directory / SUPERVISOR_SOCKET,
                 own_paths,

@@ -124,7 +124,7 @@ class TerminalView:
             self._news(
                 "dim",
                 f"Stopping: answers under way may finish within "
-                f"{self._plan.server.drain_timeout_s:g} s. Ctrl-C again ends them now.",
+                f"{self._plan.settings.server.drain_timeout_s:g} s. Ctrl-C again ends them now.",
             )
 
     def serving(self, url: str) -> None:
@@ -147,7 +147,7 @@ class TerminalView:
         worker = next(iter(self._workers.values()))
         lines = Table.grid(padding=(0, 2))
         lines.add_column(style="dim", min_width=9)
-        lines.add_row("Model", Text(self._plan.served_name, style="bold"))
+        lines.add_row("Model", Text(self._plan.settings.server.model_name, style="bold"))
         lines.add_row("", Text(str(shown_path(self._plan.model_dir)), style="dim", overflow="fold"))
         lines.add_row(
             "",

@@ -152,6 +152,9 @@ _SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 JSON_ONLY: Final = frozenset({"application/json"})
 _CHARSETS: Final = frozenset({"utf-8", "utf8", ""})
 IGNORED_HEADER: Final = "x-triolet-ignored"
+KEY: Final = "idempotency-key"
+LAST_EVENT_ID: Final = "last-event-id"
+_VISIBLE: Final = re.compile(r"[\x21-\x7e]{1,255}")
 KEY_BYTES: Final = 32 * KIB
 """Of a body's beginning and end, by which a request that is sent again is known."""
 INLINE_BYTES: Final = 64 * KIB
@@ -159,6 +162,26 @@ INLINE_BYTES: Final = 64 * KIB
 no heartbeat would leave, and every worker would be thought lost."""
 INLINE_OBJECTS: Final = 256
 """In such a body: 64 KiB of messages of one letter take ten times as long as 64 KiB of text."""
+
+
+def current_key() -> str | None:
+    """Return the key that the client gave its request, or None.
+
+    Raises:
+      RequestError: 400, it is none, or there is a position without a key.
+    """
+    headers = request.headers
+    key = headers.get(KEY)
+    if key is None:
+        if LAST_EVENT_ID in headers:
+            raise invalid_request(
+                f"only a request with {KEY} can be continued: send the same request, with both",
+                LAST_EVENT_ID,
+            )
+        return None
+    if not _VISIBLE.fullmatch(key):
+        raise invalid_request(f"must be 1 to 255 visible ASCII characters: {echo(key)}", KEY)
+    return key
 
 
 def current_scope() -> RequestScope:

@@ -16,10 +16,10 @@ from triolet.ids import new_request_id
 
 from ..contract.generation import GenerationRequest
 from ..tenants.tenancy import current_tenant
-from .body import check_model, current_scope, deadline_s, shown_request_id
+from .body import check_model, current_key, current_scope, deadline_s, shown_request_id
 from .limits import current_scheduling, renew_tenant, reserved, tier_field
 from .openai.chunks import Envelope, RunningUsage, total_usage
-from .resuming import current_key, resumable_stream, resumable_whole
+from .resuming import resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 from .stream import EventStreamBody, WholeAnswer, collect
 

@@ -17,8 +17,7 @@ from quart import Response, request
 
 from triolet.errors import draining, overloaded
 
-from .body import current_scope, read_body, shown_request_id
-from .resuming import current_key
+from .body import current_key, current_scope, read_body, shown_request_id
 from .stream import StreamBody
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ behind the event that its client saw last. Without a key nothing of this happens
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
@@ -19,7 +18,7 @@ from triolet.errors import RequestError, invalid_request
 
 from ..contract.generation import Failed, Usage
 from ..tenants.tenancy import current_tenant
-from .body import current_scope
+from .body import KEY, LAST_EVENT_ID, current_key, current_scope
 from .errors import echo
 from .limits import reserved
 from .resume import Name, ResumableAnswer
@@ -35,31 +34,8 @@ if TYPE_CHECKING:
     from .services import Services
     from .stream import Serializer
 
-KEY: Final = "idempotency-key"
-LAST_EVENT_ID: Final = "last-event-id"
 JOINED: Final = "idempotency-replayed"
 """Header of an answer that another request began."""
-_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
-
-
-def current_key() -> str | None:
-    """Return the key that the client gave its request, or None.
-
-    Raises:
-      RequestError: 400, it is none, or there is a position without a key.
-    """
-    headers = request.headers
-    key = headers.get(KEY)
-    if key is None:
-        if LAST_EVENT_ID in headers:
-            raise invalid_request(
-                f"only a request with {KEY} can be continued: send the same request, with both",
-                LAST_EVENT_ID,
-            )
-        return None
-    if not _KEY.fullmatch(key):
-        raise invalid_request(f"must be 1 to 255 visible ASCII characters: {echo(key)}", KEY)
-    return key
 
 
 def _wanted_position() -> int | None:

@@ -189,8 +189,8 @@ REFUSALS: Final = {
     ),
     Refused.ADDRESS: RequestError(
         "your address has as many connections as one may, and a request runs on each; use those "
-        "again, close some, or try later (for the operator: --max-connections-per-address, and "
-        "--trusted-proxies behind a proxy)",
+        "again, close some, or try later (for the operator: server.max_connections_per_address, "
+        "and --trusted-proxies behind a proxy)",
         status=429,
         code="too_many_connections",
         retry_after_s=2.0,

@@ -55,7 +55,9 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
         try:
             listening = socket.socket(fileno=config.listen_fd)
         except OSError as error:
-            raise ConfigError(f"--listen-fd {config.listen_fd} is no socket: {error}") from None
+            raise ConfigError(
+                f"server.listen_fd {config.listen_fd} is no socket: {error}"
+            ) from None
         return _listen(listening, None, config, where)
     try:
         # IPv4 first: "localhost" in a client's URL reaches it with and without IPv6.

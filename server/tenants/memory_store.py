@@ -77,7 +77,8 @@ class SpendFile:
             self._connection.execute(SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
-                f"{path} cannot keep what tenants have spent: {error}; give another --spend-file"
+                f"{path} cannot keep what tenants have spent: {error}; set another "
+                "server.tenants.quotas.spend_file"
             ) from error
 
     def add(self, spend: Mapping[Key, Spend], month: str) -> dict[Key, Spend]:

@@ -12,6 +12,7 @@ import trio
 
 from triolet.errors import RequestError, invalid_request
 
+from ..contract.charges import Charges
 from .accounts import MINUTE_S, NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ class Ticket:
             self._close(self.has_cost)
 
 
-class Quotas:
+class Quotas(Charges):
     """All tenants' limits, seen from one server.
 
     Args:

@@ -280,7 +280,7 @@ def find_reasoner(
     elif parser is ReasoningParser.HARMONY and not is_harmony:
         raise ModelError(
             "the reasoning parser harmony reads calls of tools as well, but those have another "
-            "form; give --tool-parser harmony, or --reasoning-parser auto or none"
+            "form; set server.tool_parser=harmony, or server.reasoning_parser=auto or none"
         )
     return None if found is ReasoningParser.NONE else Reasoner(found, tokenizer, templates.values())
 
@@ -303,7 +303,7 @@ def _marker_id(tokenizer: Tokenizer, word: str, parser: ReasoningParser) -> int:
     if token_id is None:
         raise ModelError(
             f"the reasoning parser {parser.value} needs the token {word}, which the tokenizer does "
-            "not have; give --reasoning-parser auto or none"
+            "not have; set server.reasoning_parser=auto or none"
         )
     return int(token_id)
 

@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 STALL_TIMEOUT_S = 4.0
 """Short, so that the test of stalled clients need not wait for the product's 10 s; and longer than
 a busy machine keeps a client of the other tests from reading."""
-WATCHED = ("--poison-freed-blocks", "--kv-pool", "64MiB")
+WATCHED = ("--set", "worker.engine.poison_freed_blocks=true", "--kv-pool", "64MiB")
 """A pool that an audit looks through in a moment."""
-PATIENT = ("--peer-timeout", "6", "--progress-timeout", "6", "--lease-ttl", "8")
+PATIENT = (
+    "--set",
+    "link.peer_timeout_s=6",
+    "--set",
+    "link.progress_timeout_s=6",
+    "--set",
+    "link.lease_ttl_s=8",
+)
 """For fleets in which nobody is to be taken for dead: a busy machine lets a process stand still for
 longer than the product's 1.5 s, which would then rightly cost its attempts."""
 
@@ -33,11 +40,13 @@ longer than the product's 1.5 s, which would then rightly cost its attempts."""
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     """One server, one prefill and one decode worker with the demo model, for the whole session."""
     log = tmp_path_factory.mktemp("fleet") / "fleet.log"
-    stall = ("--stall-timeout", str(STALL_TIMEOUT_S))
+    stall = ("--set", f"server.stall_timeout_s={STALL_TIMEOUT_S}")
     # Every prompt goes all the way, however short; test_local_prefill.py has the short cut.
     # Answers are given again to tests that ask for it.
-    kept = ("--response-cache", "1MiB")
-    fleet = FleetProcess(log, *WATCHED, *PATIENT, *stall, *kept, "--local-prefill", "off")
+    kept = ("--set", "server.response_cache.max_bytes=1MiB")
+    fleet = FleetProcess(
+        log, *WATCHED, *PATIENT, *stall, *kept, "--set", "server.routing.local_prefill=off"
+    )
     try:
         fleet.wait_ready()
         yield fleet
@@ -94,7 +103,13 @@ def scripted_fleet(
     """A fleet whose model says what a script says, for the whole session. After it, and with all
     its clients gone, the fleet must be at rest."""
     log = tmp_path_factory.mktemp("scripted-fleet") / "fleet.log"
-    options = (str(scripted_model), "--model-name", "scripted", "--local-prefill", "off")
+    options = (
+        str(scripted_model),
+        "--model-name",
+        "scripted",
+        "--set",
+        "server.routing.local_prefill=off",
+    )
     fleet = FleetProcess(log, *options, *WATCHED, *PATIENT, command=command(scripted_model))
     try:
         fleet.wait_ready()

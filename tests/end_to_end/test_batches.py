@@ -81,7 +81,7 @@ async def test_a_batch_survives_the_death_of_every_process_and_of_the_supervisor
     tmp_path: Path, whole: bool
 ) -> None:
     # One line at a time, so that the batch is long enough for all deaths.
-    options = ("--batch-concurrency", "1", "--threads", "1")
+    options = ("--set", "server.batches.concurrency=1", "--threads", "1")
     num_lines = NUM_LINES_WHOLE if whole else NUM_LINES
     verdict = await run_batch(num_lines, MAX_TOKENS, 1, 1, tmp_path, options)
     assert verdict.wrongs == []

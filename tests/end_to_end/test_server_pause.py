@@ -24,7 +24,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 STREAMS = 6
 NUM_TOKENS = 600
 """They shall not have been said before the server can be stopped, however fast the model is."""
-LEASES = ("--peer-timeout", "5.5", "--progress-timeout", "8", "--lease-ttl", "6")
+LEASES = (
+    "--set",
+    "link.peer_timeout_s=5.5",
+    "--set",
+    "link.progress_timeout_s=8",
+    "--set",
+    "link.lease_ttl_s=6",
+)
 """Longer than a busy machine makes a worker stand still, for which it would rightly be blamed."""
 STOPPED_S = 7.0
 """Longer than leases last."""

@@ -48,10 +48,17 @@ PAYING: Final = ("dora", "emil")
 ASKS, LONGEST = 12, 240
 MOST_RUNS: Final = 5
 """Until a death meets somebody: whoever kills may come too late once."""
-UNHURRIED: Final = ("--limits-timeout", "10")
+UNHURRIED: Final = ("--set", "server.tenants.quotas.call_timeout_s=10")
 """A busy machine lets Redis stand still for longer than the product waits for it; a Redis that has
 ended is noticed all the same."""
-TAKE_ALL: Final = ("--no-admission", "--no-brownout", "--no-guard")
+TAKE_ALL: Final = (
+    "--set",
+    "server.overload.admission.is_on=false",
+    "--set",
+    "server.overload.brownout.is_on=false",
+    "--set",
+    "server.overload.guard.is_on=false",
+)
 """Only limits refuse anything."""
 
 

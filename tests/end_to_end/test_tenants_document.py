@@ -45,8 +45,10 @@ def test_the_file_that_is_shown_is_right_and_shows_every_field_of_a_plan() -> No
 def server(folder: Path, environment: dict[str, str]) -> Iterator[str]:
     """Run a server with the file, and with no worker; give its address."""
     command = [
-        *(sys.executable, "-m", "ops.cli", "server", "--port", "0", "--tenants", "tenants.toml"),
-        *("--decode", f"ipc://{folder}/d", "--prefill", f"ipc://{folder}/p"),
+        *(sys.executable, "-m", "ops.cli", "server", "--set", "server.port=0"),
+        *("--set", "server.tenants.file=tenants.toml"),
+        *("--set", f"server.decode_addresses=ipc://{folder}/d"),
+        *("--set", f"server.prefill_addresses=ipc://{folder}/p"),
     ]
     with (
         (folder / "log").open("w") as log,

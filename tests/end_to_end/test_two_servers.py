@@ -38,7 +38,9 @@ QUESTION = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     """A fleet with two servers."""
     log: Path = tmp_path_factory.mktemp("pair") / "fleet.log"
-    fleet = FleetProcess(log, *WATCHED, *PATIENT, "--servers", "2", "--drain-timeout", "120")
+    fleet = FleetProcess(
+        log, *WATCHED, *PATIENT, "--servers", "2", "--set", "server.drain_timeout_s=120"
+    )
     try:
         fleet.wait_ready()
         # Ready says the one that was asked; the supervisor asks both.

@@ -75,7 +75,7 @@ async def wait_for(condition: Callable[[], Awaitable[bool]]) -> None:
 async def order_of_turns(folder: Path) -> list[str]:
     """Let everybody come while the only row is taken; return whose requests ended, in order."""
     tenants = write_tenants(folder / "tenants.toml", PLANS)
-    options = (*PATIENT, "--local-prefill", "always", "--tenants", str(tenants))
+    options = (*PATIENT, "--set", "server.routing.local_prefill=always", "--tenants", str(tenants))
     shape = RealShape(
         prefills=0, max_num_seqs=1, cost=COST, mechanisms=QUEUE_ALONE, server_options=options
     )

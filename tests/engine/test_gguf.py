@@ -12,7 +12,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
 
-from engine.load import choose_dtype
+from engine.preflight.check import dtype_for
 from engine.weights import open_weights
 from tests.gguf_files import byte_vocabulary, finish, write_header, write_model
 from triolet.config import Dtype, EngineConfig
@@ -139,10 +139,8 @@ def test_a_quantised_file_is_computed_in_bfloat16_unless_told_otherwise(
     write_model(path, checkpoint("qwen2-tied").model, Kind.Q8_0)
     opened = open_weights(gguf_directory(path))
     assert opened.dtype == "Q8_0"
-    for device in (torch.device("cpu"), torch.device("cuda")):
-        assert choose_dtype(EngineConfig(), opened, device) is Dtype.BFLOAT16
-        told = EngineConfig(dtype=Dtype.FLOAT32)
-        assert choose_dtype(told, opened, device) is Dtype.FLOAT32
+    assert dtype_for(EngineConfig(), opened.dtype) is Dtype.BFLOAT16
+    assert dtype_for(EngineConfig(dtype=Dtype.FLOAT32), opened.dtype) is Dtype.FLOAT32
 
 
 def test_a_tensor_that_is_missing_or_has_another_shape_is_named(tmp_path: Path) -> None:

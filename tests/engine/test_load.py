@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from engine.device_thread import DeviceThread
-from engine.load import choose_dtype, load_engine
+from engine.load import load_engine
 from engine.native.builds import BUILDS
 from engine.native.library import load_build, load_library
+from engine.preflight.check import dtype_for
 from engine.weights import Checkpoint as WeightFiles
 from triolet.config import Dtype, EngineConfig, WeightFormat
 from triolet.errors import ConfigError
@@ -131,23 +132,22 @@ async def test_a_gpu_is_the_current_one_of_the_thread_that_computes(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "stored", "device", "dtype"),
+    ("chosen", "stored", "dtype"),
     [
-        (None, torch.bfloat16, "cpu", Dtype.FLOAT32),
-        (None, torch.bfloat16, "cuda", Dtype.BFLOAT16),
-        (None, torch.float16, "cuda", Dtype.BFLOAT16),
-        (None, torch.float32, "cuda", Dtype.FLOAT32),
-        (Dtype.FLOAT32, torch.bfloat16, "cuda", Dtype.FLOAT32),
-        (Dtype.BFLOAT16, torch.float32, "cpu", Dtype.BFLOAT16),
+        (Dtype.AUTO, torch.bfloat16, Dtype.BFLOAT16),
+        (Dtype.AUTO, torch.float16, Dtype.BFLOAT16),
+        (Dtype.AUTO, torch.float32, Dtype.FLOAT32),
+        (Dtype.FLOAT32, torch.bfloat16, Dtype.FLOAT32),
+        (Dtype.BFLOAT16, torch.float32, Dtype.BFLOAT16),
     ],
 )
-def test_a_gpu_computes_in_the_dtype_of_the_checkpoint(
-    tmp_path: Path, chosen: Dtype | None, stored: torch.dtype, device: str, dtype: Dtype
+def test_a_model_is_computed_in_the_dtype_of_its_checkpoint(
+    tmp_path: Path, chosen: Dtype, stored: torch.dtype, dtype: Dtype
 ) -> None:
     tensors = {"a": torch.zeros(2, dtype=stored), "b": torch.zeros(2, dtype=stored)}
     save_file(tensors | {"bias": torch.zeros(1)}, tmp_path / "model.safetensors")
     weights = WeightFiles(tmp_path)
-    assert choose_dtype(EngineConfig(dtype=chosen), weights, torch.device(device)) is dtype
+    assert dtype_for(EngineConfig(dtype=chosen), weights.dtype) is dtype
 
 
 def test_fingerprints_tell_apart_what_must_not_exchange_kv(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from engine.model_config import load_model_config
-from engine.preflight.check import check_weights, dtype_for
+from engine.preflight.check import check_weights, chosen_device, dtype_for, with_pool_size
 from engine.preflight.headers import read_headers, weight_files
 from engine.preflight.tensors import check_tensors, tensor_shapes
 from engine.weights import Checkpoint as WeightFiles
@@ -20,6 +20,8 @@ from .checkpoints import FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from engine.model_config import ModelConfig
 
     from .checkpoints import Checkpoint
 
@@ -54,16 +56,42 @@ def test_gguf_files_of_sound_checkpoints_hold_what_their_config_asks_for(
 
 
 @pytest.mark.parametrize(
-    ("stored", "device", "dtype"),
+    ("stored", "dtype"),
     [
-        ("Q8_0", "cpu", Dtype.BFLOAT16),
-        ("Q8_0", "cuda", Dtype.BFLOAT16),
-        ("BF16", "cpu", Dtype.FLOAT32),
-        ("BF16", "cuda", Dtype.BFLOAT16),
+        ("Q8_0", Dtype.BFLOAT16),
+        ("BF16", Dtype.BFLOAT16),
+        ("F16", Dtype.BFLOAT16),
+        ("F32", Dtype.FLOAT32),
     ],
 )
-def test_quantised_weights_are_computed_in_bfloat16_everywhere(
-    stored: str, device: str, dtype: Dtype
+def test_the_checkpoint_says_what_is_computed_in(stored: str, dtype: Dtype) -> None:
+    assert dtype_for(EngineConfig(), stored) is dtype
+    assert dtype_for(EngineConfig(dtype=Dtype.FLOAT32), stored) is Dtype.FLOAT32
+
+
+def sized(model: ModelConfig, free_bytes: int | None = None, **fields: Any) -> int:  # noqa: ANN401 (of any type)
+    config = EngineConfig(block_size=16, **fields)
+    found = with_pool_size(config, model, 1000, free_bytes).kv_pool_bytes
+    assert found is not None
+    return found
+
+
+def test_a_pool_is_sized_from_the_model_and_the_memory_that_is_free(
+    checkpoint: Callable[[str], Checkpoint],
 ) -> None:
-    assert dtype_for(EngineConfig(), stored, device) is dtype
-    assert dtype_for(EngineConfig(dtype=Dtype.FLOAT32), stored, device) is Dtype.FLOAT32
+    model = load_model_config(checkpoint("llama").path)
+    length = model.max_model_len
+    whole = 1 + -(-length // 16)
+    quarter = -(-(length // 4) // 16)
+    assert sized(model, max_num_seqs=1) == whole * 1000, "one sequence of full length"
+    assert sized(model, max_num_seqs=64) == 64 * quarter * 1000
+    assert sized(model, 100_000, max_num_seqs=64) == 25_000, "a quarter of what is free"
+    assert sized(model, 10, max_num_seqs=64) == 2000, "never less than two blocks"
+    assert sized(model, 10, kv_pool_bytes=77) == 77, "what is said counts"
+
+
+def test_a_device_that_cannot_be_used_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert chosen_device(EngineConfig()) == "cpu"
+    assert chosen_device(EngineConfig(device="cuda:1")) == "cuda:1"
+    assert chosen_device(EngineConfig(backend="native")) == "cpu"

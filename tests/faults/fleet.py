@@ -50,23 +50,24 @@ STALL_TIMEOUT_S = 4.0
 than any process is stopped: a server's standstill is not its clients' silence."""
 MAX_NUM_SEQS = 4
 SERVER_OPTIONS = (
-    *("--stall-timeout", str(STALL_TIMEOUT_S)),
+    *("--set", f"server.stall_timeout_s={STALL_TIMEOUT_S}"),
     # Small, so that little has to stay unread until a row is paused.
-    *("--token-window", "16"),
-    *("--drain-timeout", "1"),
+    *("--set", "server.token_window=16"),
+    *("--set", "server.drain_timeout_s=1"),
     # Short questions go all the way, or there would be no phases to meet them in.
-    *("--max-local-tokens", "0"),
+    *("--set", "server.routing.max_local_tokens=0"),
 )
 ENGINE_OPTIONS = (
-    *("--threads", "1"),
-    *("--max-num-seqs", str(MAX_NUM_SEQS)),
+    *("--set", "worker.engine.dtype=float32"),
+    *("--set", "worker.engine.threads=1"),
+    *("--set", f"worker.engine.max_num_seqs={MAX_NUM_SEQS}"),
     # Several steps for a long prompt, so that one can be held in the middle.
-    *("--max-num-batched-tokens", "128"),
+    *("--set", "worker.engine.max_num_batched_tokens=128"),
     # Whatever writes into a block that is free is found by the audit.
-    "--poison-freed-blocks",
+    *("--set", "worker.engine.poison_freed_blocks=true"),
 )
-PREFILL_OPTIONS = ("--kv-pool", "64MiB")
-DECODE_OPTIONS = ("--kv-pool", "11MiB")
+PREFILL_OPTIONS = ("--set", "worker.engine.kv_pool_bytes=64MiB")
+DECODE_OPTIONS = ("--set", "worker.engine.kv_pool_bytes=11MiB")
 """116 blocks of the demo model: two answers of full length, with 64 each, do not fit."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -239,22 +240,26 @@ def full(names: tuple[str, ...]) -> Rule:
 def _commands(directory: Path, port: int) -> dict[str, list[str]]:
     triolet = str(Path(sys.executable).with_name("triolet"))
     gated = [sys.executable, "-m", "tests.faults.worker"]
-    log = ("--log-level", "info")
+    log = ("--set", "process.log_level=info")
     server = [
-        *(triolet, SERVER, "--port", str(port), *SERVER_OPTIONS, *log),
-        *("--supervisor-pid", str(os.getpid())),
+        *(triolet, SERVER, "--set", f"server.port={port}", *SERVER_OPTIONS, *log),
+        *("--set", f"process.supervisor_pid={os.getpid()}"),
     ]
     commands = {SERVER: server}
+    for role in ("prefill", "decode"):
+        own = [name for name in WORKERS if (name in PREFILLS) == (role == "prefill")]
+        addresses = ",".join(f"ipc://{directory}/{name}.control" for name in own)
+        server += ["--set", f"server.{role}_addresses={addresses}"]
     for name in WORKERS:
         role = "prefill" if name in PREFILLS else "decode"
-        server += [f"--{role}", f"ipc://{directory}/{name}.control"]
-        command = [*gated, role, "--name", name, *ENGINE_OPTIONS, *log]
-        command += ["--control", f"ipc://{directory}/{name}.control.real"]
+        command = [*gated, role, "--set", f"worker.name={name}", *ENGINE_OPTIONS, *log]
+        command += ["--set", f"worker.control_address=ipc://{directory}/{name}.control.real"]
         if role == "decode":
-            command += ["--kv", f"ipc://{directory}/{name}.kv.real", *DECODE_OPTIONS]
+            command += ["--set", f"decode.kv_address=ipc://{directory}/{name}.kv.real"]
+            command += DECODE_OPTIONS
         else:
             command += PREFILL_OPTIONS
             if name == SENDS_BYTES:
-                command += ["--share-kv-memory", "off"]
+                command += ["--set", "link.wire.share_memory=off"]
         commands[name] = command
     return commands

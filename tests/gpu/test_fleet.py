@@ -15,7 +15,16 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
 ]
 ROOT = Path(__file__).parents[2]
-ON_THE_GPU = ["--device", "cuda", "--backend", "triton", "--kv-pool", "512MiB", "--fixed-batch"]
+ON_THE_GPU = [
+    "--device",
+    "cuda",
+    "--backend",
+    "triton",
+    "--kv-pool",
+    "512MiB",
+    "--set",
+    "worker.engine.gpu.fixed_batch=true",
+]
 
 
 def campaign(module: str, *options: str) -> None:

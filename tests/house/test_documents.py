@@ -21,12 +21,14 @@ from server.metrics.metrics import Metrics
 from server.scheduling.status import FleetStatus, OverloadStatus
 from server.tenants.tenancy import Tenancy
 
+from .configuration_page import tables
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OPTIONS = DOCS / "operations" / "options.md"
+CONFIGURATION = DOCS / "configuration.md"
 METRICS = sorted((DOCS / "operations").glob("metrics*.md"))
 DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
 PAGES = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in DOCUMENTS]
@@ -38,10 +40,10 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 LINK_TEXT = re.compile(r"\[([^\]\n]+)\]\(")
 SOURCE_FILE = re.compile(r"[\w./-]+\.(?:py|js|css|html|md|toml|txt)\b")
 ROOMS = "triolet|transport|engine|worker|prefill|decode|server|ops|loadtest|tests|docs"
-MADE = {"tenants.toml"}
-"""Files that commands make."""
+MADE = {"tenants.toml", "triolet.toml"}
+"""Files that commands or operators make."""
 MAX_PAGE_WORDS = 1000
-REFERENCES = {"metrics.md", "options.md"}
+REFERENCES = {"metrics.md", "configuration.md"}
 """Pages that are one long table."""
 METHOD = re.compile(r"([A-Z][a-z]\w+)\.(_?[a-z]\w*)")
 PLACE = re.compile(rf"(?:{ROOMS})(?:/\w+)*/?")
@@ -208,8 +210,12 @@ def options() -> Iterator[tuple[str, str, Any]]:
 
 
 def test_the_operator_is_told_of_every_option() -> None:
-    described = set(OPTION.findall(text_of(OPTIONS)))
+    described = set(OPTION.findall(text_of(CONFIGURATION)))
     assert described == {option for _, option, _ in options()}
+
+
+def test_every_setting_is_described_with_its_default_and_its_reason() -> None:
+    assert text_of(CONFIGURATION).endswith(tables()), "run python -m tests.house.configuration_page"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -223,14 +229,3 @@ def test_every_option_of_triolet_that_is_named_exists(page: Path) -> None:
         for option in OPTION.findall(code)
     }
     assert named <= known
-
-
-def test_defaults_in_the_tables_are_the_real_ones() -> None:
-    section = text_of(OPTIONS)
-    rows = re.findall(r"^\| `(--[a-z-]+)` \| `([^`]+)` \|", section, re.MULTILINE)
-    real: dict[str, set[str]] = {}
-    for command, option, default in options():
-        if command in {"serve", "server", "prefill", "decode"}:
-            real.setdefault(option, set()).add(str(getattr(default, "value", default)))
-    assert rows
-    assert [row for row in rows if real[row[0]] != {row[1]}] == []

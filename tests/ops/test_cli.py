@@ -14,7 +14,7 @@ from ops.cli import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONTROL = "--control ipc:///tmp/nowhere"
+CONTROL = "--set worker.control_address=ipc:///tmp/nowhere"
 
 
 @pytest.mark.parametrize(
@@ -23,35 +23,51 @@ CONTROL = "--control ipc:///tmp/nowhere"
         ("--foo", ["No such option: --foo", "triolet --help"]),
         ("bogus", ["No such command 'bogus'"]),
         ("serve --port x", ["'--port'", "integer", "triolet serve --help"]),
-        ("serve --port 65536", ["'--port'", "65535"]),
-        ("serve --dtype int4", ["'--dtype'", "bfloat16"]),
-        ("serve --prefill 0 --local-prefill off", ["--prefill is 0", "1 to 64"]),
-        ("serve --prefill -1", ["--prefill is -1", "0 to 64"]),
-        ("serve --local-prefill maybe", ["'maybe'", "off", "auto", "always"]),
-        ("serve --tool-parser vicuna", ["'vicuna'", "auto", "hermes", "pythonic", "harmony"]),
-        ("serve --prompt-chunk 0", ["'--prompt-chunk'"]),
-        ("serve --decode 1000", ["--decode is 1000"]),
-        ("serve --kv-pool lots", ["'lots'", "512MiB"]),
-        ("serve --block-size 0", ["--block-size is 0"]),
+        ("serve --port 65536", ["server.port is 65536", "65535", "(--port)"]),
+        ("serve --dtype int4", ["'--dtype'", "auto", "bfloat16"]),
         (
-            "serve --max-num-batched-tokens 3",
-            ["--max-num-batched-tokens is 3", "--block-size (16)"],
+            "serve --prefill 0 --set server.routing.local_prefill=off",
+            ["fleet.prefill is 0", "1 to 64"],
         ),
-        ("serve --peer-timeout 0.1", ["--peer-timeout is 0.1"]),
-        ("serve --token-window 0", ["--token-window is 0", ">= 1"]),
-        ("serve --stall-timeout -1", ["--stall-timeout is -1.0", "> 0"]),
-        ("serve --drain-timeout -1", ["--drain-timeout is -1.0", ">= 0"]),
-        ("serve --metrics-compat foo", ["--metrics-compat is 'foo'", "vllm, none"]),
+        ("serve --prefill -1", ["fleet.prefill is -1", "0 to 64", "(--prefill)"]),
+        (
+            "serve --set server.routing.local_prefill=maybe",
+            ["server.routing.local_prefill is 'maybe'", "off", "auto", "always"],
+        ),
+        (
+            "serve --set server.tool_parser=vicuna",
+            ["'vicuna'", "auto", "hermes", "pythonic", "harmony"],
+        ),
+        (
+            "serve --set worker.engine.prompt_chunk_tokens=0",
+            ["worker.engine.prompt_chunk_tokens is 0", ">= 1"],
+        ),
+        ("serve --decode 1000", ["fleet.decode is 1000"]),
+        ("serve --kv-pool lots", ["'lots'", "512MiB"]),
+        ("serve --set worker.engine.block_size=0", ["worker.engine.block_size is 0"]),
+        (
+            "serve --set worker.engine.max_num_batched_tokens=3",
+            ["worker.engine.max_num_batched_tokens is 3", "block_size (16)"],
+        ),
+        ("serve --set link.peer_timeout_s=0.1", ["link.peer_timeout_s is 0.1"]),
+        ("serve --set server.token_window=0", ["server.token_window is 0", ">= 1"]),
+        ("serve --set server.stall_timeout_s=-1", ["server.stall_timeout_s is -1.0", "> 0"]),
+        ("serve --set server.drain_timeout_s=-1", ["server.drain_timeout_s is -1.0", ">= 0"]),
+        ("serve --set server.metrics_compat=foo", ["metrics_compat is 'foo'", "vllm, none"]),
         ("serve --log-level loud", ["'loud'", "debug, info, warning, error"]),
         ("serve --host no.such.host.invalid", ["no.such.host.invalid", "127.0.0.1"]),
         ("serve /no/such/model", ["/no/such/model does not exist", "Hugging Face"]),
         ("serve someone/some-model", ["hf download someone/some-model"]),
-        ("server --local-prefill off", ["no prefill worker", "--prefill ADDRESS"]),
-        ("server", ["no decode worker", "--decode ADDRESS"]),
-        ("server --prefill ipc:///p", ["no decode worker", "--decode ADDRESS"]),
-        ("serve --host 0.0.0.0", ["--host is '0.0.0.0'", "--allow-remote-clients"]),
-        ("prefill", ["'--control'"]),
-        ("decode " + CONTROL, ["'--kv'"]),
+        (
+            "server --set server.routing.local_prefill=off",
+            ["no prefill worker", "--set server.prefill_addresses=ADDRESS"],
+        ),
+        ("server", ["no decode worker", "--set server.decode_addresses=ADDRESS"]),
+        ("server --set server.prefill_addresses=ipc:///p", ["no decode worker"]),
+        ("serve --host 0.0.0.0", ["host is '0.0.0.0'", "--allow-remote-clients"]),
+        ("serve --set worker.control_address=ipc:///x", ["for a role that runs alone"]),
+        ("prefill", ["prefill.control_address is missing"]),
+        ("decode " + CONTROL, ["decode.kv_address is missing"]),
         (f"prefill /no/such/model {CONTROL}", ["/no/such/model does not exist"]),
         ("chat --url nonsense", ["--url is 'nonsense'", "http://127.0.0.1:8000"]),
         ("chat --temperature 3", ["'--temperature'"]),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
 from ops.cli import main
 from ops.cli.check_machine import (
-    available_memory_bytes,
     check_cpu,
     check_driver,
     check_flash,
@@ -26,7 +25,12 @@ from ops.cli.check_machine import (
 )
 from ops.cli.doctor import Wanted, serve_command, show
 from ops.cli.finding import Finding, Status
-from triolet.config import Dtype, EngineConfig
+from ops.settings.form import Settings
+from triolet.config import FleetConfig
+from triolet.memory import available_memory_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_machine_that_runs_the_tests_can_serve() -> None:
@@ -45,7 +49,21 @@ def test_a_broken_model_fails_and_the_exit_code_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text("{")
-    assert main(["doctor", str(tmp_path), "--port", "1", "--host", "192.0.2.1", "--json"]) == 1
+    assert (
+        main(
+            [
+                "doctor",
+                str(tmp_path),
+                "--port",
+                "1",
+                "--host",
+                "192.0.2.1",
+                "--json",
+                "--allow-remote-clients",
+            ]
+        )
+        == 1
+    )
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is False
     failed = {row["subject"] for row in report["findings"] if row["status"] == "fail"}
@@ -69,13 +87,14 @@ def test_the_last_line_sums_it_up(status: Status, words: str) -> None:
 
 
 def test_the_last_line_is_the_command_for_what_was_looked_at() -> None:
-    engine = EngineConfig(max_model_len=64, dtype=Dtype.BFLOAT16, prefix_cache=False)
-    wanted = Wanted(Path("/models/my model"), "127.0.0.1", 8001, engine)
-    assert serve_command(wanted) == (
+    words = "--port 8001 --dtype bfloat16 --max-model-len 64".split()
+    words += ["--set", "worker.engine.prefix_cache=false"]
+    settings = Settings(fleet=FleetConfig(model="/models/my model"))
+    assert serve_command(Wanted(settings, words)) == (
         "triolet serve '/models/my model' --port 8001 --dtype bfloat16 --max-model-len 64 "
-        "--no-prefix-cache"
+        "--set worker.engine.prefix_cache=false"
     )
-    assert serve_command(Wanted(None, "127.0.0.1", 8000, EngineConfig())) == "triolet serve"
+    assert serve_command(Wanted(Settings())) == "triolet serve"
 
 
 def test_kernels_are_missed_only_where_they_could_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +134,7 @@ def test_triton_is_recommended_where_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = {"triton": "3.5.1"}
-    monkeypatch.setattr("ops.check_machine.version", versions.__getitem__)
+    monkeypatch.setattr("ops.cli.check_machine.version", versions.__getitem__)
     old = triton_findings(tmp_path)["Triton"]
     assert (old.status, "wanted >=3.6" in old.detail) == (Status.WARN, True)
     assert "pip install 'triolet[gpu]'" in old.remedy
@@ -131,7 +150,7 @@ def test_flash_attn_is_judged_only_where_it_is_installed(monkeypatch: pytest.Mon
             raise PackageNotFoundError(name)
         return found[name]
 
-    monkeypatch.setattr("ops.check_machine.version", version)
+    monkeypatch.setattr("ops.cli.check_machine.version", version)
     assert [finding.status for finding in check_flash()] == [Status.OK]
     found["flash-attn"] = "2.8.4"
     assert [finding.remedy for finding in check_flash()] == ["pip install 'triolet[flash]'"]

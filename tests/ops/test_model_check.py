@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.core import TyperGroup
-from typer.main import get_command
 
 from engine.preflight.tensors import tensor_shapes
-from ops import plain_text
-from ops.cli import app, main
+from ops.cli import main
 from ops.cli.check_places import check_model
 from ops.cli.finding import Status
+from ops.cli.options import NAMED, as_typed
 from ops.model_directory import demo_model_path
-from ops.plain_text import as_typed
 from ops.ports import claim_port
 from tests.gguf_files import TINY, Kind, write_tiny
 from triolet.config import EngineConfig
@@ -245,10 +242,13 @@ def test_the_doctor_accepts_a_gguf_file_and_fetches_no_known_model(
         ("--max-model-len 257", "--max-model-len is 257; allowed: 1…256"),
         ("--kv-pool 1KiB", "--kv-pool is 1024, which is 1 blocks of 1024 bytes"),
         ("--kv-pool 8KiB --max-model-len 256", "or a smaller --max-model-len than 256"),
-        ("--device tpu", "--device is 'tpu'; allowed: cpu, cuda"),
+        ("--device tpu", "--device is 'tpu'; allowed: auto, cpu, cuda"),
         ("--backend xla", "--backend is 'xla'; allowed: auto"),
         ("--backend flash", "--device is 'cpu'; allowed: cuda with --backend 'flash'"),
-        ("--backend sdpa --weights int8", "--weights is 'int8'; allowed: dtype with --backend"),
+        (
+            "--backend sdpa --set worker.engine.weights=int8",
+            "worker.engine.weights is 'int8'; allowed: dtype with --backend",
+        ),
     ],
 )
 def test_doctor_and_serve_refuse_settings_by_the_options_that_were_typed(
@@ -279,7 +279,7 @@ def test_what_the_system_refuses_to_read_is_no_traceback(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--speculate {}", "the draft model cannot be used: "),
+        ("--set worker.speculation.source={}", "the draft model cannot be used: "),
         ("--tenants {}/nowhere.toml", "the file of tenants cannot be read"),
         ("--tenants {}/config.json", "config.json"),
     ],
@@ -292,23 +292,21 @@ def test_other_files_are_read_before_a_start(
     assert words in capsys.readouterr().err
 
 
-def test_each_setting_of_an_option_is_called_as_it_is_typed() -> None:
-    command = get_command(app)
-    assert isinstance(command, TyperGroup)
-    commands = command.commands
-    known = {
-        option
-        for name in ("serve", "prefill")
-        for each in commands[name].params
-        for option in each.opts
-    }
-    for field, option in plain_text._OPTIONS.items():
-        assert option in known
-        assert (
-            as_typed(f"{field} is 3; allowed: > {field}") == f"{option} is 3; allowed: > {option}"
-        )
-        assert as_typed(f"/models/{field}/x is missing") == f"/models/{field}/x is missing"
-    for word in plain_text._PLAIN:
-        assert f"--{word}" in known
-        assert as_typed(f"{word} is 'x'; use {word} 'y'") == f"--{word} is 'x'; use --{word} 'y'"
-        assert as_typed(f"the {word} is wrong") == f"the {word} is wrong"
+@pytest.mark.parametrize("name", [name for name in NAMED if "_" in NAMED[name].path[-1]])
+def test_a_setting_with_an_option_is_called_as_it_is_typed(name: str) -> None:
+    option, field = f"--{name.replace('_', '-')}", NAMED[name].path[-1]
+    assert as_typed(f"{field} is 3; allowed: > {field}") == f"{option} is 3; allowed: > {option}"
+    assert as_typed(f"/models/{field}/x is missing") == f"/models/{field}/x is missing"
+
+
+@pytest.mark.parametrize("word", ["backend", "device", "dtype", "host", "port", "threads"])
+def test_a_setting_that_is_a_common_word_is_called_so_where_it_is_meant(word: str) -> None:
+    assert as_typed(f"{word} is 'x'; use {word} 'y'") == f"--{word} is 'x'; use --{word} 'y'"
+    assert as_typed(f"the {word} is wrong") == f"the {word} is wrong"
+
+
+def test_any_other_setting_is_called_by_its_path() -> None:
+    assert as_typed("block_size is 3") == "worker.engine.block_size is 3"
+    assert as_typed("weights is 'int8'") == "worker.engine.weights is 'int8'"
+    assert as_typed("worker.engine.block_size is 3") == "worker.engine.block_size is 3"
+    assert as_typed("drain_timeout_s is 3") == "drain_timeout_s is 3", "of server and workers"

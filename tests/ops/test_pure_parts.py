@@ -4,65 +4,37 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.cli.arguments import (
-    engine_arguments,
-    gpu_arguments,
-    link_arguments,
-    server_arguments,
-    speculation_arguments,
-)
-from ops.cli.option_groups import with_groups
-from ops.cli.options import (
-    engine_options,
-    gpu_options,
-    link_options,
-    read_lending,
-    server_options,
-    speculation_options,
-)
-from ops.cli.overload_options import overload_arguments, overload_options
 from ops.cli.word_wrap import WordWrap
 from ops.plain_text import one_line, printable
 from ops.quantities import parse_size, show_count, show_size
-from ops.supervisor.placement import VISIBLE_GPUS, Pinning, gpu_names, own_cores, own_gpus
+from ops.settings.form import Settings, of_role
+from ops.settings.sources import Sources
+from ops.supervisor.placement import VISIBLE_GPUS, gpu_names, own_cores, own_gpus
 from ops.supervisor.plan import Door, FleetPlan, plan_processes
 from ops.supervisor.rolling import Move, Step, restart_steps
 from triolet.config import (
-    AdmissionConfig,
-    BrownoutConfig,
-    Dtype,
     EngineConfig,
-    GpuConfig,
-    GuardConfig,
-    KvWire,
+    FleetConfig,
     LendingConfig,
-    LinkConfig,
     LocalPrefill,
-    MemorySharing,
-    OverloadConfig,
-    QuotaConfig,
-    ReasoningParser,
+    Pinning,
+    ProcessConfig,
     RoutingConfig,
-    ServerConfig,
-    SloConfig,
-    SpeculationConfig,
-    TenantsConfig,
-    ToolParser,
-    WireConfig,
+    WorkerConfig,
 )
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
 
-SERVER = ServerConfig(model_dir="", model_name="", prefill_addresses=(), decode_addresses=())
+if TYPE_CHECKING:
+    from ops.supervisor.process_spec import ProcessSpec
 
 
 @pytest.mark.parametrize(
@@ -104,133 +76,39 @@ def test_foreign_text_becomes_one_harmless_line(text: str) -> None:
     assert "\x1b" not in printable(text)
 
 
-CONFIGS = [
-    EngineConfig(),
-    EngineConfig(
-        dtype=Dtype.BFLOAT16,
-        backend="flash",
-        device="cuda:1",
-        block_size=256,
-        kv_pool_bytes=3 * GIB + 1,
-        max_num_seqs=7,
-        max_num_batched_tokens=4096,
-        max_model_len=99,
-        threads=3,
-        prefix_cache=False,
-        kv_wire=KvWire.INT8,
-        host_cache_bytes=123,
-        poison_freed_blocks=True,
-    ),
-]
-
-
-def parsed(group: object, name: str, arguments: list[str]) -> object:
-    """Return what a command with this group of options makes of arguments."""
-    seen: list[object] = []
-    app = typer.Typer()
-
-    def command(config: object) -> None:
-        seen.append(config)
-
-    command.__annotations__["config"] = object
-    app.command()(with_groups(config=group)(command))  # type: ignore[arg-type]
-    assert app(args=arguments, prog_name=name, standalone_mode=False) is None
-    return seen[0]
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_a_worker_understands_the_engine_that_its_supervisor_means(config: EngineConfig) -> None:
-    assert parsed(engine_options, "prefill", engine_arguments(config)) == config
-
-
-@pytest.mark.parametrize("config", [GpuConfig(), GpuConfig(False, True, 5 * GIB)])
-def test_a_worker_understands_the_gpu_that_its_supervisor_means(config: GpuConfig) -> None:
-    assert parsed(gpu_options, "prefill", gpu_arguments(config)) == config
-    with pytest.raises(ConfigError, match="pinned_bytes is 0; allowed: >= 1"):
-        GpuConfig(pinned_bytes=0)
-
-
-@pytest.mark.parametrize("source", ["off", "lookup", "draft"])
-def test_decode_understands_the_guessing_that_its_supervisor_means(
-    source: str, tmp_path: Path
-) -> None:
-    if source == "draft":
-        (tmp_path / "config.json").touch()
-        source = str(tmp_path)
-    config = SpeculationConfig(source=source, max_guesses=3, max_step_tokens=7)
-    assert parsed(speculation_options, "decode", speculation_arguments(config)) == config
-    assert config.draft_dir == (source if "/" in source else None)
-
-
-def test_a_source_of_guesses_that_is_none_is_refused(tmp_path: Path) -> None:
-    for source in ("sideways", "", str(tmp_path)):
-        with pytest.raises(ConfigError, match="off, lookup, or the directory of a draft model"):
-            speculation_options(speculate=source)
-
-
-def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
-    wire = WireConfig(MemorySharing.ON, layer_groups=3, layer_group_min_tokens=99)
-    config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0, wire=wire)
-    assert parsed(link_options, "decode", link_arguments(config)) == config
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        SERVER,
-        ServerConfig(
-            model_dir="",
-            model_name="tiny",
-            prefill_addresses=(),
-            decode_addresses=(),
-            host="::",
-            port=0,
-            allow_remote_clients=True,
-            tenants=TenantsConfig(
-                "/etc/triolet/tenants.toml",
-                quotas=QuotaConfig(
-                    "@/etc/triolet/redis",
-                    spend_file="/var/lib/spend.sqlite3",
-                    call_timeout_s=0.25,
-                ),
-            ),
-            token_window=3,
-            stall_timeout_s=2.0,
-            drain_timeout_s=0.5,
-            tool_parser=ToolParser.GRANITE,
-            max_queued_requests=9,
-            max_connections=11,
-            allow_origins=("https://app.example", "*"),
-            metrics_compat="none",
-            reasoning_parser=ReasoningParser.DEEPSEEK_R1,
-        ),
-    ],
-)
-def test_a_server_understands_what_its_supervisor_means(config: ServerConfig) -> None:
-    assert parsed(server_options, "server", server_arguments(config)) == config
-
-
-@pytest.mark.parametrize("is_on", [True, False])
-def test_a_server_understands_what_its_supervisor_means_of_overload(is_on: bool) -> None:
-    config = OverloadConfig(
-        SloConfig(critical_s=1.0, default_s=2.5, sheddable_s=1.5),
-        AdmissionConfig(is_on=is_on),
-        BrownoutConfig(is_on=not is_on),
-        GuardConfig(is_on=is_on),
-    )
-    assert parsed(overload_options, "server", overload_arguments(config)) == config
-
-
 def plan(prefill: int = 1, decode: int = 1, threads: int | None = None) -> FleetPlan:
-    return FleetPlan(
-        model_dir=Path("/models/tiny"),
-        server=SERVER,
-        engine=EngineConfig(threads=threads),
-        link=LinkConfig(),
-        prefill=prefill,
-        decode=decode,
-        log_level="info",
+    engine = EngineConfig(threads=threads, device="cpu")
+    settings = Settings(
+        fleet=FleetConfig(prefill=prefill, decode=decode),
+        prefill=WorkerConfig(engine=engine),
+        decode=WorkerConfig(engine=engine),
+        process=ProcessConfig("info"),
     )
+    return FleetPlan(Path("/models/tiny"), settings)
+
+
+def told(spec: ProcessSpec) -> Settings:
+    """Return the settings that a process reads from its pipe."""
+    sources = Sources()
+    sources.add_document(spec.settings, "a pipe")
+    return sources.settings()
+
+
+def own(spec: ProcessSpec) -> WorkerConfig:
+    return told(spec).worker(spec.role)
+
+
+def with_fleet(fleet: FleetPlan, **fields: object) -> FleetPlan:
+    changed = replace(fleet.settings.fleet, **fields)  # type: ignore[arg-type]
+    return replace(fleet, settings=replace(fleet.settings, fleet=changed))
+
+
+def with_engines(fleet: FleetPlan, **fields: object) -> FleetPlan:
+    settings = fleet.settings
+    for role in (Role.PREFILL, Role.DECODE):
+        engine = replace(settings.worker(role).engine, **fields)  # type: ignore[arg-type]
+        settings = of_role(settings, role, engine=engine)
+    return replace(fleet, settings=settings)
 
 
 def test_a_plan_has_every_process_once_and_each_worker_its_own_sockets() -> None:
@@ -240,31 +118,33 @@ def test_a_plan_has_every_process_once_and_each_worker_its_own_sockets() -> None
     assert not spares
     names = ["server", "prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
     assert [spec.name for spec in specs] == names == plan(2, 3).process_names
-    assert [spec.argv[:2] for spec in specs] == [("triolet", spec.role.value) for spec in specs]
-    own = [a for spec in specs[1:] for a in spec.argv if a.startswith("ipc://")]
-    assert len(set(own)) == len(own) == 2 + 2 * 3
-    named_by_server = {a for a in specs[0].argv if a.startswith("ipc://")}
-    assert named_by_server == {a for a in own if a.endswith(".control")}
-    assert all(spec.argv[-2:] == ("--supervisor-pid", "42") for spec in specs)
+    assert [spec.argv for spec in specs] == [
+        ("triolet", spec.role.value, "--config", "-") for spec in specs
+    ]
+    addresses = [own(spec).control_address for spec in specs[1:]]
+    addresses += [address for spec in specs[3:] if (address := own(spec).kv_address)]
+    assert len(set(addresses)) == len(addresses) == 2 * 3 + 2
+    server = told(specs[0]).server
+    assert {*server.prefill_addresses, *server.decode_addresses} == {
+        address for address in addresses if address.endswith(".control")
+    }
+    assert all(told(spec).process.supervisor_pid == 42 for spec in specs)
+    assert all(told(spec).fleet.model == "/models/tiny" for spec in specs)
     assert sum(spec.role is Role.SERVER for spec in specs) == 1
 
 
 def test_only_the_server_gets_the_socket_that_clients_connect_to() -> None:
     specs, _ = plan_processes(plan(), ("t",), Path("/x"), 1, cores=[0], doors=[Door(7)])
     assert [spec.pass_fds for spec in specs] == [(7,), (), ()]
-    assert specs[0].argv[specs[0].argv.index("--listen-fd") + 1] == "7"
+    assert told(specs[0]).server.listen_fd == 7
 
 
 def test_the_only_worker_of_its_role_has_a_stand_in_that_the_server_knows_as_such() -> None:
     specs, spares = plan_processes(plan(1, 2), ("t",), Path("/x"), 1, range(8), doors=[Door(7)])
     assert [(spec.name, spec.role) for spec in spares] == [("prefill-spare", Role.PREFILL)]
-    address = spares[0].argv[spares[0].argv.index("--control") + 1]
-    server = specs[0].argv
-    assert server[server.index("--spare-prefill") + 1] == address
-    assert server.count(address) == 1
-    assert "--spare-decode" not in server
-    ordinary = [argument for argument in server if argument.startswith("--prefill")]
-    assert ordinary == ["--prefill"]
+    server = told(specs[0]).server
+    assert server.spare_addresses == (own(spares[0]).control_address,)
+    assert server.prefill_addresses == (own(specs[1]).control_address, *server.spare_addresses)
 
 
 ROLES = {Role.SERVER, Role.PREFILL, Role.DECODE}
@@ -308,14 +188,14 @@ def test_cores_are_divided_among_workers(
     specs, _ = plan_processes(fleet, ("t",), Path("/x"), 1, range(cores), doors=[Door(7)])
     for spec in specs[1:]:
         assert spec.env["OMP_NUM_THREADS"] == str(threads)
-        assert spec.argv[spec.argv.index("--threads") + 1] == str(threads)
+        assert own(spec).engine.threads == threads
     assert specs[0].env["OMP_NUM_THREADS"] == "1"
 
 
 def lenders(fleet: FleetPlan, cores: int) -> dict[str, LendingConfig | None]:
     specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(cores), doors=[Door(7)])
-    told = {spec.name: dict(pairwise(spec.argv)).get("--lending") for spec in (*specs, *spares)}
-    return {name: read_lending(text) for name, text in told.items() if name != "server"}
+    workers = [spec for spec in (*specs, *spares) if spec.role is not Role.SERVER]
+    return {spec.name: own(spec).lending for spec in workers}
 
 
 def test_workers_lend_cores_where_they_were_shared_out() -> None:
@@ -331,8 +211,8 @@ def test_workers_lend_cores_where_they_were_shared_out() -> None:
     ("fleet", "cores"),
     [
         (plan(1, 1, 1), 2),
-        (replace(plan(1, 1), pin=Pinning.AUTO), 4),
-        (replace(plan(1, 1), engine=EngineConfig(device="cuda")), 4),
+        (with_fleet(plan(1, 1), pin=Pinning.AUTO), 4),
+        (with_engines(plan(1, 1), device="cuda"), 4),
         (plan(2, 2), 3),
     ],
     ids=["told how many", "pinned", "no CPU", "too few"],
@@ -343,12 +223,13 @@ def test_nobody_lends_what_was_given_or_is_not_there(fleet: FleetPlan, cores: in
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"path": 1, "place": 0, "places": 1}'])
 def test_lending_that_is_not_understood_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--lending is for supervisors"):
-        read_lending(text)
+    sources = Sources()
+    with pytest.raises(ConfigError, match=r"worker\.lending"):
+        sources.add_assignments([f"worker.lending={text}"])
 
 
 def test_decode_workers_get_cores_of_their_own_where_they_are_asked_to() -> None:
-    fleet = replace(plan(1, 2, 2), pin=Pinning.AUTO)
+    fleet = with_fleet(plan(1, 2, 2), pin=Pinning.AUTO)
     specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, [1, 2, 4, 5, 6, 9], [Door(7)])
     assert {spec.name: spec.cores for spec in (*specs, *spares)} == {
         "server": (1, 2),
@@ -376,9 +257,9 @@ def test_decode_alone_is_a_fleet_unless_it_may_compute_no_prompts() -> None:
     alone = plan(0, 1)
     assert [name for _, name in alone.workers] == ["decode-0"]
     assert [name for _, name in alone.spares] == ["decode-spare"]
-    never = replace(alone.server, routing=RoutingConfig(LocalPrefill.OFF))
+    never = of_role(alone.settings, Role.SERVER, routing=RoutingConfig(LocalPrefill.OFF))
     with pytest.raises(ConfigError, match="allowed: 1 to 64"):
-        replace(alone, server=never)
+        replace(alone, settings=never)
 
 
 WORDS = st.text(st.sampled_from("ab \n"), max_size=60)
@@ -412,14 +293,14 @@ def gpus_of(fleet: FleetPlan, gpus: tuple[str, ...]) -> dict[str, tuple[str | No
     fleet = replace(fleet, gpus=gpus)
     specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(8), [Door(7)])
     return {
-        spec.name: (spec.env.get(VISIBLE_GPUS), spec.argv[spec.argv.index("--device") + 1])
+        spec.name: (spec.env.get(VISIBLE_GPUS), own(spec).engine.device)
         for spec in (*specs, *spares)
         if spec.role is not Role.SERVER
     }
 
 
 def on_gpu(fleet: FleetPlan, device: str) -> FleetPlan:
-    return replace(fleet, engine=replace(fleet.engine, device=device))
+    return with_engines(fleet, device=device)
 
 
 def test_workers_are_spread_over_the_gpus() -> None:

@@ -11,26 +11,19 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from ops.settings.form import Settings
 from ops.supervisor.json_view import JsonView
 from ops.supervisor.plan import FleetPlan
 from ops.supervisor.restart_policy import Ending, GiveUp, Restart
 from ops.supervisor.terminal_view import TerminalView, log_line, room_for
-from triolet.config import EngineConfig, LinkConfig, ServerConfig
+from triolet.config import ServerConfig
 from triolet.status import Progress, ServerReady, WorkerReady
 
 if TYPE_CHECKING:
     from ops.supervisor.view import View
 
 URL = "http://127.0.0.1:8000"
-PLAN = FleetPlan(
-    model_dir=Path("/models/tiny"),
-    server=ServerConfig(model_dir="", model_name="", prefill_addresses=(), decode_addresses=()),
-    engine=EngineConfig(),
-    link=LinkConfig(),
-    prefill=1,
-    decode=1,
-    log_level="info",
-)
+PLAN = FleetPlan(Path("/models/tiny"), Settings(server=ServerConfig(model_name="tiny")))
 
 
 def worker(name: str, num_blocks: int = 640, max_model_len: int = 1024) -> WorkerReady:

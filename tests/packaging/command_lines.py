@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ops.cli import app
-from ops.cli.options import server_options
+from ops.cli.options import NAMED, gather
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,5 +47,5 @@ def server_config(arguments: Sequence[str]) -> ServerConfig:
     """
     command, values = read(arguments)
     assert command == "serve"
-    own = inspect.signature(server_options).parameters
-    return server_options(**{name: values[name] for name in own})
+    named = {name: values[name] for name in NAMED}
+    return gather(values["config"], values["assignments"], named).settings().server

@@ -31,7 +31,7 @@ INSTALLED: Final = Path(sys.executable).with_name("triolet")
 ASKED: Final = {
     "ser": {"serve", "server"},
     "tenant list --ten": {"--tenants"},
-    "serve --dtype ": {"float32", "bfloat16"},
+    "serve --dtype ": {"auto", "float32", "bfloat16"},
 }
 BASH: Final = """
 source <(triolet completion bash)

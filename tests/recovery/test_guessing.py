@@ -70,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("backend", ["native", "sdpa"])
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 def test_a_client_cannot_tell(model: Path, dtype: Dtype, backend: str) -> None:
     if backend == "native" and load_library() is None:
         pytest.skip("the kernels are not built for this machine")

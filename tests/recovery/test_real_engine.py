@@ -131,7 +131,7 @@ def lose_prefill_and_decode(house: House) -> None:
 CUTS = [(kill_decode, 11), (kill_prefill, 1), (fail_step, 5)]
 
 
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 def test_a_client_cannot_tell(model: Path, dtype: Dtype) -> None:
     made = engines(model, dtype)
     expected = _run(made)
@@ -141,7 +141,7 @@ def test_a_client_cannot_tell(model: Path, dtype: Dtype) -> None:
         assert _run(made, disturb, num_tokens) == expected, (disturb, num_tokens)
 
 
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 def test_preemption_changes_no_bit(model: Path, dtype: Dtype) -> None:
     expected = _run(engines(model, dtype))
     # Room for the largest of them and little more.
@@ -149,7 +149,7 @@ def test_preemption_changes_no_bit(model: Path, dtype: Dtype) -> None:
     assert _run(tight, decodes=1, cause="preempted") == expected
 
 
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 @pytest.mark.parametrize("backend", [AUTO_BACKEND, "sdpa"])
 def test_who_computes_a_prompt_changes_no_bit(model: Path, dtype: Dtype, backend: str) -> None:
     made = engines(model, dtype, backend=backend)
@@ -159,7 +159,7 @@ def test_who_computes_a_prompt_changes_no_bit(model: Path, dtype: Dtype, backend
     assert _run(made, kill_decode, 7, prefills=0, routing=local) == expected
 
 
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 @pytest.mark.parametrize("backend", [AUTO_BACKEND, "sdpa"])
 def test_a_stream_that_changes_the_way_changes_no_bit(
     model: Path, dtype: Dtype, backend: str

@@ -129,9 +129,9 @@ async def test_keys_on_one_side_only_are_named_on_both_sides(
     plain = {"is_bound_plain": is_bound_plain, "is_plain": not is_bound_plain}
     with linked(sides.worker, sides.server, **plain) as (_, connection):
         # Whichever side sees it first hangs up.
-        assert "--kv-plaintext" in await told(log, connection, BOUND)
-        await until(lambda: "--kv-plaintext" in connection.trouble)
-        assert any("--kv-plaintext" in reason for reason in said(log, CONNECTING))
+        assert "link.wire.plaintext" in await told(log, connection, BOUND)
+        await until(lambda: "link.wire.plaintext" in connection.trouble)
+        assert any("link.wire.plaintext" in reason for reason in said(log, CONNECTING))
 
 
 @pytest.mark.slow

@@ -170,8 +170,15 @@ def run_fleet(scale: Scale, out: Path, stage: str) -> None:
     size = scale.sizes["small"]
     prompt_tokens, answer_tokens = scale.stream_tokens
     model = written(size)
-    options = [str(model), *scale.serve, "--dtype", "bfloat16", "--no-prefix-cache"]
-    options += ["--max-num-seqs", str(scale.streams), "--progress-timeout", "20"]
+    options = [
+        str(model),
+        *scale.serve,
+        "--dtype",
+        "bfloat16",
+        "--set",
+        "worker.engine.prefix_cache=false",
+    ]
+    options += ["--max-num-seqs", str(scale.streams), "--set", "link.progress_timeout_s=20"]
     options += ["--prefill", "1" if stage == "separate" else "0"]
     if scale.device == "cuda":
         options += ["--kv-pool", "4GiB", "--max-model-len", "8192"]
@@ -228,7 +235,7 @@ def run_campaign(scale: Scale, out: Path, stage: str) -> None:
         command += ["--count", str(scale.cancels)]
         serve += ["--dtype", "bfloat16"]
     if scale.device == "cuda":
-        serve += ["--kv-pool", "512MiB", "--fixed-batch"]
+        serve += ["--kv-pool", "512MiB", "--set", "worker.engine.gpu.fixed_batch=true"]
     sys.stdout.write(_output_of([*command, "--", *serve]))
     figure(f"{stage} under load", "triolet", 1.0, "1: passed")
 

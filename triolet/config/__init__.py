@@ -1,6 +1,6 @@
 """Every bound, deadline and buffer size of the product, each beside its reason.
 
-Reads no file, flag or environment (ops/cli does). Each part of the product is handed only the
+Reads no file, flag or environment (ops/settings does). Each part of the product is handed only the
 dataclass it needs.
 """
 
@@ -40,9 +40,10 @@ from .server import (
     ToolParser,
     TurnsConfig,
 )
-from .supervisor import FetchConfig, SupervisorConfig
+from .supervisor import FetchConfig, FleetConfig, Pinning, ProcessConfig, SupervisorConfig
 from .worker import (
     AUTO_BACKEND,
+    AUTO_DEVICE,
     LOOKUP,
     MAX_AUDIT_LEASES,
     MAX_NUM_SEQS,
@@ -64,6 +65,7 @@ __all__ = [
     "ANY_ORIGIN",
     "AT",
     "AUTO_BACKEND",
+    "AUTO_DEVICE",
     "BACKGROUND_HOLD_S",
     "BACKGROUND_WINDOW",
     "DAY_S",
@@ -84,6 +86,7 @@ __all__ = [
     "EmbeddingLimits",
     "EngineConfig",
     "FetchConfig",
+    "FleetConfig",
     "GpuConfig",
     "GrammarConfig",
     "GuardConfig",
@@ -94,6 +97,8 @@ __all__ = [
     "MaskConfig",
     "MemorySharing",
     "OverloadConfig",
+    "Pinning",
+    "ProcessConfig",
     "QueueConfig",
     "QuotaConfig",
     "ReasoningParser",

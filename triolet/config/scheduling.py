@@ -78,6 +78,8 @@ class RoutingConfig:
     """What conditional disaggregation may cost."""
 
     local_prefill: LocalPrefill = LocalPrefill.AUTO
+    """Whether decode workers compute prompts themselves: `off`; `auto`, short ones, and all while
+    no prefill worker is there; `always`."""
     max_local_tokens: int = 256
     """Prompt tokens without KV beyond which a prefill worker computes, whatever the rates say: a
     rate is a guess about the next second, and a long prompt lasts longer than that."""
@@ -212,7 +214,7 @@ class AdmissionConfig:
     that is taken on shall be in time."""
     return_share: float = 0.9
     """The same for a request that comes back when it was told to."""
-    newcomer_share: float = 0.35
+    new_request_share: float = 0.35
     """The same for new requests while refused ones are expected back and all of them return, but
     for critical ones and tenants below their share: the difference to `return_share` is kept for
     those that return. Half a full queue is enough for Poisson arrivals at `return_rate_share`."""
@@ -236,9 +238,9 @@ class AdmissionConfig:
     """A fleet without critical requests for so long keeps nothing free for them."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.newcomer_share <= self.deadline_share:
+        if not 0 < self.new_request_share <= self.deadline_share:
             raise ConfigError(
-                f"newcomer_share is {self.newcomer_share!r}; allowed: above 0 and at most "
+                f"new_request_share is {self.new_request_share!r}; allowed: above 0 and at most "
                 f"deadline_share, {self.deadline_share!r}"
             )
         if not 0 < self.return_rate_share <= 1:
@@ -392,11 +394,14 @@ class QuotaConfig:
             is_named = parts.path if parts.scheme == "unix" else parts.hostname
             if parts.scheme not in SCHEMES or not is_named or not _is_numbered(parts):
                 raise ConfigError(
-                    f"--limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
+                    f"limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
                     "redis://HOST[:PORT][/DB], rediss://…, unix:///PATH, or @FILE with one of these"
                 )
-        if not self.call_timeout_s > 0:
-            raise ConfigError(f"--limits-timeout is {self.call_timeout_s}; allowed: > 0")
+        if not 0 < self.call_timeout_s <= self.lease_s:
+            raise ConfigError(
+                f"call_timeout_s is {self.call_timeout_s}; allowed: > 0 and <= lease_s "
+                f"({self.lease_s})"
+            )
         if self.servers < 1:
             raise ConfigError(f"servers is {self.servers}; allowed: >= 1")
 

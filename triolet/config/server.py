@@ -220,8 +220,7 @@ class BatchConfig:
         return max(1, int(most * self.owner_share)) if owner else most
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise ConfigError(f"batch concurrency is {self.concurrency}; allowed: >= 1")
+        require(self.concurrency >= 1, "concurrency", self.concurrency, ">= 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +265,10 @@ class ResponseCacheConfig:
     max_answer_bytes: int = 256 * KIB
     """A longer one is not kept: some 7,000 tokens that come one by one, or 400 with 20
     alternatives each. Nor is one of more than an eighth of all."""
+
+    def __post_init__(self) -> None:
+        require(self.max_bytes >= 0, "max_bytes", self.max_bytes, ">= 0")
+        require(self.ttl_s >= 0, "ttl_s", self.ttl_s, ">= 0")
 
     @property
     def most_answer_bytes(self) -> int:
@@ -339,10 +342,14 @@ ANY_MODEL: Final = "*"
 class ServerConfig:
     """The front process."""
 
-    model_dir: str
-    model_name: str
-    prefill_addresses: tuple[str, ...]
-    decode_addresses: tuple[str, ...]
+    model_dir: str = ""
+    """Absolute path of the model; filled in from `fleet.model`."""
+    model_name: str = ""
+    """What clients call the model; empty for the name of its directory."""
+    prefill_addresses: tuple[str, ...] = ()
+    """Control addresses of prefill workers, those of `spare_addresses` included."""
+    decode_addresses: tuple[str, ...] = ()
+    """Control addresses of decode workers, those of `spare_addresses` included."""
     model_aliases: tuple[str, ...] = ()
     """Other names that requests may use for the model; ANY_MODEL accepts every name. Tools with a
     fixed name work unchanged then."""
@@ -353,7 +360,9 @@ class ServerConfig:
     """How calls of tools are told from text. Told by the model's chat template unless it is named,
     for a template that says nothing of calls, or names tokens of another family."""
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 8000
+    """Port to listen on; 0 takes any free one."""
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
@@ -367,6 +376,7 @@ class ServerConfig:
     batches: BatchConfig = field(default_factory=BatchConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     curve_dir: str | None = None
+    """Key directory (`triolet keys make`); required for any tcp address."""
     token_window: int = 64
     """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""
     stall_timeout_s: float = 10.0 * SECONDS
@@ -409,11 +419,15 @@ class ServerConfig:
     listen_backlog: int = 1024
     """Connections the kernel holds during a burst; hypercorn's default of 100 drops some."""
     max_body_bytes: int = 16 * MIB
+    """Of one request; a prompt of 1M tokens is some 4 MB of text."""
     max_header_bytes: int = 16 * 1024
+    """Of one request's line and headers: they are read before anything is known of the client."""
     max_header_fields: int = 64
+    """Header lines of one request."""
     header_timeout_s: float = 10.0 * SECONDS
     """Request line and headers must be in by then."""
     body_timeout_s: float = 60.0 * SECONDS
+    """A body may take this long from its first byte, whatever its rate."""
     body_grace_s: float = 10.0 * SECONDS
     """A body may take this long whatever its size; beyond, `body_min_bytes_per_s` counts."""
     body_min_bytes_per_s: float = 1024.0
@@ -441,11 +455,15 @@ class ServerConfig:
     """The kernel drops a peer that acknowledges nothing, or leaves its window shut, for this long,
     but not before `stall_timeout_s` has ended its streams, by whose clock it is known why."""
     tokenize_threads: int = 2
+    """Threads that parse, render and tokenise: they share the cores with workers on one machine."""
     tokenize_timeout_s: float = 10.0 * SECONDS
     """Template and tokenizer run in threads: this bounds how long a request waits for them."""
     ws_ping_s: float = 15.0 * SECONDS
+    """Interval of pings on a WebSocket; below every proxy's idle limit."""
     ws_pong_timeout_s: float = 30.0 * SECONDS
+    """A WebSocket from which nothing came for this long is closed: two pings without an answer."""
     ws_max_message_bytes: int = 1 * MIB
+    """Of one message of a client."""
     ws_max_messages_per_s: float = 50.0
     """A chat sends one message a turn; more is a flood."""
     ws_max_frames_per_s: float = 500.0
@@ -490,12 +508,21 @@ class ServerConfig:
         """Connections that one client address may have."""
         return self.max_connections_per_address or max(1, self.max_connections // 2)
 
+    @property
+    def may_listen(self) -> bool:
+        """Whether clients that reach the address have keys, are of this machine, or are meant."""
+        return self.allow_remote_clients or bool(self.tenants.file) or is_loopback(self.host)
+
     def serves(self, name: str) -> bool:
         """Return whether requests may call the model by this name."""
         return name in (self.model_name, *self.model_aliases) or ANY_MODEL in self.model_aliases
 
     def __post_init__(self) -> None:
         require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
+        require(0 <= self.port <= 65_535, "port", self.port, "0 to 65535")
+        require(self.max_connections >= 1, "max_connections", self.max_connections, ">= 1")
+        queued = self.max_queued_requests
+        require(queued >= 0, "max_queued_requests", queued, ">= 0")
         require(self.requests_per_turn >= 1, "requests_per_turn", self.requests_per_turn, ">= 1")
         require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
         require(
@@ -521,7 +548,7 @@ class ServerConfig:
         require(max_age_s >= 0, "preflight_max_age_s", max_age_s, ">= 0")
         compat = self.metrics_compat
         require(compat in {"vllm", "none"}, "metrics_compat", compat, "vllm, none")
-        if not (self.allow_remote_clients or self.tenants.file or is_loopback(self.host)):
+        if not self.may_listen:
             raise ConfigError(
                 f"host is {self.host!r}, which other machines can reach, and whoever does "
                 "could use this server: give --tenants FILE, or bind 127.0.0.1 (and put a proxy "

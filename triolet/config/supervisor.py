@@ -1,10 +1,63 @@
-"""Bounds of the local process supervisor, each beside its reason."""
+"""Settings of a fleet on one machine and of each process: which run, how they are kept alive."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
 
 from ..units import KIB, MILLISECONDS, SECONDS
+from .link import require
+
+MAX_SERVERS: Final = 16
+"""Servers of one port: a server takes a core for tens of thousands of tokens a second."""
+MAX_WORKERS: Final = 64
+"""Workers of one role on one machine: far above what its cores can use, far below what ports and
+files allow."""
+
+
+class Pinning(StrEnum):
+    """Whether decode workers get cores of their own."""
+
+    OFF = "off"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    """What `triolet serve` starts on one machine."""
+
+    model: str | None = None
+    """Hugging Face directory, GGUF file, `demo`, `smollm2`, or `auto`: smollm2 if it can be had.
+    None is the demo model. A role that runs alone serves it too."""
+    servers: int = 1
+    """Server processes that share the port; each can fill a core."""
+    prefill: int = 1
+    """Prefill workers; with 0 decode workers compute prompts themselves."""
+    decode: int = 1
+    """Decode workers."""
+    pin: Pinning = Pinning.OFF
+    """`auto` gives each decode worker as many cores of its own as it has threads, where at least
+    one is left for the others. On Linux."""
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("servers", 1, MAX_SERVERS),
+            ("prefill", 0, MAX_WORKERS),
+            ("decode", 1, MAX_WORKERS),
+        ):
+            count = getattr(self, name)
+            require(least <= count <= most, name, count, f"{least} to {most}")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfig:
+    """What every process has, whatever its role."""
+
+    log_level: str | None = None
+    """`debug`, `info`, `warning` or `error`; None is info, and warning on a terminal."""
+    supervisor_pid: int | None = None
+    """Process whose end ends this one; its standard input is then a pipe from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +80,7 @@ class SupervisorConfig:
     ready_timeout_s: float = 60.0 * SECONDS
     """From the last process's ready to the first 200 of /health/ready: they only have to meet."""
     ready_poll_s: float = 50 * MILLISECONDS
+    """How often /health/ready is asked at the start."""
     worker_exit_s: float = 5.0 * SECONDS
     """A worker that has not left this long after SIGTERM is killed: its streams are over."""
     output_drain_s: float = 1.0 * SECONDS

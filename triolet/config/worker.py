@@ -192,6 +192,8 @@ always among them. It says how many there are in all."""
 class Dtype(StrEnum):
     """What weights, activations and KV are computed and stored in."""
 
+    AUTO = "auto"
+    """The checkpoint's own: bfloat16 for bfloat16, float16 and quantised weights, else float32."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
@@ -207,15 +209,18 @@ AUTO_BACKEND: Final = "auto"
 """The name of no backend, but of whichever is best here."""
 
 
+AUTO_DEVICE: Final = "auto"
+"""A GPU where there is one that torch and the backend can use, else the CPU."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What a worker computes with."""
 
-    dtype: Dtype | None = None
-    """None takes float32 on a CPU, where it is exact and costs memory alone, and on a GPU the
-    checkpoint's own, because products in float32 do without tensor cores; float16 becomes
-    bfloat16. Quantised weights (of a GGUF file) are computed in bfloat16 anywhere: what they lost
-    exceeds its rounding, and it halves the memory that decode waits for."""
+    dtype: Dtype = Dtype.AUTO
+    """`auto` takes the checkpoint's own; float16 becomes bfloat16. Quantised weights (of a GGUF
+    file) are computed in bfloat16: what they lost exceeds its rounding, and it halves the memory
+    that decode waits for."""
     weights: WeightFormat = WeightFormat.DTYPE
     """`int8`: rounded when they are loaded, each output by a scale of its own: half of bfloat16's
     memory, which decode of few sequences waits for. Logits are then off by up to 6 % of their
@@ -224,11 +229,22 @@ class EngineConfig:
     """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `triton` on NVIDIA,
     `flash` on NVIDIA with flash-attn. `auto` is `native` where its kernels were built and fit
     machine and model, else `sdpa`."""
-    device: str = "cpu"
+    device: str = AUTO_DEVICE
+    """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU where there is one. Under `serve` `cuda` spreads
+    the workers over all GPUs in turn, and `cuda:N` puts all of them on one."""
     block_size: int = 16
     """Tokens per KV block. 16 wastes 8 tokens per sequence on average; `flash` needs 256."""
-    kv_pool_bytes: int = 512 * MIB
-    """The pool of one worker; the number of blocks follows from the model."""
+    kv_pool_bytes: int | None = None
+    """KV pool of one worker. None sizes it from the model: the KV of `max_num_seqs` sequences of
+    `kv_pool_context_share` of the model's context, at least one whole context, and at most
+    `kv_pool_memory_share` of the memory that is free on the device."""
+    kv_pool_context_share: float = 0.25
+    """Share of the context that a usual sequence fills. Few requests come near the longest one,
+    and one that does takes the room of four others."""
+    kv_pool_memory_share: float = 0.25
+    """Share of the device's free memory for a pool that is sized from the model. `serve` has two
+    workers by default: half of the memory stays for two copies of the weights and for computing.
+    With more workers `serve` divides that half among them."""
     max_num_seqs: int = 64
     """Rows of a decode step; more rows gain little once the step is bound by compute."""
     target_step_s: float = 50 * MILLISECONDS
@@ -270,11 +286,16 @@ class EngineConfig:
 
     @property
     def chosen_dtype(self) -> Dtype:
-        """`dtype`, or float32 where none was chosen."""
-        return self.dtype or Dtype.FLOAT32
+        """`dtype`, or float32 where it is still open."""
+        return Dtype.FLOAT32 if self.dtype is Dtype.AUTO else self.dtype
 
     def __post_init__(self) -> None:
         require(self.block_size >= 1, "block_size", self.block_size, ">= 1")
+        pool_bytes = self.kv_pool_bytes
+        require(pool_bytes is None or pool_bytes >= 1, "kv_pool_bytes", pool_bytes, ">= 1, or auto")
+        for name in ("kv_pool_context_share", "kv_pool_memory_share"):
+            share = getattr(self, name)
+            require(0 < share <= 1, name, share, "above 0 and at most 1")
         require(
             1 <= self.max_num_seqs <= MAX_NUM_SEQS,
             "max_num_seqs",
@@ -300,9 +321,11 @@ class EngineConfig:
 class WorkerConfig:
     """One prefill or decode process."""
 
-    name: str
-    model_dir: str
-    control_address: str
+    name: str = ""
+    """Name in the fleet and in metrics; empty for role and process id."""
+    model_dir: str = ""
+    """Absolute path of the model; filled in from `fleet.model`."""
+    control_address: str = ""
     """Where servers reach this worker: `ipc://…` or `tcp://host:port`."""
     kv_address: str | None = None
     """Decode only: where prefill workers reach it."""
@@ -323,3 +346,6 @@ class WorkerConfig:
     """A device step longer than this is a wedged device: the worker exits and is restarted."""
     drain_timeout_s: float = 30.0 * SECONDS
     """After SIGTERM running sequences may finish for this long; the server's own bound."""
+
+    def __post_init__(self) -> None:
+        require(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, ">= 0")

@@ -17,12 +17,12 @@ from triolet.ids import new_request_id
 
 from ...contract.generation import CancelReason
 from ...tenants.tenancy import current_tenant
+from ..body import KEY, LAST_EVENT_ID
 from ..errors import echo, http_error, params_called
 from ..generate import generation_requests, submit_all
 from ..limits import enter_answer, renew_tenant, reserved
 from ..request_scope import RequestScope
 from ..resume import Name, ResumableAnswer
-from ..resuming import KEY, LAST_EVENT_ID
 from .responses import answer_of, plan_response, turns_of
 from .responses_events import ResponseDocument, ResponseEvents, message_frame
 

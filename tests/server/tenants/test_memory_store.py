@@ -148,7 +148,7 @@ async def test_parts_of_several_servers_add_up_to_the_limit() -> None:
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no database, but long enough to be taken for one" * 99)
     for path in (tmp_path / "text", tmp_path / "text" / "below"):
-        with pytest.raises(ConfigError, match="--spend-file"):
+        with pytest.raises(ConfigError, match=r"quotas\.spend_file"):
             SpendFile(str(path))
 
 

@@ -1,0 +1,69 @@
+"""`triolet config show`: every setting, its value, its origin and its reason."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from triolet.config import shown_url
+
+from ..settings.form import dotted, leaves, show, value_at
+from ..settings.reasons import reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..settings.form import Settings
+    from ..settings.sources import Sources
+
+
+class Row(NamedTuple):
+    """One setting."""
+
+    field: str
+    value: Any
+    origin: str
+    reason: str
+
+
+def run_show_config(sources: Sources, *, as_json: bool) -> None:
+    """Print every setting: a row each for people, a list of objects for programs."""
+    found = list(rows(sources))
+    if as_json:
+        shown = [row._asdict() for row in found]
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode() + "\n")
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for row in found:
+        value = show(row.value)
+        origin = "" if row.origin == "default" else f"  ({row.origin})"
+        console.print(Text.assemble((row.field, "bold"), f" = {value}", (origin, "yellow")))
+        console.print(Text(f"  {row.reason}", style="dim"))
+
+
+def rows(sources: Sources) -> Iterator[Row]:
+    """Yield every setting in the order of the sections. One of both kinds of worker is a row of
+    `worker` where they agree, and a row of each where they differ.
+
+    Raises:
+      ConfigError: the settings cannot be.
+    """
+    settings = sources.settings()
+    for path in leaves():
+        section, *rest = path
+        if section in ("worker", "prefill", "decode") and _agree(settings, tuple(rest)) != (
+            section == "worker"
+        ):
+            continue
+        value = value_at(settings, path)
+        if path[-1] == "limits" and "://" in value:
+            value = shown_url(value)
+        yield Row(dotted(path), value, sources.origin(path), reason(path))
+
+
+def _agree(settings: Settings, rest: tuple[str, ...]) -> bool:
+    return bool(value_at(settings, ("prefill", *rest)) == value_at(settings, ("decode", *rest)))

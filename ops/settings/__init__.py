@@ -1,0 +1,1 @@
+"""Settings of every role: read from files, arguments and pipes, checked, shown and handed on."""

@@ -1,0 +1,363 @@
+"""The form of the settings: sections of dataclasses, typed paths into them, values read strictly.
+
+A path is a tuple of names such as `("server", "queue", "fair")`. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import fields as fields_of
+from enum import StrEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from triolet.config import (
+    FleetConfig,
+    LinkConfig,
+    ProcessConfig,
+    ServerConfig,
+    SupervisorConfig,
+    WorkerConfig,
+)
+from triolet.errors import ConfigError
+from triolet.ids import Role
+
+from ..quantities import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Path: TypeAlias = tuple[str, ...]
+Kind: TypeAlias = Any
+"""A type, or a form of typing such as a union."""
+Value: TypeAlias = Any
+"""Of a field of any type."""
+
+SECTIONS: Final[dict[str, type[Any]]] = {
+    "fleet": FleetConfig,
+    "server": ServerConfig,
+    "worker": WorkerConfig,
+    "prefill": WorkerConfig,
+    "decode": WorkerConfig,
+    "link": LinkConfig,
+    "process": ProcessConfig,
+    "supervisor": SupervisorConfig,
+}
+"""`worker` holds for both kinds of worker, `link` for every process."""
+ELSEWHERE: Final = {"link": "section [link]", "model_dir": "fleet.model"}
+"""Fields of server and workers that are set once for all of them, and where."""
+SPREAD: Final[dict[str, tuple[Path, ...]]] = {
+    "worker": (("prefill",), ("decode",)),
+    "link": (("server", "link"), ("prefill", "link"), ("decode", "link")),
+}
+"""Sections that hold for several objects."""
+NOTHING: Final = frozenset({"auto", "none"})
+"""Words for the absence of a value, which TOML has no other word for."""
+_SIZE: Final = "_bytes"
+STDIN: Final = "-"
+"""In place of a path: settings come from standard input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that the processes of a fleet are configured with."""
+
+    fleet: FleetConfig = field(default_factory=FleetConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    prefill: WorkerConfig = field(default_factory=WorkerConfig)
+    decode: WorkerConfig = field(default_factory=WorkerConfig)
+    process: ProcessConfig = field(default_factory=ProcessConfig)
+    supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+
+    def worker(self, role: Role) -> WorkerConfig:
+        """Return the settings of a kind of worker."""
+        return self.prefill if role is Role.PREFILL else self.decode
+
+
+@cache
+def types_of(kind: Kind) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, by name."""
+    hints = get_type_hints(kind)
+    return {one.name: hints[one.name] for one in fields_of(kind)}
+
+
+def is_section(kind: object) -> bool:
+    """Return whether a type is a dataclass, whose fields are set one by one."""
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+@cache
+def leaves() -> dict[Path, Any]:
+    """Return every settable path with the type of its value, in the order of the sections."""
+    return {path: kind for name, one in SECTIONS.items() for path, kind in _leaves(one, (name,))}
+
+
+def _leaves(kind: Kind, prefix: Path) -> Iterator[tuple[Path, Any]]:
+    for name, inner in types_of(kind).items():
+        if len(prefix) == 1 and name in ELSEWHERE:
+            continue
+        if is_section(inner):
+            yield from _leaves(inner, (*prefix, name))
+        else:
+            yield (*prefix, name), inner
+
+
+def dotted(path: Path) -> str:
+    """Return a path as it is written."""
+    return ".".join(path)
+
+
+def find(path: Path) -> Kind:
+    """Return the type of the value at a path; a dataclass for a section.
+
+    Raises:
+      ConfigError: there is none; the text names the nearest.
+    """
+    kind: Any = None
+    for depth, name in enumerate(path):
+        known: Mapping[str, Any] = SECTIONS if depth == 0 else types_of(kind)
+        if depth == 1:
+            known = {one: inner for one, inner in known.items() if one not in ELSEWHERE}
+        if name not in known:
+            raise ConfigError(
+                f"{dotted(path[: depth + 1])} is unknown; {_advice(path, depth, known)}"
+            )
+        kind = known[name]
+        if depth + 1 < len(path) and not is_section(kind):
+            raise ConfigError(f"{dotted(path[: depth + 1])} is a value and has no fields")
+    return kind
+
+
+def _advice(path: Path, depth: int, known: Mapping[str, Any]) -> str:
+    name = path[depth]
+    if depth == 1 and name in ELSEWHERE:
+        return f"it is set by {ELSEWHERE[name]}"
+    near = difflib.get_close_matches(name, known, 1)
+    if near:
+        return f"did you mean {dotted((*path[:depth], near[0]))}?"
+    last = {one[-1]: dotted(one) for one in reversed(leaves())}
+    elsewhere = last.get(path[-1]) or last.get(
+        next(iter(difflib.get_close_matches(path[-1], last, 1)), "")
+    )
+    if elsewhere is not None:
+        return f"did you mean {elsewhere}?"
+    return f"allowed: {', '.join(known)}"
+
+
+def flatten(table: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield path and value of everything that a document of sections holds, read by their types.
+
+    Raises:
+      ConfigError: a field is unknown, or a value is not of its type.
+    """
+    if not isinstance(table, dict):
+        raise ConfigError(f"{dotted(path) or 'the document'} is {_shown(table)}; allowed: a table")
+    for name, value in table.items():
+        inner = (*path, str(name))
+        kind = find(inner)
+        if is_section(kind):
+            yield from flatten(value, inner)
+        else:
+            yield inner, read(kind, value, inner)
+
+
+def read(kind: Kind, value: object, path: Path) -> Value:
+    """Return a value of a field, as JSON, TOML or a person writes it.
+
+    Raises:
+      ConfigError: it is not of the field's type.
+    """
+    origin: object = get_origin(kind)
+    arguments = get_args(kind)
+    if origin in (Union, UnionType):
+        inner = next(one for one in arguments if one is not NoneType)
+        words = NOTHING if inner is not str else NOTHING - {"auto"}
+        return (
+            None
+            if value is None or (isinstance(value, str) and value in words)
+            else read(inner, value, path)
+        )
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise _wrong(path, value, "a list")
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(kinds) != len(value):
+            raise _wrong(path, value, f"a list of {len(kinds)}")
+        return tuple(read(one, item, path) for one, item in zip(kinds, value, strict=True))
+    if is_section(kind):
+        if not isinstance(value, dict) or set(value) - set(types_of(kind)):
+            raise _wrong(path, value, f"a table of {', '.join(types_of(kind))}")
+        known = types_of(kind)
+        try:
+            return kind(
+                **{name: read(known[name], one, (*path, name)) for name, one in value.items()}
+            )
+        except TypeError as error:
+            raise _wrong(path, value, f"a whole {kind.__name__}: {error}") from None
+    return _scalar(kind, value, path)
+
+
+def _scalar(kind: Kind, value: object, path: Path) -> Value:
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and isinstance(value, str) and path[-1].endswith(_SIZE):
+        try:
+            return parse_size(value)
+        except ConfigError as error:
+            raise ConfigError(f"{dotted(path)}: {error}") from None
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isfinite(value):
+            return float(value)
+        raise _wrong(path, value, "a finite number")
+    if kind is str and isinstance(value, str):
+        return value
+    if issubclass(kind, StrEnum) and value in list(kind):
+        return kind(value)
+    raise _wrong(path, value, _allowed(kind, path))
+
+
+def from_text(kind: Kind, text: str, path: Path) -> Value:
+    """Return the value of a field that is written as text, as in an argument.
+
+    Raises:
+      ConfigError: it is not of the field's type.
+    """
+    if is_section(kind):
+        raise ConfigError(
+            f"{dotted(path)} is a section; set one of its fields: {', '.join(types_of(kind))}"
+        )
+    return read(kind, _parsed(kind, text, path), path)
+
+
+def _parsed(kind: Kind, text: str, path: Path) -> object:
+    origin: object = get_origin(kind)
+    arguments = get_args(kind)
+    if origin in (Union, UnionType):
+        inner = next(one for one in arguments if one is not NoneType)
+        return text if text in NOTHING else _parsed(inner, text, path)
+    if origin is tuple and not text.startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    is_plain = kind is str or (isinstance(kind, type) and issubclass(kind, StrEnum))
+    if is_plain or (kind is int and path[-1].endswith(_SIZE)):
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _allowed(kind: Kind, path: Path) -> str:
+    if kind is bool:
+        return "true or false"
+    if kind is int:
+        return "a size such as 512MiB" if path[-1].endswith(_SIZE) else "a whole number"
+    if kind is float:
+        return "a number"
+    return "text" if kind is str else ", ".join(kind)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def _wrong(path: Path, value: object, allowed: str) -> ConfigError:
+    shown = "not a value of its kind" if path[-1] == "limits" else _shown(value)
+    return ConfigError(f"{dotted(path)} is {shown}; allowed: {allowed}")
+
+
+def build(values: Mapping[Path, Any]) -> Settings:
+    """Return the settings with values in place of defaults.
+
+    Args:
+      values: by path; those of `worker` and `link` are spread already.
+
+    Raises:
+      ConfigError: they cannot be together.
+    """
+    return Settings(
+        **{name: _built(kind, (name,), values) for name, kind in types_of(Settings).items()}
+    )
+
+
+def _built(kind: Kind, path: Path, values: Mapping[Path, Any]) -> Value:
+    given: dict[str, Any] = {}
+    for name, inner in types_of(kind).items():
+        where = (*path, name)
+        if is_section(inner):
+            if any(one[: len(where)] == where for one in values):
+                given[name] = _built(inner, where, values)
+        elif where in values:
+            given[name] = values[where]
+    try:
+        return kind(**given)
+    except ConfigError as error:
+        message = str(error)
+        is_of_field = message.partition(" ")[0] in types_of(kind)
+        named = tuple((*path, name) for name in given if name in message)
+        raise Misfit(f"{dotted(path)}{'.' if is_of_field else ': '}{message}", named) from None
+
+
+class Misfit(ConfigError):
+    """A dataclass refused its values.
+
+    Attributes:
+      given: paths of the values that the message names.
+    """
+
+    def __init__(self, message: str, given: tuple[Path, ...]) -> None:
+        super().__init__(message)
+        self.given = given
+
+
+def spread(path: Path) -> list[Path]:
+    """Return the paths of the objects' own fields that a path of a section stands for."""
+    return [(*target, *path[1:]) for target in SPREAD.get(path[0], ((path[0],),))]
+
+
+def show(value: Value) -> str:
+    """Return a value of a field as an operator writes it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(show, value)) or "[]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def value_at(settings: Settings, path: Path) -> Value:
+    """Return the value of a field."""
+    value: Any = settings
+    for name in spread(path)[0]:
+        value = getattr(value, name)
+    return value
+
+
+def document(settings: Settings, role: Role) -> bytes:
+    """Return the settings of one process as one line of JSON, which `--config -` reads."""
+    own = settings.server if role is Role.SERVER else settings.worker(role)
+    sections = {
+        "fleet": {"model": settings.fleet.model},
+        role.value: own,
+        "link": own.link,
+        "process": settings.process,
+    }
+    plain = msgspec.to_builtins(sections)
+    for name in ELSEWHERE:
+        del plain[role.value][name]
+    return msgspec.json.encode(plain) + b"\n"
+
+
+def of_role(settings: Settings, role: Role, **fields: Value) -> Settings:
+    """Return the settings with fields of the server or of a kind of worker replaced."""
+    own = settings.server if role is Role.SERVER else settings.worker(role)
+    changed: dict[str, Any] = {role.value: replace(own, **fields)}
+    return replace(settings, **changed)

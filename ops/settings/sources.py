@@ -1,0 +1,284 @@
+"""Where settings come from: a file or a pipe, `--set`, named options; the later one counts.
+
+Every value remembers its origin, which errors and `triolet config show` name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from triolet.config import AT, LOOKUP, NO_GUESSES
+from triolet.errors import ConfigError
+from triolet.units import MIB
+
+from .form import (
+    STDIN,
+    Misfit,
+    Settings,
+    build,
+    dotted,
+    find,
+    flatten,
+    from_text,
+    spread,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from .form import Path as FieldPath
+    from .form import Value
+
+MAX_BYTES: Final = 1 * MIB
+"""Of one document: some hundred times what all fields together take."""
+_READ_BYTES: Final = 65_536
+_HEADER: Final = re.compile(r"\s*\[([^\[\]]+)\]")
+_KEY: Final = re.compile(r"\s*([\w.\"' -]+?)\s*=")
+_PATHS: Final = (
+    ("server", "tenants", "file"),
+    ("server", "tenants", "quotas", "spend_file"),
+    ("server", "batches", "directory"),
+    ("server", "curve_dir"),
+    ("prefill", "curve_dir"),
+    ("decode", "curve_dir"),
+)
+"""Fields that hold a path. They are made absolute, so that every process means the same one."""
+
+
+OF_LONE_ROLES: Final = frozenset(
+    "prefill_addresses decode_addresses spare_addresses listen_fd siblings curve_dir name "
+    "control_address kv_address advertised_kv_address lending supervisor_pid".split()
+)
+"""Fields of a role that runs without `triolet serve`."""
+
+
+@dataclass(slots=True)
+class Sources:
+    """Values by the paths of the objects' own fields, each with its origin, such as `--port`.
+
+    Attributes:
+      values: what is set.
+      origins: of each value.
+      words: of the command line that mean them.
+    """
+
+    values: dict[FieldPath, Any] = field(default_factory=dict)
+    origins: dict[FieldPath, str] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+
+    def add(self, path: FieldPath, value: Value, origin: str) -> None:
+        """Set a field; what was set before gives way."""
+        for own in spread(path):
+            self.values[own] = value
+            self.origins[own] = origin
+
+    def add_document(self, content: bytes, name: str) -> None:
+        """Set what a document says, which is TOML or one object of JSON.
+
+        Raises:
+          ConfigError: it cannot be read, or says something that cannot be.
+        """
+        text = _text(content, name)
+        table = _table(text, name)
+        try:
+            # Sections for several objects first, so that one for a single object counts.
+            for section in sorted(table, key=lambda one: one not in ("worker", "link")):
+                for path, value in flatten({section: table[section]}):
+                    self.add(path, value, f"{name}{_line(text, path)}")
+        except ConfigError as error:
+            named = re.match(r"[\w.]+", str(error))
+            where = "" if named is None else _line(text, tuple(named[0].split(".")))
+            raise ConfigError(f"{name}{where}: {error}") from None
+
+    def add_assignments(self, given: Iterable[str]) -> None:
+        """Set what `--set section.field=value` says.
+
+        Raises:
+          ConfigError: one of them is not of this form, or cannot be.
+        """
+        for text in given:
+            self.words += ["--set", text]
+            name, is_assigned, value = text.partition("=")
+            path = tuple(name.strip().split("."))
+            if not is_assigned or len(path) < 2:
+                raise ConfigError(
+                    f"--set {name} is no assignment; allowed: section.field=value, such as "
+                    "server.queue.fair=false"
+                )
+            try:
+                self.add_text(path, value.strip(), f"--set {name.strip()}")
+            except ConfigError as error:
+                raise ConfigError(f"--set {name.strip()}: {error}") from None
+
+    def add_text(self, path: FieldPath, text: str, origin: str) -> None:
+        """Set a field to what an argument says.
+
+        Raises:
+          ConfigError: there is no such field, or it cannot be that.
+        """
+        value = from_text(find(path), text, path)
+        if path[-1] == "limits" and urlsplit(text).password:
+            raise ConfigError(
+                f"{dotted(path)} holds a password, which `ps` shows to every user; write the URL "
+                "to a file and give @FILE"
+            )
+        self.add(path, value, origin)
+
+    def refuse_for_serve(self) -> None:
+        """Refuse what `triolet serve` decides itself, of its own processes.
+
+        Raises:
+          ConfigError: the sources set it.
+        """
+        for path, origin in self.origins.items():
+            if path[-1] in OF_LONE_ROLES and len(path) == 2:
+                raise ConfigError(
+                    f"{dotted(path)} ({origin}) is for a role that runs alone; `triolet serve` "
+                    "sets it itself: leave it out"
+                )
+
+    def settings(self) -> Settings:
+        """Return the settings.
+
+        Raises:
+          ConfigError: the values cannot be together; the text names where they come from.
+        """
+        values = dict(self.values)
+        for path in _PATHS:
+            if values.get(path):
+                values[path] = str(Path(values[path]).expanduser().absolute())
+        limits = ("server", "tenants", "quotas", "limits")
+        if values.get(limits, "").startswith(AT):
+            values[limits] = f"{AT}{Path(values[limits][1:]).expanduser().absolute()}"
+        for role in ("prefill", "decode"):
+            _resolve_draft(values, (role, "speculation", "source"))
+        try:
+            return build(values)
+        except Misfit as error:
+            origins = dict.fromkeys(self.origins[one] for one in error.given if one in self.origins)
+            named = f" ({', '.join(origins)})" if origins else ""
+            raise ConfigError(f"{_as_written(str(error), self.values)}{named}") from None
+
+    def origin(self, path: FieldPath) -> str:
+        """Return where the value of a field comes from."""
+        return self.origins.get(spread(path)[0], "default")
+
+
+def _as_written(message: str, values: Mapping[FieldPath, Any]) -> str:
+    """Return a message with sections for several objects where both objects have the value."""
+    name = message.partition(" ")[0].rstrip(":")
+    path = tuple(name.split("."))
+    if len(path) > 1 and path[1] == "link":
+        return message.replace(name, dotted(path[1:]), 1)
+    other = {"prefill": "decode", "decode": "prefill"}.get(path[0], "")
+    same = [values.get(path) == values.get((other, *path[1:])) and path in values]
+    return (
+        message.replace(name, dotted(("worker", *path[1:])), 1) if other and all(same) else message
+    )
+
+
+def _resolve_draft(values: dict[FieldPath, Any], path: FieldPath) -> None:
+    """Make the directory of a draft model absolute.
+
+    Raises:
+      ConfigError: it is none.
+    """
+    source = values.get(path)
+    if source is None or source in (NO_GUESSES, LOOKUP):
+        return
+    if not (Path(source) / "config.json").is_file():
+        raise ConfigError(
+            f"{dotted(path)} is {source!r}; allowed: off, lookup, or the directory of a draft "
+            "model (there is no config.json)"
+        )
+    values[path] = str(Path(source).resolve())
+
+
+def read_settings(config: str | None, assignments: Iterable[str]) -> Sources:
+    """Return what a file and `--set` say.
+
+    Args:
+      config: path of the file, or `-` for standard input; None for no file.
+      assignments: of `--set`.
+
+    Raises:
+      ConfigError: it cannot be read, or cannot be.
+    """
+    sources = Sources()
+    sources.words += [] if config is None else ["--config", config]
+    if config == STDIN:
+        sources.add_document(read_stdin(), "standard input")
+    elif config is not None:
+        try:
+            with Path(config).open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise ConfigError(f"--config {config} cannot be read: {error.strerror}") from None
+        sources.add_document(content, config)
+    sources.add_assignments(assignments)
+    return sources
+
+
+def read_stdin() -> bytes:
+    """Return a document from standard input: one line of JSON, or everything up to its end.
+
+    After a line of JSON the pipe stays open: its end is the end of the supervisor.
+    """
+    content = b""
+    while len(content) <= MAX_BYTES:
+        part = os.read(0, _READ_BYTES)
+        content += part
+        if not part or (content.startswith(b"{") and part.endswith(b"\n") and _is_json(content)):
+            break
+    return content
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _text(content: bytes, name: str) -> str:
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{name} is larger than {MAX_BYTES} bytes; allowed: settings alone")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is no text in UTF-8: {error}") from None
+
+
+def _table(text: str, name: str) -> dict[str, Any]:
+    try:
+        is_json = text.lstrip().startswith("{")
+        table = msgspec.json.decode(text) if is_json else tomllib.loads(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} is neither TOML nor JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name} holds no sections")
+    return table
+
+
+def _line(text: str, path: FieldPath) -> str:
+    """Return `, line N` of the line of TOML that sets a field; nothing where it is not found."""
+    section: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if (header := _HEADER.match(line)) is not None:
+            section = tuple(part.strip(" \"'") for part in header[1].split("."))
+            if section == path:
+                return f", line {number}"
+        elif (key := _KEY.match(line)) is not None:
+            own = (*section, *(part.strip(" \"'") for part in key[1].split(".")))
+            if own == path[: len(own)] and len(own) > len(section):
+                return f", line {number}"
+    return ""

@@ -1,0 +1,266 @@
+"""Settings by file, pipe, `--set` and options: read strictly; later ones count."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ops.cli import main
+from ops.cli.options import NAMED, OTHER_NAMES, gather, new_form
+from ops.settings.form import Settings, document, find, leaves, of_role
+from ops.settings.reasons import reason
+from ops.settings.sources import Sources, read_settings
+from triolet.config import (
+    Dtype,
+    KvWire,
+    LendingConfig,
+    LinkConfig,
+    MemorySharing,
+    SiblingConfig,
+    WireConfig,
+)
+from triolet.errors import ConfigError
+from triolet.ids import Role
+from triolet.units import MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def settings(*assignments: str, file: str = "", **named: Any) -> Settings:  # noqa: ANN401
+    sources = Sources()
+    if file:
+        sources.add_document(file.encode(), "triolet.toml")
+    sources.add_assignments(assignments)
+    given = gather(None, (), named)
+    for path, value in given.values.items():
+        sources.add(path, value, given.origins[path])
+    return sources.settings()
+
+
+LINK = LinkConfig(peer_timeout_s=2.5, lease_ttl_s=4.0, wire=WireConfig(MemorySharing.ON, 3, 99))
+
+
+@pytest.mark.parametrize("role", [Role.SERVER, Role.PREFILL, Role.DECODE])
+def test_a_process_understands_all_that_its_supervisor_means(role: Role) -> None:
+    meant = settings(
+        "server.queue.fair=false",
+        "server.allow_origins=https://app.example,*",
+        "server.overload.slo.batch_s=9",
+        "server.host=127.0.0.2",
+        "worker.engine.dtype=bfloat16",
+        "worker.engine.kv_pool_bytes=3MiB",
+        "worker.speculation.source=lookup",
+        "process.log_level=debug",
+    )
+    meant = of_role(
+        meant, Role.SERVER, link=LINK, siblings=SiblingConfig("a", 3, (("a", "/x"), ("b", "/y")))
+    )
+    meant = of_role(meant, Role.PREFILL, link=LINK, lending=LendingConfig("/x/cores", 0, 3))
+    meant = of_role(meant, Role.DECODE, link=LINK, name="decode-0", kv_address="ipc:///k")
+    sources = Sources()
+    sources.add_document(document(meant, role), "a pipe")
+    read = sources.settings()
+    assert read.process == meant.process
+    if role is Role.SERVER:
+        assert read.server == meant.server
+    else:
+        assert read.worker(role) == meant.worker(role)
+
+
+def test_the_later_source_counts() -> None:
+    file = (
+        '[server]\nport = 1\ntoken_window = 2\nhost = "127.0.0.2"\n[prefill.engine]\nthreads = 3\n'
+    )
+    found = settings("server.token_window=4", "server.port=5", file=file, port=6)
+    assert (found.server.host, found.server.token_window, found.server.port) == ("127.0.0.2", 4, 6)
+    assert (found.prefill.engine.threads, found.decode.engine.threads) == (3, None)
+    assert settings("worker.engine.threads=7", file=file).prefill.engine.threads == 7
+
+
+def test_a_section_of_one_kind_of_worker_counts_before_that_of_both_in_one_file() -> None:
+    file = "[decode.engine]\nthreads = 2\n[worker.engine]\nthreads = 5\n"
+    found = settings(file=file)
+    assert (found.prefill.engine.threads, found.decode.engine.threads) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("server.queue.fair=false", ("server", "queue", "fair"), False),
+        ("link.peer_timeout_s=1.9", ("link", "peer_timeout_s"), 1.9),
+        ("worker.engine.kv_pool_bytes=2MiB", ("worker", "engine", "kv_pool_bytes"), 2 * MIB),
+        ("worker.engine.kv_pool_bytes=auto", ("worker", "engine", "kv_pool_bytes"), None),
+        ("worker.engine.dtype=auto", ("worker", "engine", "dtype"), Dtype.AUTO),
+        ("worker.engine.kv_wire=int8", ("worker", "engine", "kv_wire"), KvWire.INT8),
+        ("server.trusted_proxies=10.0.0.0/8, fd00::/8", ("server", "trusted_proxies"), ...),
+    ],
+)
+def test_a_value_is_read_by_the_type_of_its_field(
+    text: str, path: tuple[str, ...], value: object
+) -> None:
+    sources = read_settings(None, [text])
+    own = [one for one in sources.values if one[-len(path) + 1 :] == path[1:]]
+    assert own
+    expected = ("10.0.0.0/8", "fd00::/8") if value is ... else value
+    assert all(sources.values[one] == expected for one in own)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("server.fair=false", "server.fair is unknown; did you mean server.queue.fair?"),
+        ("server.token_windw=3", "did you mean server.token_window?"),
+        ("sever.port=3", "did you mean server?"),
+        ("server.port", "is no assignment"),
+        ("server.queue=3", "server.queue is a section"),
+        ("server.port.x=3", "is a value and has no fields"),
+        ("server.link.peer_timeout_s=3", "it is set by section [link]"),
+        ("server.model_dir=/x", "it is set by fleet.model"),
+        ("server.queue.fair=1", "server.queue.fair is 1; allowed: true or false"),
+        ("server.recent_s=1e999", "allowed: a number"),
+        ("server.port=true", "server.port is True; allowed: a whole number"),
+        ("worker.engine.kv_pool_bytes=lots", "worker.engine.kv_pool_bytes: size 'lots'"),
+        ("link.peer_timeout_s=0.1", "link.peer_timeout_s is 0.1; allowed: > 2 x"),
+        ("decode.engine.block_size=0", "decode.engine.block_size is 0"),
+        ("worker.engine.block_size=0", "worker.engine.block_size is 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_argument(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_settings(None, [text]).settings()
+    assert words in str(refused.value)
+    assert f"--set {text.partition('=')[0]}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("[server]\n\n[server.queue]\nfare = true\n", "triolet.toml, line 4: server.queue.fare"),
+        ("[server]\nport = 1\nqueue.fair = 3\n", "triolet.toml, line 3: server.queue.fair is 3"),
+        ("[server]\nport = 1\ntoken_window = 0\n", "is 0; allowed: >= 1 (triolet.toml, line 3)"),
+        (
+            "[server]\nrecent_s = inf\n",
+            "triolet.toml, line 2: server.recent_s is inf; allowed: a finite",
+        ),
+        ("server = 3\n", "server is 3; allowed: a table"),
+        ("[server\n", "triolet.toml is neither TOML nor JSON"),
+        ('{"server": {"port": "x"}}', "triolet.toml: server.port is 'x'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_file_and_line(file: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings(file=file)
+    assert words in str(refused.value)
+
+
+def test_a_password_is_no_argument() -> None:
+    url = "redis://:secret@127.0.0.1"
+    with pytest.raises(ConfigError, match="holds a password") as refused:
+        settings(f"server.tenants.quotas.limits={url}")
+    assert "secret" not in str(refused.value)
+    found = settings(file=f'[server.tenants.quotas]\nlimits = "{url}"\n')
+    assert found.server.tenants.quotas.limits == url
+
+
+OLD = (
+    "token-window stall-timeout drain-timeout worker-drain-timeout max-queued-requests "
+    "max-connections max-connections-per-address metrics-compat reasoning-parser local-prefill "
+    "max-local-tokens batch-concurrency response-cache response-cache-ttl strict-requests "
+    "tool-parser limits-timeout spend-file ttft-slo critical-ttft-slo sheddable-ttft-slo "
+    "no-admission no-brownout no-guard weights block-size max-num-batched-tokens prompt-chunk "
+    "target-step embedding-batch embedding-wait no-prefix-cache kv-wire host-cache "
+    "poison-freed-blocks no-cuda-graphs fixed-batch pinned-memory speculate speculate-guesses "
+    "speculate-step-tokens peer-timeout progress-timeout lease-ttl share-kv-memory "
+    "kv-layer-groups kv-layer-group-min-tokens kv-plaintext pin"
+).split()
+
+
+@pytest.mark.parametrize("word", OLD)
+def test_an_option_that_there_was_is_refused_with_its_new_form(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", f"--{word}", "17"]) == 2
+    said = capsys.readouterr().err
+    _, _, form = said.strip().partition("use --set ")
+    path, _, value = form.partition("=")
+    find(tuple(path.split(".")))
+    assert value in ("17", "true", "false")
+
+
+@pytest.mark.parametrize("role", ["server", "prefill", "decode"])
+def test_an_option_of_a_single_role_is_refused_with_its_new_form(role: str) -> None:
+    own = {"server": "prefill decode host port tenants spare-decode listen-fd curve drain-timeout"}
+    workers = "name control kv advertise-kv curve drain-timeout lending dtype kv-pool threads"
+    for word in own.get(role, workers).split():
+        form = new_form(f"--{word}", role, [])
+        assert form is not None, word
+        find(tuple(form.removeprefix("--set ").partition("=")[0].split(".")))
+    assert new_form("--nonsense", role, []) is None
+
+
+def test_every_name_stands_for_a_field() -> None:
+    for text in OTHER_NAMES.values():
+        find(tuple(text.partition("=")[0].split(".")))
+    assert all(one.path in leaves() for one in NAMED.values())
+    assert len(NAMED) + 3 <= 30, "with --config, --set and --help they fit on a screen"
+
+
+def test_every_field_has_a_reason() -> None:
+    assert [path for path in leaves() if not reason(path)] == []
+
+
+def test_config_show_names_value_origin_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "triolet.toml"
+    file.write_text(
+        '[server]\nport = 9\n[server.tenants.quotas]\nlimits = "redis://:secret@h"\n'
+        "[decode.engine]\nthreads = 2\n"
+    )
+    arguments = ["--config", str(file), "--set", "link.max_peers=7", "--json"]
+    assert main(["config", "show", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "secret" not in out
+    rows = {row["field"]: row for row in json.loads(out)}
+    assert rows["server.port"]["origin"] == f"{file}, line 2"
+    assert (rows["link.max_peers"]["value"], rows["link.max_peers"]["origin"]) == (
+        7,
+        "--set link.max_peers",
+    )
+    assert rows["server.token_window"]["origin"] == "default"
+    assert "back-pressure" in rows["server.token_window"]["reason"]
+    assert rows["decode.engine.threads"]["value"] == 2
+    assert rows["prefill.engine.threads"]["value"] is None
+    assert "worker.engine.threads" not in rows
+    assert main(["config", "show"]) == 0
+    assert "server.port = 8000" in capsys.readouterr().out
+
+
+def test_serve_refuses_what_it_sets_itself() -> None:
+    for text in ("worker.control_address=ipc:///x", "server.listen_fd=3", "decode.name=a"):
+        with pytest.raises(ConfigError, match="for a role that runs alone"):
+            read_settings(None, [text]).refuse_for_serve()
+
+
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = settings(tenants="a.toml", batch_dir="b", limits="@c")
+    assert found.server.tenants.file == str(tmp_path / "a.toml")
+    assert found.server.batches.directory == str(tmp_path / "b")
+    assert found.server.tenants.quotas.limits == f"@{tmp_path / 'c'}"
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").touch()
+    assert settings("worker.speculation.source=draft").decode.speculation.draft_dir == str(
+        tmp_path / "draft"
+    )
+
+
+def test_names_of_the_model_and_lists() -> None:
+    found = settings(model_name=["a", "*", "b", "a"], trusted_proxies=["10.0.0.0/8,fd00::/8"])
+    assert (found.server.model_name, found.server.model_aliases) == ("a", ("b", "*"))
+    assert found.server.trusted_proxies == ("10.0.0.0/8", "fd00::/8")
+    assert replace(found.fleet, model=None) == found.fleet
