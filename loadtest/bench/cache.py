@@ -25,9 +25,8 @@ import trio
 from rich.console import Console
 
 from ..harness.servers import running_server
-from .engines import BENCH
-from .model import SHAPES, model_directory, write_model
-from .report import Ratio, Report, describe
+from .model import SHAPES, written_model
+from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -230,9 +229,7 @@ async def replay(url: str, turns: list[Turn], vocab_size: int, at_once: int) -> 
 
 def run(arguments: argparse.Namespace, console: Console) -> Report:
     """Replay with and without the cache."""
-    model = model_directory("15m")
-    if not (model / "tokenizer.json").exists():
-        write_model(model, SHAPES["15m"])
+    model = written_model("15m")
     logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     turns = read_turns(arguments.trace, BLOCK_SIZE, arguments.every)
@@ -304,8 +301,7 @@ def main() -> int:
         console.print(f"skipped: no trace at {arguments.trace}; --trace names one")
         return 0
     report = run(arguments, console)
-    report.show(console)
-    console.print(str(report.write(ROOT / "build" / "bench")))
+    finish(report, console)
     return 0
 
 

@@ -26,11 +26,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from rich.console import Console
-
 from ..harness.servers import running_server
-from .engines import BENCH
-from .report import Ratio, Report, describe
+from ..harness.statistics import percentile
+from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,9 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if len(vectors) != 1:
                     raise RuntimeError("a vector depends on who else is in its batch")
     report = report_of(found, options.threads)
-    report.show(Console())
-    report.write(BENCH)
-    return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1
+    return finish(report)
 
 
 def report_of(found: dict[tuple[str, str, int], Times], threads: int) -> Report:
@@ -167,7 +163,7 @@ def report_of(found: dict[tuple[str, str, int], Times], threads: int) -> Report:
                 "inputs/s": median(times.rates),
                 "tokens/s": mean_tokens * median(times.rates),
                 "p50 ms": 1e3 * median(times.waits_s),
-                "p99 ms": 1e3 * sorted(times.waits_s)[int(0.99 * len(times.waits_s))],
+                "p99 ms": 1e3 * percentile(times.waits_s, 99),
             }
         )
     ratios = {}

@@ -118,7 +118,6 @@ def _run(command: list[str], timeout_s: float) -> str | None:
 
 
 ROOT: Final = Path(__file__).parents[2]
-BENCH: Final = ROOT / "build" / "bench"
 INSTALL_TIMEOUT_S: Final = 3600.0
 """llama.cpp is compiled: a quarter of an hour on two free cores."""
 _TORCH: Final = ("--constraint", str(ROOT / "constraints.txt"))

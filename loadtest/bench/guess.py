@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from ..harness.servers import running_server
-from .engines import BENCH
-from .report import Ratio, Report, describe
+from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -261,9 +260,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=5)
     console = Console()
     report = run(parser.parse_args(), console)
-    path = report.write(BENCH)
-    report.show(console)
-    console.print(str(path))
+    finish(report, console)
     return 0
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from itertools import count
-from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -24,9 +23,9 @@ from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
 
 from ..harness.redis import is_installed, own_redis
-from .engines import BENCH
+from ..harness.statistics import percentile
 from .quotas_servers import measure
-from .report import Ratio, Report, describe
+from .report import BENCH, Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,8 +147,8 @@ async def _time_store(name: str, url: str, requests: int) -> dict[str, Any]:
             times.append((time.perf_counter() - began_at) * 1e6)
             store.settle(Settlement(f"{number}", "u", limits, 50, 5))
         nursery.cancel_scope.cancel()
-    p99 = quantiles(times, n=100)[98]
-    return {"store": name, "requests": requests, "p50_us": median(times), "p99_us": p99}
+    p50, p99 = (percentile(times, percent) for percent in (50, 99))
+    return {"store": name, "requests": requests, "p50_us": p50, "p99_us": p99}
 
 
 if __name__ == "__main__":

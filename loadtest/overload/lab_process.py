@@ -122,8 +122,8 @@ def command(mechanisms: str, cost: StepCost | None) -> tuple[str, ...]:
 def run() -> int:
     """Become a supervisor, or one of its processes."""
     # Each is imported here by what looks it up by its name later.
-    from ops import serve
     from ops.cli import main
+    from ops.supervisor import serve
 
     mechanisms, shown, *arguments = sys.argv[1:]
     cost = None if shown == COMPUTED else StepCost(*map(float, shown.split(",")))
