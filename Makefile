@@ -11,7 +11,15 @@ FIRST ?= 0
 COUNT ?= 100000
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check install --quiet
+# Bytecode is compiled afterwards, on all cores; some packages carry sources for other Pythons.
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile
+COMPILE = @$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# Tests start hundreds of processes of ours: each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Tests wait more than they compute: two processes a core, and no more than a small machine has memory for.
+PROCESSES ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$(( cores < 4 ? 2 * cores : 8 )))
+PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 # A GPU host takes any torch >= 2.11; everything else takes the version named in constraints.txt, as a CPU build where the index has one.
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
@@ -26,13 +34,18 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Triolet needs Python 3.11 or newer; name one with PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard engine/native/source/*) | $(BIN)/python
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard engine/native/source/*)
+
+$(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(PIP) $(CONSTRAINTS) --editable .
+	$(COMPILE)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+# All at once: what is installed twice has its kernels compiled twice.
+$(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
 	$(PIP) $(CONSTRAINTS) --editable '.[dev]'
-	@touch $@
+	$(COMPILE)
+	@touch $@ $(VENV)/.installed
 
 install: $(VENV)/.installed  ## create .venv and install Triolet into it
 
@@ -60,9 +73,21 @@ types: install-dev
 	$(BIN)/mypy
 
 unit: install-dev system-deps
-	$(BIN)/pytest --durations=40 $(ARGS)
+	$(PYTEST) --durations=40 $(ARGS)
 
-test: lint types unit  ## lint, types and all tests
+# Packages of both kinds come at the same time, and types are checked beside the tests. The output of
+# the latter is shown as it comes, that of the checks in one piece after it.
+test:  ## lint, types and all tests
+	@$(MAKE) --no-print-directory --jobs 2 install-dev system-deps
+	@$(MAKE) --no-print-directory lint
+	@mkdir -p build; \
+	$(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
+	$(MAKE) --no-print-directory unit; unit=$$?; \
+	wait $$types; types=$$?; \
+	cat build/types.log; \
+	[ $$unit = 0 ] || echo "make test: FAILED: tests" >&2; \
+	[ $$types = 0 ] || echo "make test: FAILED: types" >&2; \
+	[ $$unit = 0 ] && [ $$types = 0 ]
 
 # Their packages want other versions of what the tests use, so they get an environment of their own,
 # and what conflicts with the others a folder that goes before it.
@@ -84,7 +109,8 @@ clients: $(CLIENTS)/.installed  ## clients of other makers, unpatched, against r
 	$(CLIENTS)/bin/pytest $(CLIENT_TESTS) --ignore $(CLIENT_TESTS)/test_instructor.py $(ARGS)
 	PYTHONPATH=$(CLIENTS)/instructor $(CLIENTS)/bin/pytest $(CLIENT_TESTS)/test_instructor.py $(ARGS)
 
-proofs: clients  ## proofs that need packages or time beyond what tests have
+proofs: clients faults  ## what needs packages or time beyond what tests have: clients, the fault matrix, whole proofs
+	$(BIN)/pytest -m 'proof or hypothesis' --whole --hypothesis-profile=proofs --timeout=1800 --durations=40 $(ARGS)
 
 screenshot: install-dev system-deps  ## pictures of the pages, into docs/images/
 	$(BIN)/python -m tools.screenshot $(ARGS)

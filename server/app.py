@@ -1,7 +1,7 @@
 """The application: which route leads where, and what every answer has in common.
 
-Knows Quart; the work is done by the modules that the routes name. Authorisation is per route: the
-checks run for every route of the map, whatever its path looked like on the wire.
+Authorisation is per route: the checks run for every route of the map, whatever its path looked like
+on the wire.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from triolet.errors import RequestError, server_error
 from .api.access import check_request, check_websocket, origins_here
 from .api.anthropic.form import message_error
 from .api.anthropic.messages import MESSAGES, count_message_tokens, create_message
-from .api.body import live_request, shown_request_id
+from .api.body import current_scope, shown_request_id
 from .api.errors import CODES, error_body, error_headers, http_error
-from .api.live import OWNER_KEY
 from .api.ollama import chat as ollama_chat
 from .api.ollama import chat as ollama_embed
 from .api.ollama import models as ollama_models
@@ -59,11 +58,12 @@ from .api.operations.probes import (
 )
 from .api.operations.usage import FLEET_USAGE, OWN_USAGE, fleet_usage, own_usage, server_usage
 from .api.origins import page_headers
-from .api.passing_on import by_owner, is_passed_on
+from .api.peers import is_proxied, proxy_to_owner
 from .api.quota import rate_headers
+from .api.request_scope import scope_of
 from .document.openapi import PATH as OPENAPI
 from .document.openapi import ServedDocument
-from .edge.quart import CuredHTTPConnection, CuredQuart
+from .edge.quart import PatchedHTTPConnection, PatchedQuart
 from .jobs.batches_api import cancel_batch, create_batch, list_batches, show_batch
 from .jobs.files_api import (
     delete_file,
@@ -92,15 +92,15 @@ NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the cha
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
-def build_app(services: Services, storage: Storage | None = None) -> CuredQuart:
+def build_app(services: Services, storage: Storage | None = None) -> PatchedQuart:
     """Return the application, ready to be served.
 
     Args:
       services: what routes work with.
       storage: files and batches; None where none are kept.
     """
-    app = CuredQuart("triolet", static_folder=None, template_folder=None)
-    app.asgi_http_class = CuredHTTPConnection
+    app = PatchedQuart("triolet", static_folder=None, template_folder=None)
+    app.asgi_http_class = PatchedHTTPConnection
     # A redirect to a tidier path would be a second way to each route.
     app.url_map.strict_slashes = True
     app.url_map.merge_slashes = False
@@ -119,7 +119,7 @@ def build_app(services: Services, storage: Storage | None = None) -> CuredQuart:
     return app
 
 
-def _add_routes(app: CuredQuart, services: Services, storage: Storage | None) -> None:
+def _add_routes(app: PatchedQuart, services: Services, storage: Storage | None) -> None:
     def add(method: str, path: str, view: View) -> None:
         app.add_url_rule(
             path,
@@ -129,12 +129,12 @@ def _add_routes(app: CuredQuart, services: Services, storage: Storage | None) ->
             provide_automatic_options=False,
         )
 
-    add("POST", "/v1/chat/completions", by_owner(chat_completions))
-    add("POST", "/v1/completions", by_owner(completions))
+    add("POST", "/v1/chat/completions", proxy_to_owner(chat_completions))
+    add("POST", "/v1/completions", proxy_to_owner(completions))
     add("POST", "/v1/embeddings", embeddings)
-    add("POST", RESPONSES, by_owner(create_response))
+    add("POST", RESPONSES, proxy_to_owner(create_response))
     add("POST", f"{RESPONSES}/input_tokens", count_input_tokens)
-    add("POST", MESSAGES, by_owner(create_message))
+    add("POST", MESSAGES, proxy_to_owner(create_message))
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
     _add_stored(add, storage)
     _add_scoring(add)
@@ -215,24 +215,24 @@ def _with_services(
 
 
 async def _finish(services: Services, response: Response) -> Response:
-    elapsed_s = trio.current_time() - live_request().began_at
-    if not is_passed_on():  # who got it has counted it
+    elapsed_s = trio.current_time() - current_scope().began_at
+    if not is_proxied():  # the server that passed it on has counted it
         services.metrics.http.request(request.endpoint or "none")
     response.headers.update(HEADERS)
-    response.headers.update(live_request().headers)
+    response.headers.update(current_scope().headers)
     response.headers["x-request-id"] = shown_request_id()
     if _is_of_messages():
         response.headers["request-id"] = shown_request_id()
-    if (cache := live_request().cache) is not None:
+    if (cache := current_scope().cache) is not None:
         response.headers.update(cache.headers)
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
     for name, value in rate_headers(services.quotas).items():
-        response.headers.setdefault(name, value)  # who owns a kept answer has said so already
+        response.headers.setdefault(name, value)  # the owner of a kept answer has set them already
     if origins := origins_here(services, request.path):
         own = tuple(response.headers.keys())
         response.headers.update(page_headers(request.headers.get("origin"), origins, own))
-    if services.lifecycle.is_leaving:
-        # The next request needs a connection to somebody else.
+    if services.state.is_leaving:
+        # The next request needs a connection to another process.
         response.headers["connection"] = "close"
     return response
 
@@ -242,16 +242,16 @@ async def _on_error(services: Services, error: Exception) -> Response:
     headers = error_headers(shown)
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(sorted(error.valid_methods or ()))
-    is_cut = has_request_context() and live_request().entry.is_cut
-    if shown.status in {408, 413} or is_cut or services.lifecycle.is_draining:
+    is_cut = has_request_context() and current_scope().entry.is_cut
+    if shown.status in {408, 413} or is_cut or services.state.is_draining:
         # The rest of the body is not read, or the process ends: nothing more will be answered.
         headers["connection"] = "close"
     if not has_request_context():
         # A refused handshake passes no `_finish`.
         headers["x-request-id"] = secrets.token_hex(16)
     else:
-        live_request().is_crowded_out = shown.is_crowded_out
-        live_request().entry.leave(shown)
+        current_scope().is_crowded_out = shown.is_crowded_out
+        current_scope().entry.leave(shown)
     if shown.status != 503 or not has_request_context() or request.path not in READY_PATHS:
         services.metrics.http.error(shown.status, is_of_queue=shown.is_of_queue)
     _note_refusal(services, shown, headers.get("x-request-id"))
@@ -264,9 +264,9 @@ async def _on_error(services: Services, error: Exception) -> Response:
 
 
 def _note_refusal(services: Services, error: RequestError, request_id: str | None) -> None:
-    """Log who was refused what; a line of a batch tells its batch."""
+    """Log a refusal; a line of a batch tells its batch."""
     asked = request if has_request_context() else websocket
-    if OWNER_KEY in asked.scope["state"]:
+    if scope_of(asked.scope).owner is not None:
         return
     services.refusal_log.tell(
         error,

@@ -1,10 +1,9 @@
 """The server process: puts the parts together, and takes them apart in order.
 
-Knows every room of server/ and nothing of what happens inside one. Order at the end: new requests
-are refused, the fleet lets what runs finish (each stream gets its terminal event at the latest at
-the deadline), then connections close; a watchdog thread ends the process if something still hangs.
-Before that, where a successor accepts on the same socket, new connections are left to it, and those
-that are open are asked to come again.
+At the end new requests are refused, the links let what runs finish (each stream gets its terminal
+event at the latest at the deadline), then connections close; a watchdog thread ends the process if
+something still hangs. Before that, where a successor accepts on the same socket, new connections
+are left to it, and clients of open ones are asked to connect again.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from triolet.process import return_large_blocks
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.units import MIB
 
-from .api.live import Lifecycle
-from .api.peers import Siblings
+from .api.peers import Peers
+from .api.request_scope import ServerState
 from .api.services import Services
 from .app import build_app
 from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
@@ -88,15 +87,15 @@ EXIT_FORCED: Final = 75
 
 async def serve(
     config: ServerConfig,
-    lifecycle: Lifecycle | None = None,
+    state: ServerState | None = None,
     on_drained: Callable[[], None] | None = None,
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `lifecycle` says to drain, and what runs then has ended.
+    """Serve until `state` says to drain, and what runs then has ended.
 
     Args:
-      lifecycle: how the caller says that it is enough; None to serve until cancelled.
+      state: how the caller says that it is enough; None to serve until cancelled.
       on_drained: called once nothing runs any more, before connections are closed.
       task_status: started with the address once connections are accepted, with workers or not.
 
@@ -110,10 +109,10 @@ async def serve(
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
             tenancy, tenant_file = _tenancy(config, metrics)
-            siblings = Siblings(config.siblings) if config.siblings else None
+            peers = Peers(config.siblings) if config.siblings else None
             grammars = _grammars(config, text, metrics)
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
-            fleet = Links(config, text, network, metrics, _own_name(siblings), charges=quotas)
+            fleet = Links(config, text, network, metrics, _own_name(peers), charges=quotas)
             services = Services(
                 config,
                 fleet,
@@ -121,12 +120,12 @@ async def serve(
                 metrics,
                 grammars,
                 read_sampling_defaults(config.model_dir),
-                lifecycle or Lifecycle(),
+                state or ServerState(),
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
                 card=read_model_card(config.model_dir),
                 page_words=_page_words(config, text),
-                siblings=siblings,
+                peers=peers,
                 tenancy=tenancy,
                 quotas=quotas,
             )
@@ -138,10 +137,10 @@ async def serve(
                     await nursery.start(part.run)
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
-                nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
+                nursery.start_soon(_hand_over, services.state, edge, config.handover_s)
                 nursery.start_soon(_run_beside, services, app, storage, fleet, tenant_file)
-                await services.lifecycle.draining.wait()
-                await _drain(fleet, siblings, edge, config, on_drained)
+                await services.state.draining.wait()
+                await _drain(fleet, peers, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
@@ -164,7 +163,7 @@ def _show(
 
 async def _drain(
     fleet: Links,
-    siblings: Siblings | None,
+    peers: Peers | None,
     edge: Edge,
     config: ServerConfig,
     on_drained: Callable[[], None] | None,
@@ -173,8 +172,8 @@ async def _drain(
     close connections."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleet.drain)
-        if siblings is not None:
-            nursery.start_soon(siblings.drain, config.drain_timeout_s)
+        if peers is not None:
+            nursery.start_soon(peers.drain, config.drain_timeout_s)
     if on_drained is not None:
         on_drained()
     edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
@@ -189,8 +188,8 @@ def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
     return listening
 
 
-def _own_name(siblings: Siblings | None) -> str:
-    return siblings.own_name if siblings else ALONE
+def _own_name(peers: Peers | None) -> str:
+    return peers.own_name if peers else ALONE
 
 
 @contextmanager
@@ -221,7 +220,7 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
 
 
 def _tenancy(config: ServerConfig, metrics: Metrics) -> tuple[Tenancy, TenantFile | None]:
-    """Return who may ask, and the file that may change it."""
+    """Return the tenants, and the file that may change them."""
     tenant_file = None
     tenancy = Tenancy()
     if config.tenants.file is not None:
@@ -253,7 +252,7 @@ async def _run_batches(services: Services, app: QuartTrio, storage: Storage, fle
     runner = BatchRunner(storage, config.batches, app, config.host, fleet.hold_s, on_line)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
-        await services.lifecycle.leaving.wait()
+        await services.state.leaving.wait()
         nursery.cancel_scope.cancel()
 
 
@@ -283,17 +282,17 @@ def _grammars(config: ServerConfig, text: TextModel, metrics: Metrics) -> Gramma
     )
 
 
-async def _hand_over(lifecycle: Lifecycle, edge: Edge, handover_s: float) -> None:
+async def _hand_over(state: ServerState, edge: Edge, handover_s: float) -> None:
     """Once there is a successor leave new connections to it, and a little later drain.
 
     Until then requests on connections that were open already are answered, with the advice to close
     them: their clients did nothing wrong, and the successor gets the next one.
     """
-    await lifecycle.leaving.wait()
-    if lifecycle.has_successor:
+    await state.leaving.wait()
+    if state.has_successor:
         edge.stop_accepting()
         await trio.sleep(handover_s)
-        lifecycle.drain()
+        state.drain()
 
 
 def main(config: ServerConfig) -> None:
@@ -316,17 +315,17 @@ def main(config: ServerConfig) -> None:
 
 
 async def _run(config: ServerConfig) -> None:
-    lifecycle = Lifecycle()
+    state = ServerState()
     watchdog = ExitWatchdog()
 
     def hand_over() -> None:
-        if not lifecycle.is_leaving:
+        if not state.is_leaving:
             watchdog.leave_within(config.handover_s + config.drain_timeout_s + config.exit_grace_s)
-            lifecycle.hand_over()
+            state.hand_over()
 
     def drain() -> None:
         watchdog.leave_within(config.drain_timeout_s + config.exit_grace_s)
-        lifecycle.drain()
+        state.drain()
 
     def leave() -> None:
         watchdog.leave_within(config.exit_grace_s)
@@ -334,7 +333,7 @@ async def _run(config: ServerConfig) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(_heed_signals, hand_over, drain, nursery.cancel_scope)
         async with trio.open_nursery() as serving:
-            url = await serving.start(serve, config, lifecycle, leave)
+            url = await serving.start(serve, config, state, leave)
             gc.collect()
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)

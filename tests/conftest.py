@@ -21,12 +21,54 @@ if TYPE_CHECKING:
 UNHURRIED: Final = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("house", UNHURRIED, derandomize=True)
 settings.register_profile("explore", UNHURRIED, max_examples=1000)
+settings.register_profile("proofs", UNHURRIED, derandomize=True, max_examples=1000)
 settings.load_profile("house")
 
 # Triton decides when it is first imported, by whomever, whether its kernels are compiled or
 # interpreted. Without an NVIDIA driver only the latter can be.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+ONE_BROWSER: Final = "tests/server/page/"
+"""Its files share one Chromium, and most of its tests one page."""
+FLEETS: Final = ("shared_fleet", "scripted_fleet")
+"""Fixtures of a whole session. Where several processes share the tests, each of these is started in
+one of them only: the tests that use it stay together."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="run proofs in their whole form")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Divide tests among processes: a file stays together, and tests of one session fleet do; a
+    test that is marked as long goes alone. What takes longest begins first."""
+    places: dict[str, int] = {}
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        names = getattr(item, "fixturenames", ())
+        fleets = [fleet for fleet in FLEETS if fleet in names]
+        if fleets:
+            group, place = fleets[0], 0
+        elif any(mark.name == "long" for mark in item.own_markers):
+            # xdist takes what comes after the last bracket for a group's name.
+            group, place = item.nodeid.replace("[", "(").replace("]", ")"), 1
+        elif file.startswith(ONE_BROWSER):
+            group, place = ONE_BROWSER, 1
+        elif item.get_closest_marker("long"):
+            group, place = file, 1
+        else:
+            group, place = file, 2
+        item.add_marker(pytest.mark.xdist_group(group))
+        places[item.nodeid] = place
+    items.sort(key=lambda item: places[item.nodeid])
+
+
+@pytest.fixture(scope="session")
+def whole(pytestconfig: pytest.Config) -> bool:
+    """Return whether proofs run in their whole form, as `make proofs` does, or in a short one."""
+    return bool(pytestconfig.getoption("--whole"))
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ import trio
 from server import app
 from server.api import generate
 from server.api.claims import current_scheduling
-from server.api.live import DEPARTURE_KEY, Departure
 from server.api.openai import completions
+from server.api.request_scope import SCOPE_KEY, ClientConnection, RequestScope
 from server.api.services import Services
 from server.app import build_app
 from server.contract.generation import GenerationRequest
@@ -390,6 +390,7 @@ class RunningServer:
         }
         if self.form.is_on:
             headers["authorization"] = f"Bearer {key_of(self._number())}"
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -400,11 +401,11 @@ class RunningServer:
             "raw_path": PATH.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "headers": encoded,
             "client": ("127.0.0.1", 1),
             "server": None,
             "extensions": {},
-            "state": {DEPARTURE_KEY: Departure()},
+            "state": {SCOPE_KEY: RequestScope(ClientConnection(), encoded)},
         }
 
     def _prompt(self) -> list[int]:

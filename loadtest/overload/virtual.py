@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from server.contract.charges import Charges
+    from server.contract.output_stream import OutputStream
     from server.scheduling.observer import FleetObserver
     from server.scheduling.output import RelayText
-    from server.scheduling.stream import Stream
     from triolet.audit import FleetAudit
     from worker.worker_loop import WorkerLoop
 
@@ -323,11 +323,9 @@ class _Drive:
             key=int.from_bytes(request_id[:KEY_BYTES], "big"),
         )
 
-    async def _read(self, stream: Stream, outcome: Outcome) -> None:
-        is_over = False
-        while not is_over:
-            for event in await stream.next_events():
-                is_over = is_over or not isinstance(event, Delta)
+    async def _read(self, stream: OutputStream, outcome: Outcome) -> None:
+        async for events in stream:
+            for _, event in events:
                 self._take(event, outcome)
 
     def _take(self, event: Delta | Finished | Failed, outcome: Outcome) -> None:
@@ -348,7 +346,7 @@ class _Drive:
         return trio.current_time() - self._began_at - outcome.arrival.at_s
 
 
-def _begin(fleet: Links, request: GenerationRequest) -> Stream:
+def _begin(fleet: Links, request: GenerationRequest) -> OutputStream:
     """Ask as the surface does: at the door, before the prompt is looked at, and then with it.
 
     Raises:

@@ -19,6 +19,7 @@ from server.contract.generation import (
     FinishReason,
     GenerationRequest,
 )
+from server.scheduling.delivery import RequestOutput
 from triolet.config import SloConfig
 from triolet.errors import RequestError
 from triolet.pooling import VectorForm
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from server.contract.generation import Event
+    from server.contract.output_stream import OutputStream
     from server.scheduling.embedding_run import FleetEmbeddingRun
     from server.scheduling.links import Links
-    from server.scheduling.stream import Stream
     from triolet.sampling import SamplingParams
 
 
@@ -142,7 +143,7 @@ class Client:
                 self.ending = "reset"
             self.is_over.set()
 
-    async def _submit(self, fleet: Links) -> Stream | None:
+    async def _submit(self, fleet: Links) -> OutputStream | None:
         """Return what was accepted; None if the prompt is one that workers died of."""
         while True:
             request_id = self._draw_request_id()
@@ -184,17 +185,19 @@ class Client:
             if other is not self
         )
 
-    async def _leave(self, stream: Stream, after_s: float) -> None:
+    async def _leave(self, stream: OutputStream, after_s: float) -> None:
         await trio.sleep(after_s)
         if self.ending is None:
             self.left_at = trio.current_time()
-            self.left_in = stream._sequence.phase.name.lower()
+            (output,) = stream.generations
+            assert isinstance(output, RequestOutput)
+            self.left_in = output.running.phase.name.lower()
             stream.cancel(CancelReason.CLIENT_GONE)
 
-    async def _read(self, stream: Stream) -> None:
+    async def _read(self, stream: OutputStream) -> None:
         stalls_at = self.wish.stalls_at
-        while self.ending is None:
-            for event in await stream.next_events():
+        async for events in stream:
+            for _, event in events:
                 self._take(event)
             if stalls_at is not None and len(self.token_ids) >= stalls_at:
                 stalls_at = None

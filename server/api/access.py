@@ -1,7 +1,4 @@
-"""Where a request carries its API key.
-
-Knows headers by value; no framework, no tenants.
-"""
+"""Access of requests: keys, origins, hosts, and what a request takes before its body is read."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ from ..tenants.tenancy import current_tenant, enter_tenant
 from ..text.threads import current_line, enter_line
 from .claims import enter_batch
 from .errors import http_error
-from .live import OWNER_KEY, SCOPE_KEY, own_peer
 from .origins import check_host, check_origin, preflight_headers, shown_origin
-from .passing_on import is_passed_on, owner_elsewhere
+from .peers import is_proxied, owner_elsewhere
 from .quota import enter_request
+from .request_scope import scope_of
 from .resuming import has_answer
 
 if TYPE_CHECKING:
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
 
     from triolet.tenants import Tenant
 
-    from .live import Entry
+    from .request_scope import Entry
     from .services import Services
 
 
@@ -161,15 +158,15 @@ async def check_request(services: Services) -> Response | None:
     headers = asked.headers
     _check_host(services, headers.get("host"))
     preflight = _answer_preflight(services, asked)
-    owner = asked.scope["state"].get(OWNER_KEY)
+    scope = scope_of(asked.scope)
+    owner = scope.owner
     if owner is not None:
         # From within: nothing that a client sends gets there.
         enter_batch()
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
     elif preflight is None and (
-        is_passed_on()
-        or (asked.endpoint not in OPEN_ENDPOINTS and not own_peer(asked.scope).is_unix)
+        is_proxied() or (asked.endpoint not in OPEN_ENDPOINTS and not scope.connection.is_unix)
     ):
         tenant = check_key(services, headers)
         _note_key(services, asked.scope)
@@ -198,7 +195,7 @@ def _answer_preflight(services: Services, asked: Request) -> Response | None:
 
 
 async def check_websocket(services: Services) -> None:
-    """Let the running task serve whoever opened this WebSocket.
+    """Let the running task serve the client that opened this WebSocket.
 
     Raises:
       RequestError: 401 or 403.
@@ -212,7 +209,7 @@ async def check_websocket(services: Services) -> None:
 
 
 def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] = ()) -> Tenant:
-    """Let the running task serve the tenant whose key was sent, as that tenant is now.
+    """Let the running task serve the tenant of the key that was sent, as that tenant is now.
 
     Raises:
       RequestError: 401 or 403.
@@ -226,7 +223,7 @@ def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] 
 def _note_key(services: Services, scope: object) -> None:
     """Note that a connection is of a tenant; where there are no keys there is none."""
     if not services.tenancy.is_open:
-        own_peer(scope).on_key()
+        scope_of(scope).connection.on_key()
 
 
 def _check_host(services: Services, host: str | None) -> None:
@@ -244,9 +241,8 @@ async def let_in(services: Services, asked: Request) -> None:
       RequestError: 429, its tenant has nothing left or as much under way as it may; 429 or 503,
         there is no room for its body.
     """
-    state, key = asked.scope["state"], current_line()
-    entry: Entry = state[SCOPE_KEY].entry
-    is_inner = OWNER_KEY in state
+    scope, key = scope_of(asked.scope), current_line()
+    entry, is_inner = scope.entry, scope.owner is not None
     enter_request(entry)
     try:
         if asked.method == "POST" and asked.endpoint not in UNMETERED:

@@ -6,7 +6,7 @@ Knows Quart's request; knows no endpoint.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 from quart import request
@@ -19,7 +19,7 @@ from ..tenants.tenancy import current_tenant
 from ..text.threads import in_thread
 from .errors import echo, http_error, too_large
 from .json_body import parse_object
-from .live import SCOPE_KEY, WITHIN_KEY, LiveRequest
+from .request_scope import RequestScope, scope_of
 from .schemas import EXTENSIONS, OTHER_EXTENSION, read_request, take_unknown
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ INLINE_OBJECTS: Final = 256
 """In such a body: 64 KiB of messages of one letter take ten times as long as 64 KiB of text."""
 
 
-def live_request() -> LiveRequest:
-    """Return what holds the current request's generations."""
-    return cast("LiveRequest", request.scope["state"][SCOPE_KEY])
+def current_scope() -> RequestScope:
+    """Return the scope of the current request."""
+    return scope_of(request.scope)
 
 
 def own_request_id(headers: Headers) -> str:
@@ -61,7 +61,7 @@ def own_request_id(headers: Headers) -> str:
 
 def shown_request_id() -> str:
     """Return the id that the answer carries: the client's own, or ours."""
-    return own_request_id(request.headers) or live_request().request_id.hex()
+    return own_request_id(request.headers) or current_scope().request_id.hex()
 
 
 def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
@@ -71,7 +71,7 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
     nobody is there any more afterwards; a stream is kept alive. A line of a batch has as long as
     its batch.
     """
-    within_s: float | None = request.scope["state"].get(WITHIN_KEY)
+    within_s = current_scope().within_s
     if within_s is not None:
         return within_s
     headers = request.headers
@@ -120,7 +120,7 @@ async def read_fields(
         raise http_error(415, "send the body without a content-encoding")
     body = await read_body(services.config)
     ends = (body[:KEY_BYTES], body[-KEY_BYTES:])
-    live_request().key = hash((current_tenant().name, request.path, len(body), ends))
+    current_scope().key = hash((current_tenant().name, request.path, len(body), ends))
 
     def parse() -> tuple[ModelT, tuple[str, ...]]:
         named = parse_object(body)
@@ -136,7 +136,7 @@ async def read_fields(
 
 def note_ignored(names: Iterable[str], services: Services) -> None:
     """Tell the client and the operator which parameters have no effect."""
-    headers = live_request().headers
+    headers = current_scope().headers
     shown = [headers[IGNORED_HEADER]] if IGNORED_HEADER in headers else []
     for name in names:
         services.metrics.http.ignored(name if name in EXTENSIONS else OTHER_EXTENSION)
@@ -165,7 +165,7 @@ async def read_body(config: ServerConfig) -> bytes:
         for as much as came.
     """
     began_at = trio.current_time()
-    entry = live_request().entry
+    entry = current_scope().entry
     entry.begin_work()
     body = bytearray()
     with trio.CancelScope() as scope:

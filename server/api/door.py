@@ -1,4 +1,4 @@
-"""A rate with a burst of one second, as a token bucket. Knows no clock: `now` is handed in."""
+"""Bounds at the door: rates, the room that bodies take, the pace and the log of refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a client calls its part of the prefix cache to what workers call it."""
+"""From a checked request to the generations of its choices, and from these to its answer."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from quart import Response, request
+from quart import Response
 
 from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
 
 from ..contract.generation import GenerationRequest
 from ..tenants.tenancy import current_tenant
-from .body import check_model, deadline_s, live_request, shown_request_id
+from .body import check_model, current_scope, deadline_s, shown_request_id
 from .claims import current_scheduling, renew_tenant, tier_field
-from .live import own_shortcut
-from .openai.chunks import ChunkStream, Envelope, RunningUsage, total_usage
+from .openai.chunks import Envelope, RunningUsage, total_usage
 from .overload import capped, own_ask_key
 from .quota import reserved
 from .resuming import join_whole, kept_answer, own_key, read_whole, resumable_stream
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
-from .stream import Choices, EventStreamBody, WholeScript, collect
+from .stream import EventStreamBody, WholeAnswer, collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,14 +34,15 @@ if TYPE_CHECKING:
     from triolet.sampling import Grammar
     from triolet.tenants import Plan as TenantPlan
 
-    from ..contract.generation import Generation, TextWatch
+    from ..contract.generation import TextWatch
+    from ..contract.output_stream import OutputStream
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
-    from .live import LiveRequest
-    from .openai.chunks import ChunkWriter
+    from .openai.chunks import ChunkStream
+    from .request_scope import RequestScope
     from .schemas import GenerationFields
     from .services import Services
-    from .stream import Answer, StreamForm
+    from .stream import Answer, Serializer
 
 
 SALT_BYTES: Final = 16
@@ -51,8 +51,8 @@ SALT_BYTES: Final = 16
 def salt_of(cache_salt: str | None) -> bytes:
     """Return a salt of one length for any text; empty, which is everybody's, for none.
 
-    Where there are tenants, it is the tenant's own in either case: who asks the same as another
-    finds nothing of theirs, whatever both call it. Every server of a fleet makes the same of it, so
+    Where there are tenants, it is the tenant's own in either case: a tenant finds nothing of
+    another one's, whatever both call it. Every server of a fleet makes the same of it, so
     that they share what their clients share.
     """
     secret = current_tenant().secret
@@ -69,11 +69,11 @@ class Context(NamedTuple):
 
     Attributes:
       tokens: so many.
-      whose: who says so, for errors.
+      source: what sets the bound, for errors.
     """
 
     tokens: int
-    whose: str
+    source: str
 
 
 def context_of(max_model_len: int, plan: TenantPlan) -> Context:
@@ -140,7 +140,7 @@ def completion_budget(
 def _too_long(prompt_tokens: int, wanted: int | None, context: Context, param: str) -> RequestError:
     asked = "" if wanted is None else f" and {wanted} for the completion"
     return invalid_request(
-        f"{context.whose} is {context.tokens} tokens; the request has {prompt_tokens} in the "
+        f"{context.source} is {context.tokens} tokens; the request has {prompt_tokens} in the "
         f"prompt{asked}. Shorten the prompt or ask for fewer tokens",
         param,
         code="context_length_exceeded",
@@ -152,14 +152,6 @@ STREAM_HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
-
-
-class Holder(Protocol):
-    """What generations end with."""
-
-    def hold(self, generation: Generation, /) -> None:
-        """Take one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +199,7 @@ class Plan:
 
 
 def warming(plan: Plan) -> Plan:
-    """Return a plan of which only the prompt's KV is wanted, for whoever asks with it next.
+    """Return a plan of which only the prompt's KV is wanted, for the next request with it.
 
     The shortest completion there is: its one token is not shown.
     """
@@ -222,7 +214,7 @@ def check_fields(fields: GenerationFields, services: Services) -> None:
     Raises:
       RequestError: 400, 404, or 503 while the process shuts down.
     """
-    if services.lifecycle.is_draining:
+    if services.state.is_draining:
         raise draining()
     check_model(fields.model, services.config)
     current_scheduling(fields.service_tier)
@@ -302,28 +294,16 @@ def _markers(plan: Plan, services: Services) -> dict[int, str]:
 
 
 def submit_all(
-    requests: Sequence[GenerationRequest], services: Services, live: LiveRequest
-) -> Choices:
+    requests: Sequence[GenerationRequest], services: Services, live: RequestScope
+) -> OutputStream:
     """Begin what was asked for; it ends with `live`.
 
     Raises:
       RequestError: one of them was refused, and nothing was begun.
     """
-    return submit_for(live, requests, services)
-
-
-def submit_for(
-    holder: Holder, requests: Sequence[GenerationRequest], services: Services
-) -> Choices:
-    """Begin what was asked for; it ends with `holder`.
-
-    Raises:
-      RequestError: one of them was refused, and nothing was begun.
-    """
-    generations = services.fleet.submit_together(requests)
-    for generation in generations:
-        holder.hold(generation)
-    return Choices(generations)
+    stream = services.fleet.submit(*requests)
+    live.hold(stream)
+    return stream
 
 
 def own_requests(
@@ -336,14 +316,14 @@ def own_requests(
         within_s=deadline_s(services.config, is_streamed=is_streamed),
         client_request_id=shown_request_id(),
     )
-    live_request().cache = requests[0].cache
+    current_scope().cache = requests[0].cache
     return requests
 
 
 def head(kind: str, prefix: str, services: Services) -> dict[str, Any]:
     """Return the fields that begin an answer and each chunk of a stream."""
     return {
-        "id": f"{prefix}-{live_request().request_id.hex()}",
+        "id": f"{prefix}-{current_scope().request_id.hex()}",
         "object": kind,
         "created": int(time.time()),
         "model": services.config.model_name,
@@ -354,7 +334,7 @@ async def stream_response(
     plan: Plan,
     services: Services,
     fields_of_chunk: dict[str, Any],
-    form: Callable[[Envelope], ChunkWriter],
+    chunks: Callable[[Envelope], ChunkStream],
 ) -> Response:
     """Begin a plan and return the stream of its answer."""
     options = plan.fields.stream_options
@@ -366,15 +346,16 @@ async def stream_response(
         fields_of_chunk | tier_field(plan.fields.service_tier, requests[0].scheduling),
         with_usage=options is not None and bool(options.include_usage),
         with_token_ids=bool(plan.fields.return_token_ids),
+        count=plan.count,
+        per_prompt=plan.per_prompt,
         running=running,
     )
-    stream = ChunkStream(form(envelope), count=plan.count, per_prompt=plan.per_prompt)
-    return await begin_stream(requests, stream, plan.fields, services)
+    return await begin_stream(requests, chunks(envelope), plan.fields, services)
 
 
 async def begin_stream(
     requests: Sequence[GenerationRequest],
-    form: StreamForm,
+    serializer: Serializer,
     fields: BaseModel,
     services: Services,
 ) -> Response:
@@ -382,30 +363,30 @@ async def begin_stream(
 
     Args:
       requests: what is to be generated.
-      form: of the endpoint.
+      serializer: of the endpoint.
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
-    live = live_request()
+    live = current_scope()
     key = own_key()
     if key is None:
         with await reserved(requests, services):
-            choices = submit_all(requests, services, live)
-        return event_stream(choices, form, services)
-    submit = partial(submit_for, requests=requests, services=services)
+            stream = submit_all(requests, services, live)
+        return event_stream(stream, serializer, services)
+    submit = partial(services.fleet.submit, *requests)
     found = kept_answer(key, fields, services)
     with await reserved(() if found else requests, services):
-        response = resumable_stream(key, fields, form, submit, live, services, found)
+        response = resumable_stream(key, fields, serializer, submit, live, services, found)
     response.headers.update(STREAM_HEADERS)
     return response
 
 
-def event_stream(choices: Choices, form: StreamForm, services: Services) -> Response:
+def event_stream(stream: OutputStream, serializer: Serializer, services: Services) -> Response:
     """Return the stream of what was begun, in the form of an endpoint."""
     body = EventStreamBody(
-        choices,
-        form,
-        own_shortcut(request.scope),
+        stream,
+        serializer,
+        current_scope().connection,
         keep_alive_s=services.config.keep_alive_s,
     )
     return Response(body, headers=STREAM_HEADERS)
@@ -446,18 +427,18 @@ async def begin_whole(
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
-    live = live_request()
+    live = current_scope()
     key = own_key()
     if key is None:
         with await reserved(requests, services):
-            choices = submit_all(requests, services, live)
-        answers = await collect(choices, len(requests))
+            stream = submit_all(requests, services, live)
+        answers = await collect(stream, len(requests))
         return Response(document(answers), content_type="application/json")
-    script = WholeScript(len(requests), document)
-    submit = partial(submit_for, requests=requests, services=services)
+    whole = WholeAnswer(len(requests), document)
+    submit = partial(services.fleet.submit, *requests)
     found = kept_answer(key, fields, services)
     with await reserved(() if found else requests, services):
-        reader, is_new = join_whole(key, fields, script, submit, live, services, found)
+        reader, is_new = join_whole(key, fields, whole, submit, live, services, found)
     return await read_whole(reader, is_new=is_new)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 from quart import has_request_context
 
-from .body import deadline_s, live_request
+from .body import current_scope, deadline_s
 from .claims import current_scheduling
 from .resuming import own_key
 
@@ -38,7 +38,7 @@ def refuse_early(fields: GenerationFields, services: Services) -> None:
         return
     if fields.response_cache == "allow" and services.config.response_cache.max_bytes:
         return
-    live = live_request()
+    live = current_scope()
     within_s = deadline_s(services.config, is_streamed=bool(fields.stream))
     scheduling = current_scheduling(fields.service_tier)
     services.fleet.doorkeeper.refuse_early(
@@ -48,7 +48,7 @@ def refuse_early(fields: GenerationFields, services: Services) -> None:
 
 def own_ask_key() -> int:
     """Return what names the request that is being answered; 0 if its prompt has to."""
-    return live_request().key if has_request_context() else 0
+    return current_scope().key if has_request_context() else 0
 
 
 def capped(
@@ -65,7 +65,7 @@ def capped(
         return max_tokens
     cap = max(cap, fields.min_tokens or 0)
     if has_request_context():
-        headers = live_request().headers
+        headers = current_scope().headers
         headers[LEVEL_HEADER] = str(doorkeeper.level)
         headers[CAP_HEADER] = str(cap)
     return cap

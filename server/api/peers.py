@@ -1,6 +1,8 @@
-"""The answer of another server on this port to a request that this one passed on.
+"""The other servers on this port: what is asked of them, and requests that one of them owns.
 
-Knows one connection and a little HTTP; what is passed on, and why, is the surface's.
+The kernel gives a retry of a request with an idempotency key to any server. Which one keeps the
+key's answer follows from the key alone, and any other passes the request on: two requests with one
+key meet in one process, and no two servers have to agree on anything.
 """
 
 from __future__ import annotations
@@ -11,6 +13,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import h11
 import structlog
 import trio
+from quart import Response, request
+
+from triolet.errors import draining, overloaded
+
+from .body import current_scope, read_body, shown_request_id
+from .resuming import own_key
+from .stream import StreamBody
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
     from triolet.config import SiblingConfig
 
     from ..contract.generation import CancelReason
+    from .services import Services
 
 
 _A = TypeVar("_A")
@@ -26,11 +36,11 @@ _R = TypeVar("_R")
 READ_BYTES: Final = 65_536
 
 
-class SiblingAnswer:
+class PeerAnswer:
     """An answer that is being read. Its request holds it: the connection ends with that.
 
     Args:
-      stream: to the sibling.
+      stream: to the peer.
       patience_s: how long it may say nothing at all.
       on_end: told once that it is over, or given up.
 
@@ -43,7 +53,7 @@ class SiblingAnswer:
         self,
         stream: trio.SocketStream,
         patience_s: float,
-        on_end: Callable[[SiblingAnswer], None],
+        on_end: Callable[[PeerAnswer], None],
     ) -> None:
         self._stream = stream
         self._on_end = on_end
@@ -54,7 +64,7 @@ class SiblingAnswer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything may have been spent on it: the sibling does not say."""
+        """Whether anything may have been spent on it: the peer does not say."""
         return True
 
     async def ask(self, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> None:
@@ -89,7 +99,7 @@ class SiblingAnswer:
                 return bytes(event.data)
 
     def cancel(self, reason: CancelReason) -> None:
-        """Hang up, for which the sibling needs no reason. Idempotent."""
+        """Hang up, for which the peer needs no reason. Idempotent."""
         del reason
         self._stream.socket.close()
         self._on_end(self)
@@ -108,42 +118,41 @@ class SiblingAnswer:
 
 log = structlog.get_logger(__name__)
 
-VIEW_READ_BYTES: Final = 65_536
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 """Metrics of a server with a thousand workers take 2 MiB."""
 
 
-class Siblings:
+class Peers:
     """All servers on this port but this one.
 
     Args:
-      config: who they are.
+      config: their names and sockets.
     """
 
     def __init__(self, config: SiblingConfig) -> None:
         self.own_name = config.name
         self._paths = {name: path for name, path in config.paths if name != config.name}
         self._ask_timeout_s = config.ask_timeout_s
-        self._answers: set[SiblingAnswer] = set()
+        self._answers: set[PeerAnswer] = set()
         self._ended = trio.Event()
 
     def owner_of(self, key: str) -> str | None:
         """Return which of the others keeps what a key names; None if this one does.
 
-        All of them say the same of a key, whoever lives and whoever is asked.
+        All servers say the same of a key, whichever of them are alive.
         """
         names = (self.own_name, *self._paths)
         owner = max(names, key=lambda name: blake2b(f"{name}\0{key}".encode()).digest())
         return None if owner == self.own_name else owner
 
-    async def reach(self, name: str, patience_s: float) -> SiblingAnswer:
+    async def connect(self, name: str, patience_s: float) -> PeerAnswer:
         """Open a connection to one of the others, which may say nothing for so long.
 
         Raises:
-          OSError: nobody is there, or too many wait already.
+          OSError: it does not listen, or too many wait already.
         """
         stream = await trio.open_unix_socket(self._paths[name])
-        answer = SiblingAnswer(stream, patience_s, self._end)
+        answer = PeerAnswer(stream, patience_s, self._end)
         self._answers.add(answer)
         return answer
 
@@ -153,7 +162,7 @@ class Siblings:
             while self._answers:
                 await self._ended.wait()
 
-    def _end(self, answer: SiblingAnswer) -> None:
+    def _end(self, answer: PeerAnswer) -> None:
         self._answers.discard(answer)
         self._ended.set()
         self._ended = trio.Event()
@@ -162,7 +171,7 @@ class Siblings:
         """GET something of each at once.
 
         Returns:
-          The bodies by name; None of who did not answer in time, or not with 200.
+          The bodies by name; None for a server that did not answer in time, or not with 200.
         """
         answers: dict[str, bytes | None] = dict.fromkeys(self._paths)
 
@@ -192,7 +201,7 @@ async def _get(path: str, target: str) -> bytes | None:
         while len(body) <= MAX_ANSWER_BYTES:
             event = connection.next_event()
             if event is h11.NEED_DATA:
-                connection.receive_data(await stream.receive_some(VIEW_READ_BYTES))
+                connection.receive_data(await stream.receive_some(READ_BYTES))
             elif isinstance(event, h11.Response):
                 is_good = event.status_code == 200
             elif isinstance(event, h11.Data):
@@ -200,3 +209,107 @@ async def _get(path: str, target: str) -> bytes | None:
             else:
                 return bytes(body) if is_good else None
     return None
+
+
+PROXIED: Final = "x-triolet-passed-on"
+"""Header that names the owner. A server that is named so owns the key, so nothing is passed on
+twice. A client that says so only keeps its own retries apart."""
+_TAKEN: Final = (
+    "accept",
+    "anthropic-version",
+    "authorization",
+    "content-encoding",
+    "content-type",
+    "idempotency-key",
+    "last-event-id",
+    "x-api-key",
+    "x-request-timeout-ms",
+    "x-stainless-read-timeout",
+)
+"""Headers that decide what comes of a request. Its Origin is checked where it arrived."""
+_OF_CONNECTION: Final = frozenset(
+    {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
+)
+_RETRY_S: Final = 1.0
+_NO_ANSWER: Final = (OSError, trio.BrokenResourceError, h11.RemoteProtocolError)
+
+
+def is_proxied() -> bool:
+    """Return whether a peer got this request and passed it on."""
+    return PROXIED in request.headers and current_scope().connection.is_unix
+
+
+def proxy_to_owner(
+    view: Callable[[Services], Awaitable[Response]],
+) -> Callable[[Services], Awaitable[Response]]:
+    """Return a view that lets the owner of a request's key answer it."""
+
+    async def answer(services: Services) -> Response:
+        owner = owner_elsewhere(services)
+        return await (view(services) if owner is None else _proxy(owner, services))
+
+    return answer
+
+
+def owner_elsewhere(services: Services) -> str | None:
+    """Return the peer that owns the key of the current request; None if it is answered here.
+
+    Raises:
+      RequestError: 400, the key is none.
+    """
+    peers = services.peers
+    key = None if peers is None else own_key()
+    if peers is None or key is None or request.headers.get(PROXIED) == peers.own_name:
+        return None
+    return peers.owner_of(key)
+
+
+async def _proxy(owner: str, services: Services) -> Response:
+    """Return the owner's answer.
+
+    Raises:
+      RequestError: 503, it does not answer, or this process is to leave.
+    """
+    assert services.peers is not None
+    if services.state.is_draining:
+        raise draining()
+    body = await read_body(services.config)
+    headers = [(name, request.headers[name]) for name in _TAKEN if name in request.headers]
+    headers += [(PROXIED, owner), ("x-request-id", shown_request_id())]
+    if request.scope["client"] is not None:
+        headers.append(("x-forwarded-for", request.scope["client"][0]))
+    # Nothing that it does may take longer, and it says so itself when the time is over.
+    patience_s = services.config.default_deadline_s + services.config.keep_alive_s
+    services.metrics.http.resumption("passed_on")
+    try:
+        answer = await services.peers.connect(owner, patience_s)
+        current_scope().hold(answer)
+        await answer.ask(request.path, headers, body)
+        current_scope().entry.queue()  # it is under way there now
+        del body
+        shown = {k: v for k, v in answer.headers.items() if k not in _OF_CONNECTION}
+        if shown.get("content-type", "").startswith("text/event-stream"):
+            return Response(ProxiedBody(answer), answer.status, headers=shown)
+        whole = b"".join([data async for data in ProxiedBody(answer)])
+    except _NO_ANSWER as error:
+        log.warning("sibling_silent", server=owner, reason=str(error))
+        message = "the server that keeps the answers of this idempotency key does not answer"
+        raise overloaded(message, retry_after_s=_RETRY_S) from None
+    return Response(whole, answer.status, headers=shown)
+
+
+class ProxiedBody(StreamBody):
+    """Gives back what a peer says as it comes. If that breaks off, so does this.
+
+    Args:
+      answer: held by its request.
+    """
+
+    def __init__(self, answer: PeerAnswer) -> None:
+        self._answer = answer
+
+    async def __anext__(self) -> bytes:
+        """Return what comes next."""
+        if data := await self._answer.next_data():
+            return data
+        raise StopAsyncIteration

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..contract.generation import GenerationRequest
     from ..tenants.quotas import NoReservation, Quotas, Reservation
-    from .live import Entry, LiveRequest
+    from .request_scope import Entry, RequestScope
     from .services import Services
 
 _ENTRY: Final[ContextVar[Entry | None]] = ContextVar("entry", default=None)
@@ -35,7 +35,7 @@ def enter_request(entry: Entry) -> None:
     _ENTRY.set(entry)
 
 
-def enter_answer(services: Services, live: LiveRequest) -> None:
+def enter_answer(services: Services, live: RequestScope) -> None:
     """Take a WebSocket message's ticket; it has been read already.
 
     Raises:

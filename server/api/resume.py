@@ -1,14 +1,13 @@
-"""What has been said of one answer, frame by frame, so that it can be said again from any place.
+"""Answers that outlive their connections: written down frame by frame, read from any position.
 
-Pure: knows positions and bytes; no generation, no client, no time. Its beginning may be forgotten,
-then what is left keeps its positions.
+A client that comes back within a grace goes on reading where it stopped.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 import trio
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
 
     from triolet.config import ResumeConfig
 
-    from ..contract.generation import Event, Generation
-    from .stream import Choices
+    from ..contract.generation import Event, Events
+    from ..contract.output_stream import OutputStream
+    from .stream import Serializer
 
 
 class Transcript:
@@ -78,42 +78,26 @@ class Transcript:
 log = structlog.get_logger(__name__)
 
 
-class Script(Protocol):
-    """What an answer looks like, frame by frame. Pure."""
-
-    def begin(self) -> list[bytes]:
-        """Return what comes before all else."""
-        ...
-
-    def write(self, index: int, event: Event, *, is_stopped: bool) -> list[bytes]:
-        """Return what an event of a choice looks like; of a Failed, the end of the answer."""
-        ...
-
-    def end(self) -> list[bytes]:
-        """Return what follows the good ends of all choices."""
-        ...
-
-
 class ResumableAnswer:
     """One answer.
 
     Args:
-      script: what it looks like.
+      serializer: of the endpoint.
       fingerprint: of what was asked for.
       config: bounds.
 
     Attributes:
-      script: as above.
+      serializer: as above.
       fingerprint: as above.
       transcript: what has been said so far.
       failure: what went wrong, once something has.
-      alone_since: since when nobody reads it; None while somebody does.
+      alone_since: since when it has no reader; None while it has one.
       grace_s: how long it goes on then.
       ended_at: when it ended; None while it runs.
     """
 
-    def __init__(self, script: Script, fingerprint: bytes, config: ResumeConfig) -> None:
-        self.script = script
+    def __init__(self, serializer: Serializer, fingerprint: bytes, config: ResumeConfig) -> None:
+        self.serializer = serializer
         self.fingerprint = fingerprint
         self.transcript = Transcript()
         self.failure: RequestError | None = None
@@ -121,21 +105,16 @@ class ResumableAnswer:
         self.grace_s = config.grace_s
         self.ended_at: float | None = None
         self._config = config
-        self._generations: list[Generation] = []
-        self._choices: Choices | None = None
+        self._stream: OutputStream | None = None
         self._readers: set[ResumingReader] = set()
         self._left_at = 0
-        self._is_listening = self._is_stopped = self._is_given_up = False
+        self._is_listening = self._is_given_up = False
         self._changed = trio.Event()
 
-    def hold(self, generation: Generation) -> None:
-        """Take a generation, which ends when this answer is given up."""
-        self._generations.append(generation)
-
-    def start(self, choices: Choices) -> None:
-        """Write down what comes of what was begun."""
-        self._choices = choices
-        self._say(self.script.begin())
+    def start(self, stream: OutputStream) -> None:
+        """Write down what comes of a stream, which ends when this answer is given up."""
+        self._stream = stream
+        self._say(self.serializer.begin())
         self.go_on()
 
     def read_from(self, position: int) -> ResumingReader:
@@ -147,7 +126,7 @@ class ResumableAnswer:
         return reader
 
     def leave(self, reader: ResumingReader, reason: CancelReason) -> None:
-        """A reader goes. Who stopped reading has not left, and is not waited for."""
+        """Remove a reader. A stalled one aborts the answer; after others it runs for `grace_s`."""
         if reader not in self._readers:
             return
         self._readers.remove(reader)
@@ -163,14 +142,14 @@ class ResumableAnswer:
 
     def stop(self) -> None:
         """End it, as its client wishes. Idempotent."""
-        self._is_stopped = True
+        self.serializer.is_stopped = True
         self.give_up(CancelReason.STOPPED)
 
     def give_up(self, reason: CancelReason) -> None:
         """End whatever still runs of it. Idempotent."""
         self._is_given_up = True
-        for generation in self._generations:
-            generation.cancel(reason)
+        if self._stream is not None:
+            self._stream.cancel(reason)
         self.go_on()
 
     async def wait_changed(self) -> None:
@@ -180,21 +159,20 @@ class ResumableAnswer:
     def go_on(self) -> None:
         """Listen, unless it is over or too far ahead of its readers."""
         shall_listen = self.ended_at is None and not self._is_ahead()
-        if self._choices is not None and shall_listen is not self._is_listening:
+        if self._stream is not None and shall_listen is not self._is_listening:
             self._is_listening = shall_listen
-            self._choices.listen(self._take if shall_listen else None)
+            self._stream.listen(self._take if shall_listen else None)
 
-    def _take(self) -> None:
+    def _take(self, events: Events) -> None:
         """Write down what has come."""
-        assert self._choices is not None
+        assert self._stream is not None
         try:
-            for index, events in self._choices.take_now():
-                for event in events:
-                    self._write(index, event)
-            if self.ended_at is None and self._choices.are_over:
-                self._end(self.script.end())
+            for index, event in events:
+                self._write(index, event)
+            if self.ended_at is None and self._stream.is_over:
+                self._end(self.serializer.end())
         except Exception as error:
-            # Whoever calls serves all streams, and must not suffer from one.
+            # The caller serves all streams.
             log.exception("answer_failed", exc_info=error)
             self.failure = server_error()
             self._end([])
@@ -204,7 +182,7 @@ class ResumableAnswer:
     def _write(self, index: int, event: Event) -> None:
         if self.ended_at is not None:
             return
-        frames = self.script.write(index, event, is_stopped=self._is_stopped)
+        frames = self.serializer.event(index, event)
         if isinstance(event, Failed):
             # One error ends the whole answer.
             self.failure = event.error
@@ -233,13 +211,13 @@ class ResumableAnswer:
             return False  # its end is still to be taken
         fastest = max((reader.position for reader in self._readers), default=None)
         if fastest is None:
-            # Those who come back find what was said since the last of them left.
+            # A client that comes back finds what was written since the last reader left.
             return self.transcript.bytes_since(self._left_at) >= self._config.buffer_bytes
         return self.transcript.bytes_since(fastest) >= self._config.ahead_bytes
 
 
 class ResumingReader:
-    """Somebody who reads an answer. Part of a request, with which it ends.
+    """One reader of an answer. Part of a request, with which it ends.
 
     Args:
       answer: what it reads.
@@ -310,7 +288,7 @@ class Name(NamedTuple):
     Attributes:
       owner: the tenant that pays with its own answers when room runs out; empty where there are no
         tenants, and all clients share one room then.
-      scope: whose name it is; another client's are others.
+      scope: of the client; the same text of another client is another name.
       text: the client's word, or an id of ours.
     """
 
@@ -324,9 +302,9 @@ class KeptAnswers:
 
     Args:
       config: bounds.
-      is_leaving: whether this process is to leave: then nothing goes on for nobody.
+      is_leaving: whether this process is to leave: then answers without readers end at once.
       count: told of what becomes of answers, by a word.
-      sweeps: called with the time at each sweep: others who forget what is old.
+      sweeps: called with the time at each sweep, to forget what is old elsewhere.
     """
 
     def __init__(
@@ -367,7 +345,7 @@ class KeptAnswers:
         self,
         name: Name,
         answer: ResumableAnswer,
-        submit: Callable[[ResumableAnswer], Choices],
+        submit: Callable[[], OutputStream],
     ) -> None:
         """Begin an answer and keep it, in the place of one of that name.
 
@@ -377,7 +355,7 @@ class KeptAnswers:
         live = [other for other, one in self._answers.items() if one.ended_at is None]
         num_own = sum(other.owner == name.owner for other in live)
         most = self._config.max_live
-        # Without tenants there is nobody to share with.
+        # Without tenants there are no shares.
         most_own = max(1, int(most * self._config.owner_share)) if name.owner else most
         if len(live) >= most or num_own >= most_own:
             raise RequestError(
@@ -387,7 +365,7 @@ class KeptAnswers:
                 param="idempotency-key",
                 retry_after_s=1.0,
             )
-        answer.start(submit(answer))
+        answer.start(submit())
         self._answers.pop(name, None)
         self._answers[name] = answer
         self._make_room()
@@ -418,7 +396,7 @@ class KeptAnswers:
         return answer.read_from(position)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Give up what nobody comes back to, and forget what is old, until cancelled."""
+        """Give up answers that stay without readers, and forget what is old, until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(self._config.sweep_s)

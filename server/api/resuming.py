@@ -1,4 +1,4 @@
-"""Idempotency-Key and Last-Event-ID: HTTP requests whose answers do not end with their connection.
+"""Idempotency-Key and Last-Event-ID: HTTP requests with answers that outlive their connection.
 
 A request with a key begins an answer, or joins the one that a request with the same key and the
 same content began, live or finished. A stream then numbers its events, and one that was cut goes on
@@ -27,18 +27,17 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from ..contract.generation import Event
-    from .live import LiveRequest
-    from .resume import ResumingReader, Script
+    from ..contract.output_stream import OutputStream
+    from .request_scope import RequestScope
+    from .resume import ResumingReader
     from .services import Services
-    from .stream import Choices, StreamForm
+    from .stream import Serializer
 
 KEY: Final = "idempotency-key"
 LAST_EVENT_ID: Final = "last-event-id"
 JOINED: Final = "idempotency-replayed"
 """Header of an answer that another request began."""
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
-_EVENT_END: Final = b"\n\n"
 
 
 def own_key() -> str | None:
@@ -77,40 +76,12 @@ def _fingerprint(fields: BaseModel) -> bytes:
     return blake2b(content, digest_size=16).digest()
 
 
-class SseScript:
-    """Server-Sent Events, one by one.
-
-    Args:
-      form: writes them.
-    """
-
-    def __init__(self, form: StreamForm) -> None:
-        self._form = form
-
-    def begin(self) -> list[bytes]:
-        """Return what comes before all else."""
-        return _events_of(self._form.begin())
-
-    def write(self, index: int, event: Event, *, is_stopped: bool) -> list[bytes]:
-        """Return what an event of a choice looks like."""
-        del is_stopped  # over HTTP a client stops by leaving
-        return _events_of(self._form.write(index, event))
-
-    def end(self) -> list[bytes]:
-        """Return what follows the good ends of all choices."""
-        return _events_of(self._form.end())
-
-
-def _events_of(data: bytes) -> list[bytes]:
-    return [event + _EVENT_END for event in data.split(_EVENT_END) if event]
-
-
 def resumable_stream(
     key: str,
     fields: BaseModel,
-    form: StreamForm,
-    submit: Callable[[ResumableAnswer], Choices],
-    live: LiveRequest,
+    serializer: Serializer,
+    submit: Callable[[], OutputStream],
+    live: RequestScope,
     services: Services,
     found: ResumableAnswer | None,
 ) -> Response:
@@ -119,26 +90,26 @@ def resumable_stream(
     Args:
       key: its name.
       fields: what was asked for.
-      form: what a stream looks like that is begun.
+      serializer: of the endpoint.
       submit: begins it.
       live: the request, with which its reading ends.
       services: where it is kept.
       found: the answer, if it was there when it was decided whether anything is reserved.
     """
     position = _wanted_position()
-    answer, is_new = _answer_of(key, fields, SseScript(form), submit, found, services)
+    answer, is_new = _answer_of(key, fields, serializer, submit, found, services)
     reader = services.kept.join(answer, position or 0)
     live.hold(reader)
-    body = ResumableBody(reader, form, services.config.keep_alive_s)
+    body = ResumableBody(reader, serializer, services.config.keep_alive_s)
     return Response(body, headers={} if is_new else {JOINED: "true"})
 
 
 def join_whole(
     key: str,
     fields: BaseModel,
-    script: Script,
-    submit: Callable[[ResumableAnswer], Choices],
-    live: LiveRequest,
+    serializer: Serializer,
+    submit: Callable[[], OutputStream],
+    live: RequestScope,
     services: Services,
     found: ResumableAnswer | None,
 ) -> tuple[ResumingReader, bool]:
@@ -152,7 +123,7 @@ def join_whole(
     """
     if LAST_EVENT_ID in request.headers:
         raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
-    answer, is_new = _answer_of(key, fields, script, submit, found, services)
+    answer, is_new = _answer_of(key, fields, serializer, submit, found, services)
     reader = services.kept.join(answer, 0)
     live.hold(reader)
     return reader, is_new
@@ -179,8 +150,8 @@ async def read_whole(reader: ResumingReader, *, is_new: bool) -> Response:
 def _answer_of(
     key: str,
     fields: BaseModel,
-    script: Script,
-    submit: Callable[[ResumableAnswer], Choices],
+    serializer: Serializer,
+    submit: Callable[[], OutputStream],
     found: ResumableAnswer | None,
     services: Services,
 ) -> tuple[ResumableAnswer, bool]:
@@ -199,7 +170,7 @@ def _answer_of(
             code="not_found",
             param=LAST_EVENT_ID,
         )
-    answer = ResumableAnswer(script, fingerprint, services.config.resume)
+    answer = ResumableAnswer(serializer, fingerprint, services.config.resume)
     services.kept.begin(name, answer, submit)
     return answer, True
 
@@ -222,11 +193,11 @@ def kept_answer(key: str, fields: BaseModel, services: Services) -> ResumableAns
 
 
 def _name_of(key: str) -> Name:
-    # Nobody is told of the keys of others. Whether the credentials are right is checked elsewhere.
+    # A client never meets the keys of others. Credentials are checked elsewhere.
     tenant = current_tenant().name
     keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
-    who = f"tenant {tenant}" if tenant else "\0".join(keys)
-    scope = blake2b(who.encode(), digest_size=16).digest()
+    client = f"tenant {tenant}" if tenant else "\0".join(keys)
+    scope = blake2b(client.encode(), digest_size=16).digest()
     return Name(tenant, scope, key)
 
 
@@ -235,13 +206,13 @@ class ResumableBody(StreamBody):
 
     Args:
       reader: gives the events.
-      form: of what is not the answer's: sign of life, and the end of a reader that is lost.
+      serializer: of what is not the answer's: keep-alives, and the end of a reader that is lost.
       keep_alive_s: after so much silence there is a sign of life.
     """
 
-    def __init__(self, reader: ResumingReader, form: StreamForm, keep_alive_s: float) -> None:
+    def __init__(self, reader: ResumingReader, serializer: Serializer, keep_alive_s: float) -> None:
         self._reader = reader
-        self._form = form
+        self._serializer = serializer
         self._keep_alive_s = keep_alive_s
 
     async def __anext__(self) -> bytes:
@@ -254,11 +225,12 @@ class ResumableBody(StreamBody):
                 raise StopAsyncIteration
             if reader.is_lost:
                 reader.position = reader.end
-                return self._form.write(0, Failed(reader.lost(), Usage(0, 0)))
+                lost = Failed(reader.lost(), Usage(0, 0))
+                return b"".join(self._serializer.event(0, lost))
             first = reader.position
             if events := reader.take():
                 return b"".join(b"id: %d\n%b" % pair for pair in enumerate(events, first))
             with trio.move_on_at(deadline) as silence:
                 await reader.wait()
             if silence.cancelled_caught:
-                return self._form.keep_alive
+                return self._serializer.keep_alive

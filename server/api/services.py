@@ -12,8 +12,8 @@ from ..text.model_card import ModelCard
 from ..text.model_files import EmbeddingModel, PageWords, SamplingDefaults
 from ..text.threads import FairLimiter
 from .door import BodyRoom, RefusalLog, RefusalPace
-from .live import Lifecycle
 from .operations.fleet_status import RecentFigures
+from .request_scope import ServerState
 from .resume import KeptAnswers
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..tenants.quotas import Quotas
     from ..text.grammars import Grammars
     from ..text.tokenizer import TextModel
-    from .peers import Siblings
+    from .peers import Peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Services:
     metrics: Metrics
     grammars: Grammars
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    state: ServerState = field(default_factory=ServerState)
     count_connections: Callable[[], int] = lambda: 0
     """How many clients are connected."""
     embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
@@ -48,7 +48,7 @@ class Services:
     """What clients that show models are told of this one."""
     page_words: PageWords = field(default_factory=PageWords)
     """What the chat page says of this model."""
-    siblings: Siblings | None = None
+    peers: Peers | None = None
     """None where this is the only server."""
     tenancy: Tenancy = field(default_factory=Tenancy)
     """Who may ask; without tenants anybody who reaches the port."""
@@ -84,7 +84,7 @@ class Services:
             sweeps.append(fleet.store.expire)
         kept = KeptAnswers(
             self.config.resume,
-            is_leaving=lambda: self.lifecycle.is_draining,
+            is_leaving=lambda: self.state.is_draining,
             count=self.metrics.http.resumption,
             sweeps=sweeps,
         )

@@ -1,12 +1,12 @@
-"""What an answer is called: a digest of everything that it is a function of, and of whose it is.
+"""The fleet with a cache of answers in front of it.
 
-Knows requests; knows no bounds and no time. Two requests have one name if and only if they are of
-one tenant and salt, go to one model, and their answers cannot differ.
+An answer's name is a digest. Two requests have one name if and only if they are of one tenant and
+salt, go to one model, and their answers cannot differ.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -16,26 +16,170 @@ import msgspec
 import trio
 
 from transport.tokens import pack_tokens
+from triolet.errors import RequestError
 from triolet.fair_lru import Keeper
 
 from ..contract.charges import NO_CHARGES
-from ..contract.generation import CacheOutcome, FinishReason
-from .replay import Recording, Replay, Script
+from ..contract.generation import (
+    CacheOutcome,
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    TokenLogprob,
+    Usage,
+)
+from ..contract.output_stream import OutputStream
 from .store import ResponseStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from triolet.audit import FleetAudit
     from triolet.config import ResponseCacheConfig
 
     from ..contract.charges import Charges
     from ..contract.embedding import EmbeddingRequest, EmbeddingRun
-    from ..contract.generation import Generation, GenerationRequest
+    from ..contract.generation import CancelReason, Event, GenerationRequest
     from ..scheduling.gate import Doorkeeper
     from ..scheduling.links import Links
     from ..scheduling.status import FleetStatus
     from .store import Kept
+
+
+EVENTS_AT_ONCE: Final = 16
+"""Of a replay. A client that reads slowly holds what was taken, as text and in copies."""
+PIECE_BYTES: Final = 29
+TOKEN_BYTES: Final = 4
+SCORE_BYTES: Final = 55
+ALTERNATIVE_BYTES: Final = 24
+"""About what a piece without its text, a token, its score and another one's beside it cost in a
+script."""
+
+
+class Script(msgspec.Struct, frozen=True, array_like=True):
+    """All of an answer, as it was said.
+
+    Attributes:
+      deltas: text and tokens, in the pieces in which they were read.
+      reason: why it ended.
+      usage: what it took when it was computed.
+      stop_string: that ended it.
+      fingerprint: of the model.
+      is_by_stop_token: as in Finished.
+    """
+
+    deltas: tuple[Delta, ...]
+    reason: FinishReason
+    usage: Usage
+    stop_string: str | None
+    fingerprint: str
+    is_by_stop_token: bool = False
+
+
+class Recording:
+    """Writes down what is taken of one generation.
+
+    Args:
+      request: as it runs.
+      max_bytes: about as much is written down; of a longer answer nothing is kept.
+      on_finished: called with the request and the whole answer, if it had its good end.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        max_bytes: int,
+        on_finished: Callable[[GenerationRequest, Script], None],
+    ) -> None:
+        self._request = request
+        self._room = max_bytes
+        self._deltas: list[Delta] = []
+        self._on_finished = on_finished
+
+    def note(self, event: Event) -> None:
+        """Write down one event."""
+        match event:
+            case Delta() if self._room > 0:
+                self._deltas.append(event)
+                self._room -= size_of(event)
+            case Finished() if self._room > 0:
+                script = Script(
+                    tuple(self._deltas),
+                    event.reason,
+                    event.usage,
+                    event.stop_string,
+                    event.fingerprint,
+                    event.is_by_stop_token,
+                )
+                self._deltas = []
+                self._on_finished(self._request, script)
+            case _:
+                self._deltas = []
+
+
+class Replay:
+    """An answer that is given again. It holds nothing but its words.
+
+    Args:
+      request: what was asked for.
+      script: what was answered.
+    """
+
+    def __init__(self, request: GenerationRequest, script: Script) -> None:
+        self._request = request
+        # The tokens are those that it took; it waited for nothing this time.
+        ttft_s = None if script.usage.ttft_s is None else 0.0
+        self._usage = replace(script.usage, queue_s=0.0, ttft_s=ttft_s)
+        end = Finished(
+            script.reason,
+            self._usage,
+            script.stop_string,
+            script.fingerprint,
+            script.is_by_stop_token,
+        )
+        self._events: deque[Event] = deque((*script.deltas, end))
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What was asked for."""
+        return self._request
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute it: none is."""
+        return False
+
+    @property
+    def has_events(self) -> bool:
+        """Whether something is left of it."""
+        return bool(self._events)
+
+    def bind(self, on_filled: Callable[[], None]) -> None:
+        """Have this called: all of it is here."""
+        on_filled()
+
+    def take_now(self) -> Sequence[Event]:
+        """Return the next events."""
+        count = min(EVENTS_AT_ONCE, len(self._events))
+        return [self._events.popleft() for _ in range(count)]
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End it now. Idempotent; nothing after a terminal event."""
+        if self._events and not isinstance(self._events[-1], Failed):
+            error = RequestError(f"it was ended: {reason}", status=499, code="cancelled")
+            self._events.clear()
+            self._events.append(Failed(error, self._usage))
+
+
+def size_of(delta: Delta) -> int:
+    """Return about how many bytes of a script it takes."""
+    scores = sum(_score_size(score) for score in delta.logprobs)
+    return len(delta.text) + PIECE_BYTES + TOKEN_BYTES * len(delta.token_ids) + scores
+
+
+def _score_size(score: TokenLogprob) -> int:
+    return SCORE_BYTES + ALTERNATIVE_BYTES * len(score.top)
 
 
 NAME_BYTES: Final = 32
@@ -44,7 +188,7 @@ NAME_BYTES: Final = 32
 def name_of(request: GenerationRequest, fingerprint: str) -> bytes:
     """Return the name of a request's answer by the model with this fingerprint.
 
-    Who asks, when, how urgently and for how long makes no difference to it; nor does the seed where
+    Time, urgency and deadline of a request make no difference to it; nor does the seed where
     the best token is always taken.
     """
     sampling = request.sampling
@@ -70,8 +214,8 @@ def name_of(request: GenerationRequest, fingerprint: str) -> bytes:
 
 
 NOT_SERVING: Final = frozenset({"connecting", "draining", "dead"})
-"""Workers that get nothing new: their model is answered with no more, or not yet. Who is late will
-mostly be back in a second, with the same one."""
+"""Workers that get nothing new: their model is answered with no more, or not yet. A late worker
+is mostly back in a second, with the same model."""
 
 
 class CachingFleet:
@@ -101,20 +245,15 @@ class CachingFleet:
         """The fleet's: what is kept is found by a prompt, and these have none yet."""
         return self._fleet.doorkeeper
 
-    def submit(self, request: GenerationRequest) -> Generation:
-        """Begin a generation, or give an answer again; RequestError if it is refused."""
-        [generation] = self.submit_together([request])
-        return generation
-
-    def submit_together(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:
-        """Begin several generations, all of them or none; or give all of them again.
+    def submit(self, *requests: GenerationRequest) -> OutputStream:
+        """Begin the choices of one answer, all of them or none; or give all of them again.
 
         Raises:
           RequestError: one was refused.
         """
         ask = requests[0].cache
         if ask is None:
-            return self._fleet.submit_together(requests)
+            return self._fleet.submit(*requests)
         fingerprint = self._fingerprint() if ask.is_reproducible else ""
         names = [name_of(request, fingerprint) for request in requests] if fingerprint else []
         if names and ask.may_find and (found := self._find(names)):
@@ -123,19 +262,21 @@ class CachingFleet:
             ask.outcome = CacheOutcome.HIT
             ask.age_s = trio.current_time() - min(kept.since for kept in found)
             self.outcomes[ask.outcome] += 1
-            return [
+            replays = [
                 Replay(request, msgspec.msgpack.decode(kept.answer, type=Script))
                 for request, kept in zip(requests, found, strict=True)
             ]
-        generations = self._fleet.submit_together(requests)
+            return OutputStream(replays)
+        stream = self._fleet.submit(*requests)
         ask.outcome = CacheOutcome.MISS if names else CacheOutcome.BYPASS
         self.outcomes[ask.outcome] += 1
-        if not names:
-            return generations
-        return [
-            Recording(generation, self._max_bytes, partial(self._keep, name))
-            for generation, name in zip(generations, names, strict=True)
-        ]
+        if names:
+            recordings = [
+                Recording(generation.request, self._max_bytes, partial(self._keep, name))
+                for generation, name in zip(stream.generations, names, strict=True)
+            ]
+            stream.tap = lambda index, event: recordings[index].note(event)
+        return stream
 
     def embed(self, requests: Sequence[EmbeddingRequest]) -> EmbeddingRun:
         """Begin to make vectors; they are not kept."""
@@ -172,7 +313,7 @@ class CachingFleet:
             script.reason is FinishReason.STOP
             or script.usage.completion_tokens == request.sampling.max_tokens
         )
-        # Whoever lets less be computed than was asked for changes the request, or its end.
+        # Less computed than was asked for changes the request, or its end.
         if not is_whole or name_of(request, script.fingerprint) != name:
             return
         keeper = Keeper(request.scheduling.tenant.encode(), request.scheduling.cache_share)

@@ -1,7 +1,6 @@
 """Answers by name, for a short time and within so many bytes.
 
-Knows names, bytes, for whom they are kept and time as it is told; knows no requests. Who gives way
-when room runs out is fair_lru.py's to say. What is too old is gone at the next look.
+When room runs out, fair_lru.py decides which answer goes. What is too old is gone at the next look.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One generation as the outside surface sees it: what is asked for, and what comes back.
+"""One generation as the API sees it: what is asked for, and the events that come back.
 
 The contract between server/api (which writes answers) and server/scheduling (which gets tokens).
 """
@@ -26,7 +26,7 @@ class FinishReason(StrEnum):
 
 
 class CancelReason(StrEnum):
-    """Who ended a generation from outside."""
+    """Why a generation was ended from outside."""
 
     CLIENT_GONE = "client_gone"
     WENT_AWAY = "went_away"  # said so: a page that was left, or is loaded again
@@ -90,12 +90,12 @@ class GenerationRequest:
       skip_special_tokens: leave special tokens out of the text.
       include_stop: keep the stop string in the text.
       client_request_id: what its client calls it; appears beside `request_id` in the log.
-      cache_salt: whose KV it may share; empty for everybody's.
-      origin_id: the request_id of another completion of the same prompt and salt, whose KV it may
-        share while that runs; empty for none.
-      scheduling: whose it is, and of which class.
-      key: names what is asked for, so that whoever asks again when told to is known; 0 for the
-        prompt itself.
+      cache_salt: requests share KV with those of the same salt; empty for the common one.
+      origin_id: the request_id of another completion of the same prompt and salt, with which it may
+        share KV while that runs; empty for none.
+      scheduling: its tenant and class.
+      key: names what is asked for, so that a client that comes back is known; 0 for the prompt
+        itself.
       cache: whether its answer may be one that was given before; None for no. The choices of one
         request have one.
       watch: begins what ends the completion by its text, beside stop strings; None for nothing.
@@ -156,7 +156,7 @@ class Usage:
     Attributes:
       prompt_tokens: tokens in the prompt.
       completion_tokens: tokens generated, the end token included.
-      cached_tokens: prompt tokens whose KV was already there.
+      cached_tokens: prompt tokens with KV that was already there.
       queue_s: from submission to dispatch.
       ttft_s: from submission to the first token, None if there was none.
       reasoning_tokens: completion tokens before the answer, markers not counted; None where the
@@ -179,7 +179,7 @@ class Finished:
       reason: why it came.
       usage: what it took.
       stop_string: that was found.
-      fingerprint: of the model that made it; empty if nobody said so.
+      fingerprint: of the model that made it; empty if that is not known.
       is_by_stop_token: a token of the client's `stop_token_ids` ended it, and none of the model's
         own end tokens.
     """
@@ -206,11 +206,12 @@ class Failed:
 
 
 Event: TypeAlias = Delta | Finished | Failed
+Events: TypeAlias = list[tuple[int, Event]]
+"""Events of several choices, each with the index of its choice."""
 
 
 class Generation(Protocol):
-    """A running request. Whoever reads it owns nothing: dropping it without `cancel` is found by
-    the stall bound, and nothing of a worker's hangs on the reader."""
+    """One choice of a running request, as its stream reads it."""
 
     @property
     def request(self) -> GenerationRequest:
@@ -222,31 +223,27 @@ class Generation(Protocol):
         """Whether a worker was ever asked to compute it."""
         ...
 
-    async def next_events(self) -> Sequence[Event]:
-        """Wait for events, then return all there are (adjacent deltas already merged into one).
+    @property
+    def has_events(self) -> bool:
+        """Whether events are here."""
+        ...
 
-        Taking them is what gives the worker credit to go on. The last of the whole stream is a
-        Finished or a Failed; after it has been returned, calling again is an error of the caller.
-        Cancellation-safe: events that were not returned stay.
-        """
+    def bind(self, on_filled: Callable[[], None]) -> None:
+        """Have this called when events are here where there were none. It neither waits nor
+        raises."""
         ...
 
     def take_now(self) -> Sequence[Event]:
-        """Return what `next_events` would, without waiting; nothing if there is nothing."""
-        ...
+        """Return the events that are here, adjacent deltas merged into one; of many a part.
 
-    def listen(self, on_events: Callable[[], None] | None) -> None:
-        """Have this called whenever events are there to be taken; None to stop.
-
-        It is called soon after they came, once for all that came together, by a task that serves
-        every stream: it must neither wait nor raise. While somebody listens nobody else may wait.
+        Taking them is what gives the worker credit to go on. The last event is a Finished or a
+        Failed.
         """
         ...
 
     def cancel(self, reason: CancelReason) -> None:
         """End it now, from anywhere, without waiting. Idempotent; nothing after a terminal event.
 
-        Blocks are freed by END frames that the peer tasks send; a reader still waiting gets a
-        Failed.
+        The peer tasks send the END frames that free its blocks; its reader gets a Failed.
         """
         ...

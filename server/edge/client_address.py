@@ -1,4 +1,4 @@
-"""Whom a connection or a request comes from, as far as a proxy in front is trusted to say so.
+"""The address of a connection's or request's client, as far as a proxy is trusted to name it.
 
 What a proxy says counts only if the other end of the connection is in one of the configured
 networks: PROXY protocol v2 at the connection's start, `Forwarded` (RFC 7239) or `X-Forwarded-For`
@@ -57,7 +57,7 @@ def counted_address(host: str) -> str:
 
 
 class TrustedProxies:
-    """The networks of proxies that may say whom they ask for.
+    """The networks of proxies that may name their clients.
 
     Args:
       networks: as CIDR.
@@ -110,7 +110,7 @@ def _listed_nodes(value: str) -> list[str | None]:
 
 
 def _forwarded_nodes(value: str) -> list[str | None]:
-    """Return whom each element of `Forwarded` is for; [None] if it is malformed."""
+    """Return the client of each element of `Forwarded`; [None] if it is malformed."""
     nodes: list[str | None] = []
     node: str | None = None
     at, has_node, mark = 0, False, ","

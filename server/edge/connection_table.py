@@ -1,16 +1,21 @@
-"""Which connections a server holds, and which one gives way to a newcomer. No socket, no clock.
+"""The connections of a server, and which one gives way to a new one. No socket, no clock.
 
 A connection is idle while no request of it is under way: before its first head is complete, and
-between an answer and the next request. An idle one holds nothing but its place. Busy ones keep
-their places whatever arrives. The order of calls is the order of time.
+between an answer and the next request. An idle connection holds nothing but its place. Busy ones
+keep their places whatever arrives. The order of calls is the order of time.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from triolet.errors import RequestError, overloaded
+
+from ..api.errors import error_body, error_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,3 +175,41 @@ class ConnectionTable:
         self.turned_away["evicted"] += 1
         place.cut()
         return None
+
+
+REFUSALS: Final = {
+    Refused.SERVER: overloaded(
+        "this server has as many connections as it may, and a request runs on each; close some, "
+        "or try again",
+        retry_after_s=2.0,
+    ),
+    Refused.ADDRESS: RequestError(
+        "your address has as many connections as one may, and a request runs on each; use those "
+        "again, close some, or try later (for the operator: --max-connections-per-address, and "
+        "--trusted-proxies behind a proxy)",
+        status=429,
+        code="too_many_connections",
+        retry_after_s=2.0,
+    ),
+}
+"""What is said to a connection for which there is no place."""
+
+
+def refusal(error: RequestError) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Return the headers and the body of the answer."""
+    body = error_body(error)
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        "x-request-id": secrets.token_hex(16),
+        **error_headers(error),
+    }
+    return [(name.encode(), value.encode()) for name, value in headers.items()], body
+
+
+def refusal_bytes(error: RequestError) -> bytes:
+    """Return the whole answer, for a connection that no parser has seen."""
+    headers, body = refusal(error)
+    head = b"".join(b"%b: %b\r\n" % header for header in headers)
+    return b"HTTP/1.1 %d \r\n%b\r\n%b" % (error.status, head, body)

@@ -1,9 +1,8 @@
-"""What of a request's head is refused before any parser sees it.
+"""One HTTP/1.1 connection: what of a request's head is refused, when it begins, and its answer.
 
-Knows bytes and limits. h11 parses and is lenient where two parsers may disagree: a bare line feed,
-a folded line, Content-Length beside Transfer-Encoding, a target in absolute form. A proxy in front
-that reads such a head differently sees other requests than we do (request smuggling), so none of it
-passes. Never interprets what it lets through, knows no socket and no clock.
+h11 is lenient where two parsers may disagree: a bare line feed, a folded line, Content-Length
+beside Transfer-Encoding, a target in absolute form. A proxy in front that reads such a head
+differently sees other requests than this server does (request smuggling), so none of it passes.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from hypercorn.protocol.http_stream import HTTPStream
 from triolet.errors import RequestError
 
 from ..api.errors import http_error, too_large
-from ..api.live import CONTINUE_KEY, DEPARTURE_KEY, PEER_KEY, SHORTCUT_KEY, Departure
+from ..api.request_scope import SCOPE_KEY, RequestScope
 from .client_address import PROXY_SIGNATURE
-from .refusal import refusal
-from .request_turns import PROBES
-from .websocket import AppInbox, CuredWSStream
+from .connection_table import refusal
+from .websocket import AppInbox, PatchedWSStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,9 +39,47 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..api.door import RefusalLog
-    from ..api.live import Peer
+    from ..api.request_scope import ClientConnection
     from .client_address import TrustedProxies
-    from .request_turns import RequestTurns
+
+
+PROBES: Final = (b"GET /health/live ", b"GET /ping ")
+"""What an orchestrator asks; it ends a process that answers too late."""
+
+
+class RequestTurns:
+    """Lets requests begin, so many in a turn.
+
+    Args:
+      per_turn: requests that begin in one turn at most.
+    """
+
+    def __init__(self, per_turn: int) -> None:
+        self._per_turn = self._left = per_turn
+        self._waiting = trio.lowlevel.ParkingLot()
+        self._is_counting = False
+
+    async def wait(self) -> None:
+        """Return when a request may go on: at once, or in a later turn."""
+        if self._left and not self._waiting:
+            self._left -= 1
+            self._count_turn()
+        else:
+            self._count_turn()
+            await self._waiting.park()
+
+    def _count_turn(self) -> None:
+        """Have a new turn noticed; its callbacks run once in each."""
+        if not self._is_counting:
+            self._is_counting = True
+            trio.lowlevel.current_trio_token().run_sync_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._is_counting = False
+        woken = self._waiting.unpark(count=self._per_turn)
+        self._left = self._per_turn - len(woken)
+        if woken:
+            self._count_turn()
 
 
 _END = b"\r\n\r\n"
@@ -154,7 +190,7 @@ MAX_HELD_BYTES: Final = 64 * 1024
 """Of following requests, while an answer is under way; beyond, the connection is cut."""
 
 
-class CuredHTTPStream(HTTPStream):
+class PatchedHTTPStream(HTTPStream):
     """One request and its answer.
 
     Attributes:
@@ -184,11 +220,11 @@ class CuredHTTPStream(HTTPStream):
         await super().app_send(message)
 
 
-class CuredH11Protocol(H11Protocol):
+class PatchedH11Protocol(H11Protocol):
     """One HTTP/1.1 connection, which may become a WebSocket.
 
     Attributes:
-      departure: how its client went, for what runs for it.
+      remote: the connection as its requests see it.
     """
 
     def __init__(
@@ -199,7 +235,7 @@ class CuredH11Protocol(H11Protocol):
         context: WorkerContext,
         task_group: TaskGroup,
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
-        peer: Peer,
+        remote: ClientConnection,
         proxies: TrustedProxies,
         refusals: RefusalLog,
         send: Callable[[Event], Awaitable[None]],
@@ -207,25 +243,19 @@ class CuredH11Protocol(H11Protocol):
         turns: RequestTurns,
     ) -> None:
         client, server = addresses
-        self.departure = Departure()
-        state = {
-            DEPARTURE_KEY: self.departure,
-            SHORTCUT_KEY: self,
-            CONTINUE_KEY: self.ask_for_body,
-            PEER_KEY: peer,
-        }
         super().__init__(
-            app, config, context, task_group, state, False, client, server, send  # type: ignore[arg-type]
+            app, config, context, task_group, {}, False, client, server, send  # type: ignore[arg-type]
         )  # fmt: skip
+        remote.try_send, remote.ask_for_body = self.try_send, self.ask_for_body
+        self.remote = remote
         self._bounds = bounds
         self._guard = HeadGuard(
             bounds.max_header_bytes, bounds.max_header_fields, bounds.max_body_bytes
         )
         self._held = bytearray()
-        self._peer = peer
         self._proxies = proxies
         self._refusals = refusals
-        self._speaks_for_others = peer.is_unix or proxies.trusts(peer.host)
+        self._speaks_for_others = remote.is_unix or proxies.trusts(remote.host)
         self._try_write = try_write
         self._turns = turns
         self._is_in_turn = False
@@ -248,7 +278,7 @@ class CuredH11Protocol(H11Protocol):
 
     def speak_for(self, host: str) -> None:
         """Take in for which client a proxy has opened this connection."""
-        self._peer.is_forwarding = True
+        self.remote.is_forwarding = True
         self.client = (host, UNKNOWN_PORT)
         self._speaks_for_others = self._proxies.trusts(host)
 
@@ -268,11 +298,11 @@ class CuredH11Protocol(H11Protocol):
                 await self.send(Closed())
 
     def try_send(self, data: bytes) -> bool:
-        """See Shortcut."""
+        """See ClientConnection."""
         if self._is_chunked:
             in_body = self.connection.our_state is h11.SEND_BODY
             return in_body and self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
-        if isinstance(self.stream, CuredWSStream):
+        if isinstance(self.stream, PatchedWSStream):
             frame = self.stream.text_frame(data)
             return frame is not None and self._try_write(frame)
         return False
@@ -379,7 +409,7 @@ class CuredH11Protocol(H11Protocol):
         is_websocket = (
             upgrades and names.get(b"upgrade", b"").lower() == b"websocket"
         ) and request.method == b"GET"
-        kind = CuredWSStream if is_websocket else CuredHTTPStream
+        kind = PatchedWSStream if is_websocket else PatchedHTTPStream
         self._is_chunked = False
         self.stream = kind(
             self.app,
@@ -393,11 +423,11 @@ class CuredH11Protocol(H11Protocol):
             STREAM_ID,
         )
         self.stream.inbox = AppInbox()
-        if isinstance(self.stream, CuredHTTPStream):
+        if isinstance(self.stream, PatchedHTTPStream):
             self.stream.send_chunk = self.send_chunk
-        if isinstance(self.stream, CuredWSStream):
+        if isinstance(self.stream, PatchedWSStream):
             self.stream.bounds = self._bounds
-            self.stream.departure = self.departure
+            self.stream.remote = self.remote
             self.connection = H11WSConnection(cast("h11.Connection", self.connection))
         await self.stream.handle(
             Request(
@@ -406,7 +436,7 @@ class CuredH11Protocol(H11Protocol):
                 http_version=request.http_version.decode(),
                 method=request.method.decode("ascii"),
                 raw_path=request.target,
-                state=self.connection_state,
+                state={SCOPE_KEY: RequestScope(self.remote, request.headers)},  # type: ignore[arg-type]
             )
         )
         self.keep_alive_requests += 1

@@ -1,5 +1,7 @@
-"""The listening socket. Ours rather than hypercorn's, because what is set on it is inherited by
-every accepted connection. Knows addresses and socket options; accepts nothing."""
+"""The listening sockets, and the edge that accepts connections on them.
+
+The sockets are ours rather than hypercorn's, because accepted connections inherit their options.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,11 @@ from hypercorn.trio.worker_context import WorkerContext
 from triolet.errors import ConfigError
 
 from ..api.door import RefusalLog
-from ..api.live import UNIX_PEER
+from ..api.request_scope import UNIX_PEER
 from .client_address import TrustedProxies, counted_address
-from .connection_table import ConnectionTable, Refused
-from .refusal import REFUSALS, refusal_bytes
-from .request_turns import RequestTurns
-from .tcp import Arrival, CuredTCPServer, WriteCounts
+from .connection_table import REFUSALS, ConnectionTable, Refused, refusal_bytes
+from .http import RequestTurns
+from .tcp import Arrival, PatchedTCPServer, WriteCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 
 OWN_BACKLOG: Final = 256
-"""Of a socket that only siblings and the supervisor know. While its server is started again,
-requests wait there that siblings pass on."""
+"""Of a socket for peers and the supervisor. While its server is started again, requests wait there
+that peers pass on."""
 AFTER_STALL_S: Final = 1.0
 """The kernel takes a window that stays shut for a dead host; a shorter patience than the stall
 bound's would take its place."""
@@ -43,8 +44,8 @@ bound's would take its place."""
 def open_listening_socket(config: ServerConfig) -> socket.socket:
     """Bind and listen, or listen on the socket that was handed down.
 
-    One that was handed down is shared: whoever else has it may accept on it too, and closing it
-    here closes it for nobody else.
+    A socket that was handed down is shared: other processes may accept on it too, and closing it
+    here does not close it for them.
 
     Raises:
       ConfigError: the address cannot be had; the text says what to do.
@@ -68,7 +69,7 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
 
 
 def open_own_socket(config: SiblingConfig) -> socket.socket:
-    """Listen on the socket by which this very server is reached, whoever else has its port.
+    """Listen on the socket by which this very server is reached, whatever else has its port.
 
     Raises:
       ConfigError: what was handed down is no socket.
@@ -190,7 +191,7 @@ class Edge:
         return lambda: self.connections, lambda: self.writes.by_way, lambda: self.places.turned_away
 
     def stop_accepting(self) -> None:
-        """Leave new connections to whoever else listens on the socket; go on serving the others."""
+        """Leave new connections to other processes on the socket; go on serving open ones."""
         self._accepting.cancel()
 
     def stop(self, within_s: float) -> None:
@@ -243,7 +244,7 @@ class Edge:
             return
         try:
             arrival = Arrival(host, place, self.places, self._proxies, self._refusals)
-            await CuredTCPServer(
+            await PatchedTCPServer(
                 self._app,
                 self._config,
                 self._bounds,

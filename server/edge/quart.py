@@ -5,11 +5,11 @@ closed the connection; Quart-Trio takes that for a client gone away and cancels 
 that keep-alive and `Connection: close` do nothing. The last send is therefore shielded, for a
 bounded time: under a shield without bound, connections stayed open for good.
 
-Quart keeps in its frames what a view raises. A WebSocket's view works with a nursery, whose
+Quart keeps in its frames what a view raises. A WebSocket's view works with a nursery; its
 cancellation is a group of exceptions; the group holds the frames, the frames hold the group, and
 with it everything that ran for the client stayed until Python's collector came by, which is rare
 here. So what is cancelled leaves the view as one plain cancellation. And a request to a path that
-there is not holds the exception that says so, whose traceback holds the request: it is let go.
+there is not holds the exception that says so, and its traceback the request: it is let go.
 
 Quart takes a body in as fast as it comes, whatever the application thinks of it. Here a large one
 waits until its request is let in, and every byte is counted (server/api/door.py).
@@ -26,7 +26,7 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from ..api.live import CONTINUE_KEY, DEPARTURE_KEY, SCOPE_KEY, LiveRequest
+from ..api.request_scope import scope_of
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
@@ -35,32 +35,29 @@ if TYPE_CHECKING:
     from quart.wrappers import Request
     from quart.wrappers.base import BaseRequestWebsocket
 
-    from ..api.live import Entry
 
 LAST_SEND_TIMEOUT_S = 5.0
 
 
-class CuredHTTPConnection(TrioASGIHTTPConnection):
+class PatchedHTTPConnection(TrioASGIHTTPConnection):
     """One request and its answer."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Run the request; whatever ends it, the generations it began end with it."""
-        state = self.scope["state"]
-        with LiveRequest(state[DEPARTURE_KEY], self.scope["headers"]) as live:
-            state[SCOPE_KEY] = live
+        """Run the request; whatever ends it, what it began ends with it."""
+        with scope_of(self.scope):
             await super().__call__(receive, send)
 
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
     ) -> None:
         """Take the body in as far as the door lets it, and note when the client leaves."""
-        state = self.scope["state"]
-        entry: Entry = state[SCOPE_KEY].entry
+        scope = scope_of(self.scope)
+        entry = scope.entry
         is_small = entry.expected_bytes <= self.app.config["SMALL_BODY_BYTES"]
         if entry.waits_for_leave or not is_small:
             await entry.wait_decided()
-            if not entry.is_turned_away and CONTINUE_KEY in state:
-                await state[CONTINUE_KEY]()
+            if not entry.is_turned_away:
+                await scope.connection.ask_for_body()
         while (message := await receive())["type"] == "http.request":
             data, is_last = message.get("body", b""), not message.get("more_body", False)
             is_kept = entry.receive(len(data)) and not entry.is_turned_away
@@ -84,7 +81,7 @@ class CuredHTTPConnection(TrioASGIHTTPConnection):
         await super()._send_response(send_last_in_peace, response)
 
 
-class CuredQuart(QuartTrio):
+class PatchedQuart(QuartTrio):
     """The application's frame: routes and errors."""
 
     def raise_routing_exception(self, request: BaseRequestWebsocket) -> NoReturn:

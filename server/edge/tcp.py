@@ -1,7 +1,4 @@
-"""How long a write waits for a client that takes nothing, and when it is tried again.
-
-Knows bytes and seconds that somebody else measured; knows no socket and no clock.
-"""
+"""One TCP connection: its reads, its writes with a deadline, and its end."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ from hypercorn.utils import parse_socket_addr
 from triolet.errors import RequestError
 
 from ..api.errors import http_error
-from ..api.live import Peer
+from ..api.request_scope import ClientConnection
 from ..contract.generation import CancelReason
 from .client_address import Preamble, counted_address
-from .http import CuredH11Protocol
-from .refusal import REFUSALS
+from .connection_table import REFUSALS
+from .http import PatchedH11Protocol
 
 if TYPE_CHECKING:
     from hypercorn.config import Config
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
     from ..api.door import RefusalLog
     from .client_address import TrustedProxies
     from .connection_table import ConnectionTable, Place
-    from .request_turns import RequestTurns
+    from .http import RequestTurns
 
 
 ENOUGH_BYTES: Final = 64 * 1024
@@ -54,8 +51,8 @@ took longer than it should, because nothing ran here meanwhile, no more counts t
 taken."""
 
 
-class Patience:
-    """With one client, for one write.
+class WriteDeadline:
+    """How long one write waits for a client that takes nothing, and when it is tried again.
 
     Args:
       limit_s: without enough progress, until it is over.
@@ -128,15 +125,15 @@ class Arrival:
     proxies: TrustedProxies
     refusals: RefusalLog
 
-    def peer(self) -> Peer:
-        """Return the other end as the application sees it."""
-        peer, place = Peer(self.host), self.place
+    def remote(self) -> ClientConnection:
+        """Return the connection as its requests see it."""
+        remote, place = ClientConnection(self.host), self.place
 
         def note_key() -> None:
             place.has_shown_key = True
 
-        peer.on_key = note_key
-        return peer
+        remote.on_key = note_key
+        return remote
 
 
 CUT_AFTER_STALL_S: Final = 0.5
@@ -149,10 +146,10 @@ SENDS_PER_CHECKPOINT: Final = 16
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
-class CuredTCPServer(TCPServer):
+class PatchedTCPServer(TCPServer):
     """Serves one accepted connection until it ends."""
 
-    protocol: CuredH11Protocol  # type: ignore[assignment]
+    protocol: PatchedH11Protocol  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -188,14 +185,14 @@ class CuredTCPServer(TCPServer):
             )
             async with TaskGroup() as task_group:
                 self._task_group = task_group
-                self.protocol = CuredH11Protocol(
+                self.protocol = PatchedH11Protocol(
                     self.app,
                     self.config,
                     self._bounds,
                     self.context,
                     task_group,
                     addresses,
-                    self._arrival.peer(),
+                    self._arrival.remote(),
                     self._arrival.proxies,
                     self._arrival.refusals,
                     self.protocol_send,
@@ -217,7 +214,7 @@ class CuredTCPServer(TCPServer):
         """Part what holds one another, so that all of it is freed at once: Python's collector comes
         by after thousands of connections."""
         if hasattr(self, "protocol"):  # it may have broken before
-            self.protocol.connection_state.clear()
+            self.protocol.remote.let_go()
             del self.protocol
 
     async def protocol_send(self, event: Event) -> None:
@@ -241,7 +238,7 @@ class CuredTCPServer(TCPServer):
         note(self._arrival.place)
 
     def try_write(self, data: bytes) -> bool:
-        """Write without waiting, if nobody else is writing and the kernel takes any of it.
+        """Write without waiting, if nothing else is being written and the kernel takes any of it.
 
         What it does not take goes before everything else, by a task of the connection's own.
 
@@ -254,7 +251,7 @@ class CuredTCPServer(TCPServer):
             sent = self._send_now(data)
         except trio.BrokenResourceError as error:
             self._note_stall(error)
-            return False  # the usual way finds out that there is nobody
+            return False  # the usual way finds out that the client is gone
         if sent == 0:
             return False
         self._writes.direct += 1
@@ -375,7 +372,7 @@ class CuredTCPServer(TCPServer):
         """Note if it was the kernel that lost patience with a client that takes nothing."""
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.ETIMEDOUT:
-            self.protocol.departure.reason = CancelReason.STALLED
+            self.protocol.remote.disconnect_reason = CancelReason.STALLED
 
     def _send_now(self, data: bytes | memoryview) -> int:
         # Not part of trio's interface: its socket only has a send that may wait.
@@ -388,25 +385,25 @@ class CuredTCPServer(TCPServer):
             raise trio.BrokenResourceError from error
 
     async def _send_rest(self, view: memoryview) -> None:
-        patience = Patience(self._cut_after_s)
+        deadline = WriteDeadline(self._cut_after_s)
         while view:
             sent = self._send_now(view[:ENOUGH_BYTES])
             if sent:
                 view = view[sent:]
-                patience.took(sent)
+                deadline.took(sent)
                 continue
-            if patience.is_over:
+            if deadline.is_over:
                 await self._cut()
             began_at = trio.current_time()
             # Shielded, because half a frame would garble everything behind it.
             with trio.CancelScope(shield=True) as scope:
-                scope.deadline = began_at + patience.wait_s
+                scope.deadline = began_at + deadline.wait_s
                 await trio.lowlevel.wait_writable(self.stream.socket)
-            patience.waited(trio.current_time() - began_at)
+            deadline.waited(trio.current_time() - began_at)
 
     async def _cut(self) -> NoReturn:
         log.info("client_stopped_reading", peer=self.protocol.client)
-        self.protocol.departure.reason = CancelReason.STALLED
+        self.protocol.remote.disconnect_reason = CancelReason.STALLED
         self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         await trio.aclose_forcefully(self.stream)
         raise trio.BrokenResourceError

@@ -1,8 +1,8 @@
-"""What hypercorn's reader hands to an application, without waiting for one that has ended.
+"""A WebSocket: bounded frames, awaited pongs, and a reader that waits for no ended application.
 
 hypercorn puts messages into a bounded channel and never closes it: when the application ends with
-the channel full, the reader, and whoever wants to say that the client left, wait for ever, and the
-connection stays.
+the channel full, the reader and every notice of a disconnect wait for ever, and the connection
+stays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wsproto.frame_protocol import CloseReason
 from ..api.door import TokenBucket
 from ..api.errors import http_error
 from ..contract.generation import CancelReason
-from .refusal import refusal
+from .connection_table import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
-    from ..api.live import Departure
+    from ..api.request_scope import ClientConnection
 
 
 class AppInbox:
@@ -43,7 +43,7 @@ class AppInbox:
         self._is_closed = False
 
     def in_front_of(self, put: Put) -> Put:
-        """Return a way in that drops messages once nobody is there any more.
+        """Return a way in that drops messages once the application has ended.
 
         Args:
           put: hypercorn's own, which waits for room.
@@ -63,24 +63,24 @@ class AppInbox:
         return put_or_drop
 
     def close(self) -> None:
-        """Let nobody wait any more: the application has ended."""
+        """End all waiting: the application has ended."""
         self._is_closed = True
         for scope in self._waiting:
             scope.cancel()
 
 
-class CuredWSStream(WSStream):
+class PatchedWSStream(WSStream):
     """The WebSocket side of one connection.
 
     Attributes:
       bounds: set by the protocol before the first event.
       inbox: as well.
-      departure: as well.
+      remote: as well.
     """
 
     bounds: ServerConfig
     inbox: AppInbox
-    departure: Departure
+    remote: ClientConnection
     _frames: TokenBucket
     _heard_at: float
     _is_over: trio.Event
@@ -156,7 +156,7 @@ class CuredWSStream(WSStream):
                 if self.connection.state is ConnectionState.REMOTE_CLOSING:
                     await self._send_wsproto_event(event.response())
                 elif self.connection.state is ConnectionState.OPEN:
-                    # wsproto reports what it cannot parse as a close that nobody sent.
+                    # wsproto reports what it cannot parse as a close that was never sent.
                     await self._send_wsproto_event(CloseConnection(code=event.code))
                 await self.send(StreamClosed(stream_id=self.stream_id))
                 return
@@ -165,7 +165,7 @@ class CuredWSStream(WSStream):
         """Say that the client left, before it is answered: the answer stands behind everything
         that the client has not read, perhaps for ever."""
         if code == CloseReason.GOING_AWAY:
-            self.departure.reason = CancelReason.WENT_AWAY
+            self.remote.disconnect_reason = CancelReason.WENT_AWAY
         put, self.app_put = self.app_put, None
         if put is not None:
             await put({"type": "websocket.disconnect", "code": code})

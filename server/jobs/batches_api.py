@@ -64,7 +64,7 @@ async def create_batch(storage: Storage, services: Services) -> Response:
     """Begin a batch; its file is looked at by whoever runs it."""
     check_may_batch()
     fields = await read_fields(BatchFields, services)
-    if services.lifecycle.is_draining:
+    if services.state.is_draining:
         raise draining()
     now = int(time_of_day())
     record = BatchRecord(

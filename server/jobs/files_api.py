@@ -98,7 +98,7 @@ def keeps_no_files(services: Services, **_ids: str) -> Response:
 
 async def upload_file(storage: Storage, services: Services) -> Response:
     """Keep a file."""
-    if services.lifecycle.is_draining:
+    if services.state.is_draining:
         raise draining()
     if request.mimetype != "multipart/form-data":
         raise http_error(415, "send multipart/form-data, with the parts purpose and file")

@@ -17,7 +17,7 @@ import trio
 from triolet.errors import RequestError
 from triolet.units import MILLISECONDS
 
-from ..api.live import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, WITHIN_KEY, Departure
+from ..api.request_scope import SCOPE_KEY, ClientConnection, RequestScope
 from .batches import line_id
 from .lines import answer_line, error_line
 from .storage import time_of_day
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from triolet.config import BatchConfig
 
-    from ..api.live import LiveRequest
     from .records import WaitingLine
     from .storage import Storage
 
@@ -80,17 +79,14 @@ class InnerRequest:
     ) -> None:
         self._request_id = request_id
         self._body = body
-        self._state: dict[str, Any] = {
-            DEPARTURE_KEY: Departure(),
-            OWNER_KEY: owner,
-            WITHIN_KEY: within_s,
-        }
         headers = {
             "host": host,
             "content-type": "application/json",
             "content-length": str(len(body)),
             "x-request-id": request_id,
         }
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self._request = RequestScope(ClientConnection(), encoded, owner=owner, within_s=within_s)
         self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -101,17 +97,17 @@ class InnerRequest:
             "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "headers": encoded,
             "client": None,
             "server": None,
             "extensions": {},
-            "state": self._state,
+            "state": {SCOPE_KEY: self._request},
         }
 
     @property
     def has_begun(self) -> bool:
         """Whether anything may have been spent on it by workers."""
-        return self._live is not None and self._live.has_begun
+        return self._request.has_begun
 
     async def ask(self, app: Callable[..., Awaitable[None]]) -> InnerAnswer:
         """Ask an application of ASGI, in this process."""
@@ -124,20 +120,18 @@ class InnerRequest:
         await app(self._scope, receiving(self._body), send)
         return self._answer(sent)
 
-    @property
-    def _live(self) -> LiveRequest | None:
-        """What the application holds of it, since it was asked."""
-        return cast("LiveRequest | None", self._state.get(SCOPE_KEY))
-
     def _answer(self, sent: list[dict[str, Any]]) -> InnerAnswer:
         """Return what the application's messages say."""
         start = next(message for message in sent if message["type"] == "http.response.start")
         bodies = [message for message in sent if message["type"] == "http.response.body"]
         content = b"".join(cast("bytes", message.get("body", b"")) for message in bodies)
-        is_crowded_out = self._live is not None and self._live.is_crowded_out
         retry_after_s = _retry_after_s(start)
         return InnerAnswer(
-            start["status"], self._request_id, content, retry_after_s, is_crowded_out
+            start["status"],
+            self._request_id,
+            content,
+            retry_after_s,
+            self._request.is_crowded_out,
         )
 
 

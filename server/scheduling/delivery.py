@@ -1,10 +1,9 @@
-"""Takes what workers send and hands it to streams, both by turns of tenants.
+"""Takes the frames of workers and delivers their tokens to streams, both by turns of tenants.
 
 One turn of one task does all of a small frame, from the worker's message to the clients' sockets.
 Where several tenants have streams, the rows of a larger frame are taken some at a time, tenant by
-tenant, and what they brought is handed out before the next ones: however many streams one tenant
-has, another one's token waits for one such turn, and not for a frame. What a stream does with its
-tokens is its listener's.
+tenant, and are delivered before the next ones: however many streams one tenant has, another one's
+token waits for one such turn, and not for a frame.
 """
 
 from __future__ import annotations
@@ -23,17 +22,69 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame, TokenRow
     from transport.link import Connection
 
+    from ..contract.generation import CancelReason, Event, GenerationRequest
+    from ..contract.output_stream import OutputStream
+    from .request import Request
     from .requests import Requests
-    from .stream import Stream
     from .workers import Worker
 
 STREAMS_PER_CHECKPOINT: Final = 128
-"""Streams that are handed their tokens before others may run: two or three milliseconds."""
+"""Streams that are delivered to before other tasks may run: two or three milliseconds."""
 
 
 ROWS_PER_TURN: Final = 32
 """Tokens that are taken before others may run, where several tenants have streams: half a
 millisecond with the writes that follow. With 16 the turns themselves cost more than the tokens."""
+
+
+class RequestOutput:
+    """A Generation (server/contract/generation.py): the reading end of one request.
+
+    Args:
+      running: what it reads.
+      on_taken: called when events were taken.
+      on_cancel: called when it shall end.
+    """
+
+    def __init__(
+        self,
+        running: Request,
+        on_taken: Callable[[Request], None],
+        on_cancel: Callable[[Request, CancelReason], None],
+    ) -> None:
+        self.running = running
+        self._mailbox = running.relay.mailbox
+        self._on_taken = on_taken
+        self._on_cancel = on_cancel
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What was asked for."""
+        return self.running.request
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute it."""
+        return self.running.is_begun
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events are here."""
+        return self._mailbox.waiting_since is not None
+
+    def bind(self, on_filled: Callable[[], None]) -> None:
+        """Have this called when events are here where there were none."""
+        self._mailbox.bind(on_filled)
+
+    def take_now(self) -> Sequence[Event]:
+        """Return all events that are here, or as many as are light enough."""
+        events = self._mailbox.take(trio.current_time())
+        self._on_taken(self.running)
+        return events
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End it now. Idempotent."""
+        self._on_cancel(self.running, reason)
 
 
 class RowLine:
@@ -55,7 +106,7 @@ class RowLine:
     def next_turn(self) -> dict[Worker, list[TokenRow]]:
         """Take out the rows of one turn, of each tenant one after the other.
 
-        A turn ends as soon as a tenant has no more rows: what it has is handed out at once.
+        A turn ends as soon as a tenant has no more rows: they are delivered at once.
         """
         turn: dict[Worker, list[TokenRow]] = {}
         for _ in range(ROWS_PER_TURN):
@@ -80,7 +131,7 @@ class Intake:
 
     Args:
       requests: says how many tenants there are, and the tenant of a row.
-      handout: hands out what frames bring.
+      delivery: delivers what frames bring.
       take: acts upon one frame.
       flush: sends what follows.
     """
@@ -88,12 +139,12 @@ class Intake:
     def __init__(
         self,
         requests: Requests,
-        handout: Handout,
+        delivery: Delivery,
         take: Callable[[Worker, AnyFrame, float], None],
         flush: Callable[[], None],
     ) -> None:
         self._requests = requests
-        self._handout = handout
+        self._delivery = delivery
         self._take = take
         self._flush = flush
         self._line = RowLine()
@@ -137,7 +188,7 @@ class Intake:
         by_tenant: dict[str, list[TokenRow]] = {}
         for row in rows:
             by_tenant.setdefault(table.tenant_of(row), []).append(row)
-        # What a tenant with few rows has is handed out before those with many are put in order.
+        # Tenants with few rows are delivered to before the rows of the others are put in order.
         large: dict[str, list[TokenRow]] = {}
         for tenant, own in by_tenant.items():
             if len(own) > ROWS_PER_TURN:
@@ -164,59 +215,59 @@ class Intake:
     def _take_now(self, frames: Iterable[tuple[Worker, AnyFrame]]) -> None:
         now = trio.current_time()
         self._requests.wake(now)
-        self._handout.collect()
+        self._delivery.collect()
         try:
             for worker, frame in frames:
                 self._take(worker, frame, now)
             self._flush()
         finally:
-            self._handout.hand_out_collected()
+            self._delivery.deliver_collected()
 
 
-class Handout:
-    """Streams whose listeners are to be called, of each tenant the longest due first. Each is here
-    at most once, so there are never more than there are streams."""
+class Delivery:
+    """Streams that have events for their readers, of each tenant the longest due first. Each is
+    here at most once."""
 
     def __init__(self) -> None:
-        self._due: dict[str, deque[Stream]] = {}  # of tenants of whom some are; whose turn is first
+        self._due: dict[str, deque[OutputStream]] = {}  # by tenant; the next turn is the first's
         self._has_due = trio.Event()
         self._is_collecting = False
 
-    def add(self, stream: Stream) -> None:
-        """Take note of a stream that has something for its listener."""
-        self._due.setdefault(stream.request.scheduling.tenant, deque()).append(stream)
+    def add(self, stream: OutputStream) -> None:
+        """Add a stream that has events for its reader."""
+        self._due.setdefault(stream.tenant, deque()).append(stream)
         if not self._is_collecting:
             self._has_due.set()
 
     def collect(self) -> None:
-        """Leave what comes from now on to `hand_out_collected`."""
+        """Leave what comes from now on to `deliver_collected`."""
         self._is_collecting = True
 
-    def hand_out_collected(self) -> None:
-        """Hand out what has come since `collect`, without a turn of another task; beyond what one
-        turn may hand out, the rest follows as usual."""
+    def deliver_collected(self) -> None:
+        """Deliver what has come since `collect`, without a turn of another task; beyond what one
+        turn may deliver, the rest follows as usual."""
         self._is_collecting = False
         if self._due and not self._has_due.is_set():
-            self._hand_out()
+            self._deliver()
 
     async def run(self) -> None:
-        """Call listeners until cancelled."""
+        """Deliver until cancelled."""
         while True:
             await self._has_due.wait()
             self._has_due = trio.Event()
-            self._hand_out()
+            self._deliver()
 
-    def _hand_out(self) -> None:
+    def _deliver(self) -> None:
         num_left = min(sum(map(len, self._due.values())), STREAMS_PER_CHECKPOINT)
         while num_left > 0:
             tenant = next(iter(self._due))
             of_tenant = self._due.pop(tenant)
             if not self._due:
-                # Alone: no turns to take. Who becomes due meanwhile comes after these.
+                # Alone: no turns to take. Streams that become due meanwhile come after these.
                 self._due[tenant] = of_tenant
                 for _ in range(min(num_left, len(of_tenant))):
                     num_left -= 1
-                    of_tenant.popleft().hand_out()
+                    of_tenant.popleft().deliver()
                 if not of_tenant:
                     del self._due[tenant]
                 continue
@@ -224,6 +275,6 @@ class Handout:
             stream = of_tenant.popleft()
             if of_tenant:
                 self._due[tenant] = of_tenant
-            stream.hand_out()
+            stream.deliver()
         if self._due:
             self._has_due.set()

@@ -22,18 +22,18 @@ from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
 from ..contract.charges import NO_CHARGES
+from ..contract.output_stream import OutputStream
 from .audit import Auditor
-from .delivery import Handout, Intake
+from .delivery import Delivery, Intake, RequestOutput
 from .embedding_run import begin_embeddings
 from .observer import SilentObserver
 from .requests import FAREWELL, Requests
 from .routing import is_ready
 from .status import FleetStatus, present, queued_by_class, worker_status
-from .stream import Stream
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence, Set
+    from collections.abc import Awaitable, Callable, Set
 
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
@@ -181,22 +181,13 @@ class Links:
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
         self._links = _Connections(network, self._me, config.link, self._requests.wake)
         self._credit_due = trio.Event()
-        self._handout = Handout()
-        self._intake = Intake(self._requests, self._handout, self._take, self._flush)
+        self._delivery = Delivery()
+        self._intake = Intake(self._requests, self._delivery, self._take, self._flush)
         self._changed = ParkingLot()
         self._until_sweep = trio.CancelScope()
 
-    def submit(self, request: GenerationRequest) -> Stream:
-        """Begin a generation.
-
-        Raises:
-          RequestError: refused; nothing was begun.
-        """
-        [stream] = self.submit_together((request,))
-        return stream
-
-    def submit_together(self, requests: Sequence[GenerationRequest]) -> list[Stream]:
-        """Begin several generations, all of them or none.
+    def submit(self, *requests: GenerationRequest) -> OutputStream:
+        """Begin the choices of one answer, all of them or none.
 
         Raises:
           RequestError: one was refused; nothing was begun.
@@ -205,9 +196,8 @@ class Links:
         self._requests.wake(now)
         sequences = self._requests.submit(requests, now)
         self._flush()
-        return [
-            Stream(sequence, self._taken, self._cancel, self._handout.add) for sequence in sequences
-        ]
+        outputs = [RequestOutput(sequence, self._taken, self._cancel) for sequence in sequences]
+        return OutputStream(outputs, self._delivery.add)
 
     @property
     def max_model_len(self) -> int:
@@ -256,7 +246,7 @@ class Links:
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
                 nursery.start_soon(self._intake.run)
-                nursery.start_soon(self._handout.run)
+                nursery.start_soon(self._delivery.run)
                 task_status.started()
         finally:
             for worker, connection in self._links.connections.items():

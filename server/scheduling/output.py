@@ -1,7 +1,6 @@
-"""What waits for the reader of one stream.
+"""The output of one request: rows of tokens become text, which waits here for its reader.
 
-Knows events and when the oldest of them came; knows no Trio: whoever waits sets `on_filled`. Holds
-at most a token window of text, because taking from here is what lets the worker go on.
+At most one token window of text waits, because taking it is what gives the worker credit.
 """
 
 from __future__ import annotations
@@ -72,30 +71,25 @@ class Mailbox:
       shown: turns scores into what the reader gets.
 
     Attributes:
-      on_filled: called whenever something was put in.
       waiting_since: when the oldest event that is still here came; None if empty.
-      is_closed: the terminal event was put in.
       num_taken: tokens that the reader has.
     """
 
     def __init__(self, shown: Callable[[Scores], TokenLogprob]) -> None:
         self._shown = shown
-        self.on_filled: Callable[[], None] | None = None
+        self._on_filled: Callable[[], None] | None = None
         self.waiting_since: float | None = None
         self.num_taken = 0
         self._puts: list[Put] = []
         self._terminal: Finished | Failed | None = None
         self._is_closed = False
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the terminal event was put in, taken or not."""
-        return self._is_closed
-
-    @property
-    def has_terminal(self) -> bool:
-        """Whether the terminal event is here."""
-        return self._terminal is not None
+    def bind(self, on_filled: Callable[[], None]) -> None:
+        """Have this called when events are here where there were none."""
+        if not self._is_closed:  # else nothing follows, and it would hold its reader for ever
+            self._on_filled = on_filled
+        if self.waiting_since is not None:
+            on_filled()
 
     def put_text(
         self, text: str, token_ids: Sequence[int], scores: Sequence[Scores], now: float
@@ -115,6 +109,7 @@ class Mailbox:
         self._is_closed = True
         self._terminal = terminal
         self._filled(now)
+        self._on_filled = None  # the reader holds this object: they would hold one another
 
     def excuse(self, absence_s: float) -> None:
         """Take back time in which its reader was not let run."""
@@ -157,8 +152,8 @@ class Mailbox:
     def _filled(self, now: float) -> None:
         if self.waiting_since is None:
             self.waiting_since = now
-        if self.on_filled is not None:
-            self.on_filled()
+            if self._on_filled is not None:
+                self._on_filled()
 
 
 class TextStream(Protocol):

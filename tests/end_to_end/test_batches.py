@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-NUM_LINES = 40
+NUM_LINES, NUM_LINES_WHOLE = 15, 40
+"""A death comes after each fifth of them: enough for all deaths, one line at a time."""
 MAX_TOKENS = 160
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -74,12 +75,15 @@ def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 
+@pytest.mark.long
+@pytest.mark.proof
 async def test_a_batch_survives_the_death_of_every_process_and_of_the_supervisor(
-    tmp_path: Path,
+    tmp_path: Path, whole: bool
 ) -> None:
     # One line at a time, so that the batch is long enough for all deaths.
     options = ("--batch-concurrency", "1", "--threads", "1")
-    verdict = await run_batch(NUM_LINES, MAX_TOKENS, 1, 1, tmp_path, options)
+    num_lines = NUM_LINES_WHOLE if whole else NUM_LINES
+    verdict = await run_batch(num_lines, MAX_TOKENS, 1, 1, tmp_path, options)
     assert verdict.wrongs == []
     victims = {death.fault.victim for death in verdict.deaths}
     assert victims == {"server", "decode-0", "prefill-0", "supervisor"}
@@ -120,6 +124,7 @@ def run_responses(client: openai.OpenAI) -> Batch:
     return batch
 
 
+@pytest.mark.long
 def test_files_and_batches_as_the_official_client_sees_them(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import openai
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+import transformers
 
 from ops.model_directory import demo_model_path
 
@@ -25,8 +25,8 @@ TEXTS = ["one", "The quick brown fox", "a longer text, " * 30, "Where is the cit
 
 def reference(model_dir: str, texts: list[str]) -> list[npt.NDArray[np.float64]]:
     """Return the last tokens' hidden states by transformers, of length 1."""
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = AutoModel.from_pretrained(model_dir, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
+    model = transformers.AutoModel.from_pretrained(model_dir, dtype=torch.float32)
     found = []
     for text in texts:
         with torch.inference_mode():
@@ -50,7 +50,7 @@ def test_vectors_are_those_of_transformers_in_every_form(fleet: FleetProcess) ->
         raw = client.embeddings.create(model=MODEL, input=TEXTS[1], encoding_format="base64")
         decoded = np.frombuffer(base64.b64decode(str(raw.data[0].embedding)), dtype="<f4")
         assert decoded.tolist() == answer.data[1].embedding
-        tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
         ids = [tokenizer(text).input_ids for text in TEXTS]
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, ids))
         by_ids = client.embeddings.create(model=MODEL, input=ids, encoding_format="float")

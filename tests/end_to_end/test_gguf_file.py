@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from transformers import AutoModelForCausalLM
+import transformers
 
 from engine.load import load_engine
 from ops.model_directory import find_model
@@ -29,7 +29,9 @@ async def test_the_demo_model_as_a_gguf_file_answers_as_the_demo_model(
     template = json.loads((DEMO / "tokenizer_config.json").read_text())["chat_template"]
     vocabulary = demo_vocabulary("smollm", **{"tokenizer.chat_template": template})
     path = tmp_path / "Demo.Q8_0.gguf"
-    write_model(path, AutoModelForCausalLM.from_pretrained(DEMO), Kind.Q8_0, vocabulary)
+    write_model(
+        path, transformers.AutoModelForCausalLM.from_pretrained(DEMO), Kind.Q8_0, vocabulary
+    )
     directory = find_model(path).path
     text = TextModel.load(directory)
     assert text.has_chat_template

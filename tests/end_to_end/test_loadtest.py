@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_a_short_run_against_its_own_server_has_no_failures(tmp_path: Path) -> None:
     small = ["--users", "2", "--spawn-rate", "10", "--duration", "3"]
     assert main([*small, "--out", str(tmp_path)]) == 0, (tmp_path / "locust.out").read_text()

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from loadtest.campaign.answers import Ask
     from loadtest.campaign.client import Story
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 TRIOLET = str(Path(sys.executable).with_name("triolet"))
 PATIENCE_S = 240.0
 STREAMS = 8
+LOAD = ("--streams", "8", "--max-tokens", "300", "--lead-s", "0.5")
+LOAD_WHOLE = ("--streams", "20", "--max-tokens", "400", "--lead-s", "0.5")
+"""Every process is restarted under either; with more streams more have to move at each step."""
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +96,13 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
     restarted.wait_at_rest()
 
 
-async def test_every_process_is_restarted_under_live_streams(restarted: FleetProcess) -> None:
+@pytest.mark.proof
+async def test_every_process_is_restarted_under_live_streams(
+    restarted: FleetProcess, whole: bool
+) -> None:
     # Five processes start one after the other: longer than pytest takes for a sign of a hang.
     faulthandler.cancel_dump_traceback_later()
-    options = parse(["--streams", "20", "--max-tokens", "400", "--lead-s", "0.5"])
+    options = parse(LOAD_WHOLE if whole else LOAD)
     log = FleetLog(restarted.log_path)
     outcome = await restart_under_load(restarted.url, log, options)
     assert outcome.wrongs == []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .fleet_process import FleetProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STREAMS = 6
 NUM_TOKENS = 600

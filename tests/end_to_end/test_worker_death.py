@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PAYING = ("alice", "bob")
+SOAK_S, SOAK_WHOLE_S = 5.0, 60.0
+"""A fault comes every two seconds: two kinds of them, or all."""
 ASKS = 12
 CLIENTS = 12
 LONGEST = 480
@@ -87,6 +89,7 @@ async def verdict_under(
     return verdict
 
 
+@pytest.mark.long
 def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path
 ) -> None:
@@ -106,6 +109,7 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
     fleet.wait_all_blocks_free()
 
 
+@pytest.mark.long
 def test_a_death_costs_each_stream_one_attempt(start_fleet: Callable[..., FleetProcess]) -> None:
     fleet = start_fleet(*PATIENT, "--decode", "2")
     asks = asks_of_all_lengths(seed=6)
@@ -120,10 +124,14 @@ def test_a_death_costs_each_stream_one_attempt(start_fleet: Callable[..., FleetP
     assert failed["decode_lost"] >= 1
 
 
-def test_a_short_soak_finds_nothing_wrong(start_fleet: Callable[..., FleetProcess]) -> None:
+@pytest.mark.long
+@pytest.mark.proof
+def test_a_short_soak_finds_nothing_wrong(
+    start_fleet: Callable[..., FleetProcess], whole: bool
+) -> None:
     fleet = start_fleet(*SERVE_OPTIONS)
     plan = SoakPlan(
-        seconds=5.0,
+        seconds=SOAK_WHOLE_S if whole else SOAK_S,
         fault_every_s=2.0,
         readers=4,
         asks=6,

@@ -1,4 +1,8 @@
-"""Tiny random checkpoints, written by transformers, and what transformers answers on them."""
+"""Tiny random checkpoints, written by transformers, and what transformers answers on them.
+
+The classes are named, not imported: transformers takes seconds to load one, and most processes that
+collect these tests run none of them.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from transformers import PreTrainedModel
 
 VOCAB_SIZE = 256
 SHAPE: dict[str, Any] = {
@@ -55,35 +50,37 @@ YARN_ROPE = {
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of checkpoint."""
+    """One kind of checkpoint: its classes' names in transformers, and what differs from `SHAPE`."""
 
-    model: type[PreTrainedModel]
-    config: type[PretrainedConfig]
+    model: str
+    config: str
     fields: dict[str, Any] = field(default_factory=dict)
     max_shard_size: str = "1GB"
 
 
 FAMILIES = {
-    "llama": Family(LlamaForCausalLM, LlamaConfig, {"head_dim": 16}),
+    "llama": Family("LlamaForCausalLM", "LlamaConfig", {"head_dim": 16}),
     "llama-biases": Family(
-        LlamaForCausalLM, LlamaConfig, {"head_dim": 16, "attention_bias": True, "mlp_bias": True}
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
     ),
     "llama3-tied": Family(
-        LlamaForCausalLM,
-        LlamaConfig,
+        "LlamaForCausalLM",
+        "LlamaConfig",
         {"head_dim": 16, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
     ),
     "llama-yarn": Family(
-        LlamaForCausalLM, LlamaConfig, {"head_dim": 16, "rope_parameters": YARN_ROPE}
+        "LlamaForCausalLM", "LlamaConfig", {"head_dim": 16, "rope_parameters": YARN_ROPE}
     ),
     "mistral-sharded": Family(
-        MistralForCausalLM,
-        MistralConfig,
+        "MistralForCausalLM",
+        "MistralConfig",
         {"head_dim": 16, "sliding_window": None},
         max_shard_size="100KB",
     ),
-    "qwen2-tied": Family(Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
-    "qwen3": Family(Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
+    "qwen2-tied": Family("Qwen2ForCausalLM", "Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 32}),
 }
 
 
@@ -113,8 +110,8 @@ def write_checkpoint(path: Path, name: str) -> Checkpoint:
     """Write a checkpoint of one family; the same one each time."""
     family = FAMILIES[name]
     torch.manual_seed(20)
-    config = family.config(**{**SHAPE, **family.fields})
-    model: PreTrainedModel = family.model(config)
+    config = getattr(transformers, family.config)(**{**SHAPE, **family.fields})
+    model: PreTrainedModel = getattr(transformers, family.model)(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Norms start as ones and biases as zeros: one that is left out must show.

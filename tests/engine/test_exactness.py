@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from engine.backend import build_model
 from engine.batch import SampleSpec, StepRow, flatten
@@ -217,7 +217,9 @@ def test_bf16_errs_no_more_than_transformers_does(
     prompt = PROMPTS[4]
     with torch.inference_mode():
         exact = model.model(torch.tensor([prompt])).logits[0]
-        rounded = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.bfloat16)
+        rounded = transformers.AutoModelForCausalLM.from_pretrained(
+            model.path, dtype=torch.bfloat16
+        )
         theirs = rounded(torch.tensor([prompt])).logits[0].float()
     ours = teacher_forced(model.path, prompt, torch.bfloat16, backend)
     allowed = (theirs - exact).abs()

@@ -9,9 +9,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Kind
-from transformers import AutoModelForCausalLM
-from transformers.integrations.gguf.dequant import dequantize as independent_dequantize
 
 from engine.load import choose_dtype
 from engine.weights import open_weights
@@ -47,7 +46,7 @@ def greedy(path: Path, num_tokens: int) -> list[list[int]]:
 
 
 def greedy_of_transformers(path: Path, num_tokens: int) -> list[list[int]]:
-    model = AutoModelForCausalLM.from_pretrained(
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     )
     model.train(mode=False)
@@ -127,7 +126,9 @@ def test_numbers_of_every_encoding_are_unpacked(tmp_path: Path, kind: int) -> No
         wanted = (plain.astype(np.uint32) << 16).view(np.float32) if kind == 30 else plain
         assert np.array_equal(into.numpy(), wanted.astype(np.float32))
     else:
-        independent = independent_dequantize(torch.from_numpy(packed), kind).reshape(shape)
+        from transformers.integrations.gguf.dequant import dequantize
+
+        independent = dequantize(torch.from_numpy(packed), kind).reshape(shape)
         assert torch.equal(into, independent)
 
 

@@ -33,6 +33,7 @@ def test_the_source_compiles_without_warnings(build: str) -> None:
     assert compile_with((*WARNINGS, *BUILDS[build]), SOURCE) == ""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_kernels_touch_nothing_that_is_not_theirs(tmp_path: Path) -> None:
     code, said = run_driver(BUILD, tmp_path)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+import transformers
 
 from engine.rope import RotaryTable, inverse_frequencies, rotate
 from engine.rope_config import RopeConfig, RopeKind
@@ -60,7 +59,9 @@ from engine.rope_config import RopeConfig, RopeKind
 def test_scaled_frequencies_are_those_of_transformers(
     parameters: dict[str, Any], rope: RopeConfig, head_dim: int
 ) -> None:
-    config = LlamaConfig(
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = transformers.LlamaConfig(
         hidden_size=4 * head_dim,
         num_attention_heads=4,
         head_dim=head_dim,

@@ -328,7 +328,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
         "store.py",
         "tenancy.py",
     ),
-    "server/scheduling": ("delivery.py", "embedding_run.py", "links.py", "stream.py"),
+    "server/scheduling": ("delivery.py", "embedding_run.py", "links.py"),
 }
 SANS_IO = (
     "engine/batch.py",

@@ -58,6 +58,7 @@ def steps_of_the_product() -> list[object]:
     return [getattr(place, name) for place, names in steps.items() for name in names]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_everybody_gets_a_place_or_a_refusal_and_every_step_is_timed() -> None:
     before, found = steps_of_the_product(), {}
@@ -100,9 +101,9 @@ class Choosy(FakeFleet):
         self.charges = quotas
         self.doorkeeper = ChoosyDoorkeeper()
 
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
+    def begin(self, request: GenerationRequest) -> FakeGeneration:
         self.charges.accepted(request.request_id)
-        return super().submit(request)
+        return super().begin(request)
 
     def answer(self, generation: FakeGeneration) -> None:
         if generation.request.scheduling.tenant != FLOOD:

@@ -223,6 +223,7 @@ def test_an_engine_that_is_not_installed_says_why(
     }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_cannot_be_installed_leaves_a_note_and_what_can_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

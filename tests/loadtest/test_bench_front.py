@@ -78,6 +78,7 @@ def test_an_environment_that_cannot_be_made_says_why(
     assert str(install("x", ())).startswith("its environment cannot be made: ")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_small_run_measures_our_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "WARM_UP_S", 0.3)

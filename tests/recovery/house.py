@@ -257,9 +257,8 @@ class House:
     async def ask(self, number: int, request: GenerationRequest) -> Record:
         """Submit a request and read it to its end."""
         record = self.records.setdefault(number, Record())
-        generation = self.fleet.submit(request)
-        while record.end is None:
-            for event in await generation.next_events():
+        async for events in self.fleet.submit(request):
+            for _, event in events:
                 record.take(event)
             self._news.set()
             self._news = trio.Event()

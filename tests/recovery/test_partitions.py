@@ -149,7 +149,7 @@ async def test_whatever_moves_first_after_a_standstill_blames_no_worker(
             )
             for stream in (first, second):
                 with trio.fail_after(60):
-                    await stream.next_events()
+                    await anext(stream)
             await trio.sleep(0.5)
             # Its link is gone, and the server would soon notice; but then it stands still.
             house.decodes[0].kill()
@@ -158,7 +158,7 @@ async def test_whatever_moves_first_after_a_standstill_blames_no_worker(
             if mover == "a client that leaves":
                 first.cancel(CancelReason.CLIENT_GONE)
             else:
-                await first.next_events()
+                await anext(first)
             await trio.sleep(0.1)
             for stream in (first, second):
                 stream.cancel(CancelReason.CLIENT_GONE)

@@ -32,7 +32,7 @@ from triolet.units import MIB
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from server.contract.generation import Generation
+    from server.contract.output_stream import OutputStream
     from transport.frames import AnyFrame
 
 pytestmark = pytest.mark.slow
@@ -194,15 +194,14 @@ async def fleet_of(workers: Workers, own: str = "server") -> AsyncIterator[Links
         network.close()
 
 
-async def read(generation: Generation, least: int | None = None) -> list[int]:
+async def read(stream: OutputStream, least: int | None = None) -> list[int]:
     """Read a stream to its end, or until so many tokens are there."""
     token_ids: list[int] = []
-    while least is None or len(token_ids) < least:
-        for event in await generation.next_events():
+    while not stream.is_over and (least is None or len(token_ids) < least):
+        for _, event in await anext(stream):
             assert not isinstance(event, Failed), event
-            if not isinstance(event, Delta):
-                return token_ids
-            token_ids += event.token_ids
+            if isinstance(event, Delta):
+                token_ids += event.token_ids
     return token_ids
 
 

@@ -59,6 +59,7 @@ async def test_every_route_has_a_row_and_every_row_a_route() -> None:
         assert {rule.endpoint for rule in rules if not rule.websocket} == set(OPERATIONS)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_the_server_is_as_its_document_says() -> None:
     async with surface(text=AnyText()) as server:

@@ -58,6 +58,7 @@ def test_every_attack_has_a_mutant_whose_test_its_row_names() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", [QUICK], ids=str)
 def test_a_product_without_a_guard_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     copy_tree(tmp_path)

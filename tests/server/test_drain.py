@@ -42,6 +42,7 @@ def events_of(client: websocket.WebSocket) -> Iterator[dict[str, object]]:
         yield json.loads(data)
 
 
+@pytest.mark.long
 def test_a_server_that_is_told_to_end_keeps_every_promise(
     tmp_path: Path, port: socket.socket
 ) -> None:

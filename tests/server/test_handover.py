@@ -87,6 +87,7 @@ def served_by(client: httpx2.Client) -> str:
     return name
 
 
+@pytest.mark.long
 def test_a_successor_takes_over_the_port_while_streams_go_on(
     tmp_path: Path, port: socket.socket
 ) -> None:

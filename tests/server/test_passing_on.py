@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.peers import Siblings
+from server.api.peers import Peers
 from server.app import build_app
 from server.edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from server.metrics.metrics import Metrics
@@ -50,7 +50,7 @@ class Pair:
 
     def __init__(self, servers: list[Surface]) -> None:
         self.servers = servers
-        ring = Siblings(SiblingConfig(NAMES[0], 0, tuple((name, "") for name in NAMES)))
+        ring = Peers(SiblingConfig(NAMES[0], 0, tuple((name, "") for name in NAMES)))
         self.owned = {ring.owner_of(f"key{n}"): f"key{n}" for n in range(64)}
 
     def by_key(self, owner: int) -> tuple[str, Surface, Surface]:
@@ -89,7 +89,7 @@ async def pair(
                     fleet,
                     metrics,
                     grammars,
-                    siblings=Siblings(config),
+                    peers=Peers(config),
                     tenancy=tenancy or Tenancy(),
                 )
                 edge = Edge(build_app(services), CONFIG)
@@ -177,8 +177,8 @@ async def test_a_client_that_leaves_is_seen_to_leave_by_the_owner(tmp_path: Path
 async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:
     async with pair(tmp_path, by_hand) as both:
         key, owner, other = both.by_key(0)
-        siblings = other.services.siblings
-        assert isinstance(siblings, Siblings)
+        siblings = other.services.peers
+        assert isinstance(siblings, Peers)
         client = await begin(other, key, STREAM)
         generation = await owner.fleet.nth(0)
         generation.say("one ")
@@ -192,7 +192,7 @@ async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:
         with trio.fail_after(PATIENCE_S / 2):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(drain)
-                other.services.lifecycle.drain()
+                other.services.state.drain()
                 refused = await other.post(CHAT, ASK, headers={"idempotency-key": key})
                 assert (refused.status, refused.error["code"]) == (503, "draining")
                 assert not is_drained.is_set()

@@ -12,12 +12,12 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.cache.front import name_of
-from server.cache.replay import EVENTS_AT_ONCE, Recording, Replay, Script, size_of
+from server.cache.front import EVENTS_AT_ONCE, Recording, Replay, Script, name_of, size_of
 from server.cache.store import ENTRY_BYTES, ResponseStore
 from server.contract.generation import (
     CancelReason,
     Delta,
+    Events,
     Failed,
     Finished,
     FinishReason,
@@ -25,9 +25,9 @@ from server.contract.generation import (
     TokenLogprob,
     Usage,
 )
+from server.contract.output_stream import OutputStream
 from tests.server.support.fakes import FakeGeneration
 from triolet.config import ResponseCacheConfig
-from triolet.errors import LocalProtocolError
 from triolet.fair_lru import ANYBODY, Keeper
 from triolet.sampling import Grammar, GrammarKind, SamplingParams
 from triolet.service_class import Scheduling, ServiceClass
@@ -156,32 +156,29 @@ def script_of(*texts: str) -> Script:
 async def test_a_replay_says_the_same_in_the_same_pieces_and_takes_no_time() -> None:
     texts = [str(number) for number in range(3 * EVENTS_AT_ONCE)]
     replay = Replay(REQUEST, script_of(*texts))
-    events: list[object] = []
-    while not events or not isinstance(events[-1], Finished):
-        events += await replay.next_events()
+    stream = OutputStream([replay])
+    events = [event async for taken in stream for _, event in taken]
     assert [event.text for event in events[:-1] if isinstance(event, Delta)] == texts
     usage = replace(USAGE, queue_s=0.0, ttft_s=0.0)
     assert events[-1] == Finished(FinishReason.STOP, usage, "stop!", "model")
-    with pytest.raises(LocalProtocolError):
-        replay.take_now()
+    assert stream.is_over
 
 
 async def test_a_listener_is_called_until_it_has_all() -> None:
-    replay = Replay(REQUEST, script_of(*"x" * 100))
+    stream = OutputStream([Replay(REQUEST, script_of(*"x" * 100))])
     done, calls = trio.Event(), 0
 
-    def on_events() -> None:
+    def take(events: Events) -> None:
         nonlocal calls
         calls += 1
-        if isinstance(replay.take_now()[-1], Finished):
+        if isinstance(events[-1][1], Finished):
             done.set()
 
-    replay.listen(on_events)
+    stream.listen(take)
     assert calls == 0, "called within listen"
     await done.wait()
     assert calls == -(-101 // EVENTS_AT_ONCE)
     await trio.testing.wait_all_tasks_blocked()
-    replay.listen(None)
 
 
 async def test_a_replay_can_be_cancelled_once() -> None:
@@ -194,15 +191,17 @@ async def test_a_replay_can_be_cancelled_once() -> None:
     replay.cancel(CancelReason.STOPPED)
 
 
-def test_a_recording_gives_on_everything_and_keeps_no_more_than_it_may() -> None:
+async def test_a_recording_gives_on_everything_and_keeps_no_more_than_it_may() -> None:
     kept: list[Script] = []
     for num_tokens in (10, 10_000):
         generation = FakeGeneration(REQUEST)
-        recording = Recording(generation, 1000, lambda _, script: kept.append(script))
+        stream = OutputStream([generation])
+        recording = Recording(REQUEST, 1000, lambda _, script: kept.append(script))
+        stream.tap = lambda _, event, recording=recording: recording.note(event)
         generation.push(*(Delta("x", (1,)) for _ in range(num_tokens)))
-        assert len(recording.take_now()) == num_tokens
+        assert len(stream.take()) == num_tokens
         generation.finish()
-        assert len(recording.take_now()) == 1
+        assert len(stream.take()) == 1
         assert not recording._deltas
     assert [len(script.deltas) for script in kept] == [10]
 
@@ -223,12 +222,14 @@ def test_what_a_token_is_thought_to_take_is_about_what_it_takes(
     assert size_of(delta) == pytest.approx((sizes[1] - sizes[0]) / 100, rel=0.2)
 
 
-def test_scores_count_too() -> None:
+async def test_scores_count_too() -> None:
     kept: list[Script] = []
     generation = FakeGeneration(REQUEST)
-    recording = Recording(generation, 1000, lambda _, script: kept.append(script))
+    stream = OutputStream([generation])
+    recording = Recording(REQUEST, 1000, lambda _, script: kept.append(script))
+    stream.tap = lambda _, event: recording.note(event)
     score = TokenLogprob(1, "a", b"a", -0.1, top=((1, "a", b"a", -0.1),) * 20)
     generation.push(*(Delta("a", (1,), (score,)) for _ in range(10)))
     generation.finish()
-    recording.take_now()
+    stream.take()
     assert not kept

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from server.api.peers import Siblings
+from server.api.peers import Peers
 from server.app import build_app
 from server.edge.listen import Edge, open_own_socket
 from server.metrics.metrics import Metrics
@@ -27,7 +27,7 @@ NAMES = ("server-0", "server-1")
 @asynccontextmanager
 async def two_servers(
     folder: Path, ask_timeout_s: float = 30.0, **more: Sequence[Any]
-) -> AsyncIterator[list[Siblings]]:
+) -> AsyncIterator[list[Peers]]:
     """Run two surfaces that are reached by their own sockets only.
 
     Args:
@@ -47,9 +47,9 @@ async def two_servers(
                 fleet = FakeFleet()
                 fleet.status().queued = number + 1
                 metrics = Metrics("demo", "none")
-                siblings = Siblings(config)
+                siblings = Peers(config)
                 parts = {part: of_each[number] for part, of_each in more.items()}
-                services = fake_services(CONFIG, fleet, metrics, siblings=siblings)
+                services = fake_services(CONFIG, fleet, metrics, peers=siblings)
                 services = replace(services, **parts)
                 metrics.watch(services.fleet.status, lambda: 0)
                 edge = Edge(build_app(services), CONFIG)
@@ -78,7 +78,7 @@ async def test_load_and_metrics_are_those_of_all(tmp_path: Path) -> None:
 
 async def test_one_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     paths = (("server-0", str(tmp_path / "a")), ("server-1", str(tmp_path / "b")))
-    assert await Siblings(SiblingConfig("server-0", 0, paths)).ask("/load") == {"server-1": None}
+    assert await Peers(SiblingConfig("server-0", 0, paths)).ask("/load") == {"server-1": None}
 
 
 async def test_one_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
@@ -87,5 +87,5 @@ async def test_one_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(path)
         mute.listen()
-        siblings = Siblings(SiblingConfig("server-0", 0, paths, ask_timeout_s=0.05))
+        siblings = Peers(SiblingConfig("server-0", 0, paths, ask_timeout_s=0.05))
         assert await siblings.ask("/load") == {"server-1": None}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Body:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.passing_on import PASSED_ON
-from server.api.peers import Siblings
+from server.api.peers import PROXIED, Peers
 from server.contract.generation import Usage
 from server.tenants.opening import UncountedQuotas, opened_quotas
 from server.tenants.quotas import Asked
@@ -32,7 +31,7 @@ ALICE, BOB = tenant("alice", "key-of-alice", plan=PLAN), tenant("bob", "key-of-b
 
 
 @asynccontextmanager
-async def both(folder: Path, **more: Any) -> AsyncIterator[tuple[list[Quotas], list[Siblings]]]:  # noqa: ANN401
+async def both(folder: Path, **more: Any) -> AsyncIterator[tuple[list[Quotas], list[Peers]]]:  # noqa: ANN401
     """Run two servers with one tenant's accounts, which know of one another by a file."""
     config = QuotaConfig(servers=2, spend_file=str(folder / "spend"), flush_s=0.01)
     prices = Prices(prompt=1e6)
@@ -59,7 +58,7 @@ async def use(quotas: Quotas, request_id: bytes, tokens: int) -> None:
 
 async def usage_of_alice(folder: Path, server: str) -> dict[str, Any]:
     client = RawClient(await trio.open_unix_socket(str(folder / server)))
-    headers = {"authorization": "Bearer key-of-alice", PASSED_ON: server}
+    headers = {"authorization": "Bearer key-of-alice", PROXIED: server}
     async with client.stream:
         await client.send(request_bytes("GET", "/v1/usage", headers=headers))
         answer = await client.answer()
@@ -99,7 +98,7 @@ async def test_whichever_is_asked_the_parts_of_all_are_added_up(tmp_path: Path) 
 
 async def test_one_that_does_not_answer_is_not_counted(tmp_path: Path) -> None:
     paths = (("server-0", str(tmp_path / "server-0")), ("nobody", str(tmp_path / "nobody")))
-    alone = Siblings(SiblingConfig("server-0", 0, paths))
+    alone = Peers(SiblingConfig("server-0", 0, paths))
     async with both(tmp_path, siblings=[alone] * 2):
         usage = await usage_of_alice(tmp_path, "server-0")
     assert usage["limits"]["tokens_per_minute"] == 300

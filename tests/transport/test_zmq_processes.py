@@ -128,6 +128,7 @@ async def test_a_stopped_process_absorbs_little_and_is_busy_and_goes_on_when_con
         assert echoed == list(range(absorbed))
 
 
+@pytest.mark.long
 async def test_a_process_that_reads_little_survives_the_death_of_one_that_sends_much(
     tmp_path: Path,
 ) -> None:

@@ -18,6 +18,7 @@ from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from ..errors import UNSUPPORTED_PARAMETER
 from ..openai.tools import parsed_arguments
 from ..pieces import reader_of
+from ..stream import Serializer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -160,8 +161,8 @@ class MessageForm:
         return "max_tokens"
 
 
-class MessageStream:
-    """The stream of one message (see StreamForm).
+class MessageStream(Serializer):
+    """The stream of one message.
 
     Args:
       form: what surrounds it.
@@ -180,60 +181,53 @@ class MessageStream:
         self._open_kind: str | None = None
         self._digest = _signing()
 
-    def begin(self) -> bytes:
+    def begin(self) -> list[bytes]:
         """Return what is known before anything is computed: the prompt's length."""
         usage = {"input_tokens": len(self._request.prompt_ids), "output_tokens": 0}
-        return _event("message_start", message=self._form.message(usage, [])) + PING
+        return [_event("message_start", message=self._form.message(usage, [])), PING]
 
-    def write(self, index: int, event: Event) -> bytes:
+    def event(self, index: int, event: Event) -> list[bytes]:
         """Return what something that happened looks like; the last of it ends the stream."""
         match event:
             case Delta():
                 return self._show(self._reader.push(event.text))
             case Finished():
-                return b"".join(
-                    (
-                        self._show(self._reader.finish(is_cut=event.is_cut)),
-                        self._close(),
-                        _event(
-                            "message_delta",
-                            delta=self._form.end(event, self._reader.num_calls),
-                            usage=self._form.usage(event.usage),
-                        ),
-                        _event("message_stop"),
-                    )
-                )
+                return [
+                    *self._show(self._reader.finish(is_cut=event.is_cut)),
+                    *self._close(),
+                    _event(
+                        "message_delta",
+                        delta=self._form.end(event, self._reader.num_calls),
+                        usage=self._form.usage(event.usage),
+                    ),
+                    _event("message_stop"),
+                ]
             case Failed():
-                return b"event: error\ndata: %b\n\n" % _encode(
-                    message_error(event.error, self._request_id)
-                )
+                error = _encode(message_error(event.error, self._request_id))
+                return [b"event: error\ndata: %b\n\n" % error]
 
-    def end(self) -> bytes:
-        """Return nothing: message_stop was the end."""
-        return b""
-
-    def _show(self, pieces: Iterable[Piece]) -> bytes:
+    def _show(self, pieces: Iterable[Piece]) -> list[bytes]:
         if not self._form.shows_output:
-            return b""
-        return b"".join(frame for piece in pieces for frame in self._frames(piece))
+            return []
+        return [frame for piece in pieces for frame in self._frames(piece)]
 
     def _frames(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a piece looks like, and the borders of its block."""
         match piece:
             case Text():
                 if self._open_kind != "text":
-                    yield self._close()
+                    yield from self._close()
                     yield self._open({"type": "text", "text": ""})
                 yield self._delta({"type": "text_delta", "text": piece.text})
             case Reasoning():
                 if self._open_kind != "thinking":
-                    yield self._close()
+                    yield from self._close()
                     yield self._open({"type": "thinking", "thinking": "", "signature": ""})
                     self._digest = _signing()
                 self._digest.update(piece.text.encode())
                 yield self._delta({"type": "thinking_delta", "thinking": piece.text})
             case CallBegins():
-                yield self._close()
+                yield from self._close()
                 yield self._open(_tool_use(piece))
             case Arguments():
                 yield self._delta({"type": "input_json_delta", "partial_json": piece.text})
@@ -246,15 +240,13 @@ class MessageStream:
         self._block += 1
         return _event("content_block_start", index=self._block, content_block=block)
 
-    def _close(self) -> bytes:
-        if self._open_kind is None:
-            return b""
-        signed = b""
-        if self._open_kind == "thinking":
+    def _close(self) -> Iterator[bytes]:
+        kind, self._open_kind = self._open_kind, None
+        if kind == "thinking":
             signature = _signature(self._digest)
-            signed = self._delta({"type": "signature_delta", "signature": signature})
-        self._open_kind = None
-        return signed + _event("content_block_stop", index=self._block)
+            yield self._delta({"type": "signature_delta", "signature": signature})
+        if kind is not None:
+            yield _event("content_block_stop", index=self._block)
 
 
 def _event(kind: str, **fields: object) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 from triolet.errors import invalid_request
 
 from ...tenants.tenancy import current_tenant
-from ..body import live_request, read_fields, shown_request_id
+from ..body import current_scope, read_fields, shown_request_id
 from ..claims import message_tier
 from ..errors import params_called
 from ..generate import (
@@ -64,7 +64,7 @@ async def create_message(services: Services) -> Response:
     _check_budget(fields)
     plan = await _plan(fields, services)
     (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
-    live = live_request()
+    live = current_scope()
     form = MessageForm(
         f"msg_{live.request_id.hex()}",
         services.config.model_name,

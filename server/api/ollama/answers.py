@@ -17,6 +17,7 @@ from ...contract.generation import Delta, Failed, Finished
 from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from ..openai.tools import parsed_arguments
 from ..pieces import reader_of
+from ..stream import Serializer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -184,8 +185,8 @@ class AnswerReader:
         return [{"id": f"call_{call.index}", "function": function}]
 
 
-class LineStream:
-    """The stream of one answer (see StreamForm).
+class LineStream(Serializer):
+    """The stream of one answer.
 
     Args:
       form: what surrounds it.
@@ -199,29 +200,21 @@ class LineStream:
         self._reader = reader
 
     @property
-    def keep_alive(self) -> bytes:
+    def keep_alive(self) -> bytes:  # type: ignore[override]
         """A line without text: this form has no comments."""
         return _line(self._form.part())
 
-    def begin(self) -> bytes:
-        """Return nothing: the first line has the first text."""
-        return b""
-
-    def write(self, index: int, event: Event) -> bytes:
+    def event(self, index: int, event: Event) -> list[bytes]:
         """Return the lines of an event; the last of them ends the stream."""
         del index  # there is one choice
         match event:
             case Delta():
-                return b"".join(map(self._line, self._reader.push(event.text)))
+                return [self._line(found) for found in self._reader.push(event.text)]
             case Finished():
-                rest = b"".join(map(self._line, self._reader.finish(is_cut=event.is_cut)))
-                return rest + _line(self._form.part(**self._form.end(event, self._clock)))
+                rest = [self._line(one) for one in self._reader.finish(is_cut=event.is_cut)]
+                return [*rest, _line(self._form.part(**self._form.end(event, self._clock)))]
             case Failed():
-                return _line(ollama_error(event.error))
-
-    def end(self) -> bytes:
-        """Return nothing: the line that is done was the end."""
-        return b""
+                return [_line(ollama_error(event.error))]
 
     def _line(self, found: Piece | Call) -> bytes:
         return _line(self._form.part([found]))

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
-from quart import Response, request
+from quart import Response
 
 from triolet.errors import invalid_request
 
-from ..body import JSON_ONLY, live_request, note_ignored, read_fields
+from ..body import JSON_ONLY, current_scope, note_ignored, read_fields
 from ..constraints import read_grammar
 from ..errors import echo, params_called
 from ..fields import NamedSchema, ResponseFormat
 from ..generate import Plan, check_fields, json_response, own_requests, submit_all
-from ..live import own_shortcut
 from ..openai.chat import plan_chat
 from ..openai.embeddings import EmbeddingFields, embed, numbers_of
 from ..overload import refuse_early
@@ -144,7 +143,7 @@ async def _answer(
     plan = replace(plan, default_max_tokens=_most_tokens(fields.options, plan))
     is_streamed = fields.stream is not False
     requests = own_requests(plan, services, is_streamed=is_streamed)
-    live = live_request()
+    live = current_scope()
     with await reserved(requests, services):
         choices = submit_all(requests, services, live)
     clock = Clock(live.began_at, trio.current_time(), trio.current_time)
@@ -156,7 +155,7 @@ async def _answer(
     body = EventStreamBody(
         choices,
         LineStream(form, reader, clock),
-        own_shortcut(request.scope),
+        live.connection,
         keep_alive_s=services.config.keep_alive_s,
     )
     return Response(body, headers=LINE_HEADERS)
@@ -295,7 +294,7 @@ async def embed_inputs(services: Services) -> Response:
         for vector in vectors.found:
             lists.append(msgspec.Raw(msgspec.json.encode(numbers_of(vector))))
             await trio.lowlevel.checkpoint()
-    took_s = trio.current_time() - live_request().began_at
+    took_s = trio.current_time() - current_scope().began_at
     return json_response(
         {
             "model": services.config.model_name,

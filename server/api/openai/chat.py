@@ -21,8 +21,7 @@ from ..generate import Plan, check_fields, head, stream_response, whole_response
 from ..logprobs import chat_logprobs
 from ..overload import refuse_early
 from ..schemas import ChatRequest, Message
-from .chunks import ChatChunks
-from .tool_chunks import ToolChunks, reason_of, whole_message
+from .chunks import ChatChunks, ToolChunks, reason_of, whole_message
 from .tools import parsed_arguments, plan_tools
 
 if TYPE_CHECKING:

@@ -1,34 +1,42 @@
-"""The chunks of a stream as bytes. Pure: knows the schema and Server-Sent Events, no socket.
+"""The chunks of a stream as Server-Sent Events; reasoning and tool calls are taken out of the text.
 
 Most chunks of a stream differ in their text only, so everything around it is encoded once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import secrets
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ...contract.generation import Delta, Failed, Finished
+from ...contract.generation import Delta, Finished, FinishReason
+from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from ..errors import error_body
 from ..logprobs import chat_logprobs, completion_logprobs
+from ..pieces import reader_of
+from ..stream import Serializer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from triolet.errors import RequestError
 
     from ...contract.generation import Event, Usage
+    from ...text.reasoning import Thinking
+    from ...text.tool_calls import Piece, PieceReader, ToolForm
+    from ..stream import Answer
+
 
 DONE: Final = b"data: [DONE]\n\n"
-KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 _encode = msgspec.json.Encoder().encode
 
 
-def error_event(error: RequestError) -> bytes:
+def error_events(error: RequestError) -> list[bytes]:
     """Return the end of a stream that failed: the error, then DONE."""
-    return b"data: " + error_body(error) + b"\n\n" + DONE
+    return [b"data: " + error_body(error) + b"\n\n", DONE]
 
 
 def total_usage(usages: Sequence[Usage], per_prompt: int) -> dict[str, Any]:
@@ -86,6 +94,8 @@ class Envelope:
 
     Args:
       head: the fields that all chunks share: id, object, created, model.
+      count: number of choices.
+      per_prompt: choices that share one prompt.
       with_usage: whether the client asked for usage; all chunks but its own then carry null.
       with_token_ids: whether each chunk lists its tokens.
       running: counts that every chunk carries (`continuous_usage_stats`); None for none.
@@ -97,8 +107,12 @@ class Envelope:
         *,
         with_usage: bool,
         with_token_ids: bool,
+        count: int = 1,
+        per_prompt: int = 1,
         running: RunningUsage | None = None,
     ) -> None:
+        self.count = count
+        self.per_prompt = per_prompt
         self.with_usage = with_usage
         self.with_token_ids = with_token_ids
         self.running = running
@@ -126,64 +140,86 @@ class Envelope:
         """Return the chunk that carries the usage and no choice."""
         return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, _encode(usage))
 
-    def is_worth_a_chunk(self, delta: Delta) -> bool:
-        """Whether there is anything to show; part of a character is not."""
-        return bool(delta.text or delta.logprobs or (self.with_token_ids and delta.token_ids))
-
     def token_ids(self, ids: Sequence[int]) -> bytes:
         """Return the field that lists tokens, if it was asked for."""
         return b',"token_ids":' + _encode(list(ids)) if self.with_token_ids else b""
 
 
-class ChunkWriter(Protocol):
-    """The form of one endpoint's chunks."""
+class ChunkStream(Serializer):
+    """Chunks of chat or plain completions.
 
-    @property
-    def envelope(self) -> Envelope:
-        """What surrounds its choices."""
-        ...
-
-    def first(self, index: int) -> bytes:
-        """Return what comes before a choice's text; may be empty."""
-        ...
-
-    def delta(self, index: int, delta: Delta) -> bytes:
-        """Return the chunk of new text."""
-        ...
-
-    def finish(self, index: int, end: Finished) -> bytes:
-        """Return the one chunk with a finish_reason."""
-        ...
-
-
-class ChatChunks:
-    """Chunks of chat completions."""
+    Args:
+      envelope: what surrounds every choice.
+    """
 
     def __init__(self, envelope: Envelope) -> None:
         self.envelope = envelope
+        self._usages: list[Usage | None] = [None] * envelope.count
+
+    @abstractmethod
+    def first(self, index: int) -> bytes:
+        """Return what comes before a choice's text; may be empty."""
+
+    @abstractmethod
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
+        """Return the chunks of new text."""
+
+    @abstractmethod
+    def finish(self, index: int, end: Finished) -> list[bytes]:
+        """Return the last chunks of a choice, of which one has a finish_reason."""
+
+    def begin(self) -> list[bytes]:
+        """Return the first chunk of every choice."""
+        return [chunk for index in range(len(self._usages)) if (chunk := self.first(index))]
+
+    def event(self, index: int, event: Event) -> list[bytes]:
+        """Return an event's chunks."""
+        envelope = self.envelope
+        if envelope.running is not None:
+            envelope.running.take(index, event)
+        if isinstance(event, Delta):
+            # A delta without anything to show is part of a character.
+            is_shown = event.text or event.logprobs or (envelope.with_token_ids and event.token_ids)
+            return self.delta(index, event) if is_shown else []
+        if isinstance(event, Finished):
+            self._usages[index] = event.usage
+            return self.finish(index, event)
+        return error_events(event.error)
+
+    def end(self) -> list[bytes]:
+        """Return the usage, if it was asked for, and DONE."""
+        if not self.envelope.with_usage:
+            return [DONE]
+        usages = [usage for usage in self._usages if usage is not None]
+        return [self.envelope.usage(total_usage(usages, self.envelope.per_prompt)), DONE]
+
+
+class ChatChunks(ChunkStream):
+    """Chunks of chat completions."""
 
     def first(self, index: int) -> bytes:
-        """Return the chunk that says who speaks."""
+        """Return the chunk with the role."""
         return self.envelope.chunk(index, b'"delta":{"role":"assistant","content":""}')
 
-    def delta(self, index: int, delta: Delta) -> bytes:
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
         """Return the chunk of new text."""
         logprobs = b"null"
         if delta.logprobs:
             logprobs = b'{"content":%b,"refusal":null}' % _encode(chat_logprobs(delta.logprobs))
-        return self.envelope.chunk(
-            index,
-            b'"delta":{"content":%b}' % _encode(delta.text),
-            logprobs=logprobs,
-            more=self.envelope.token_ids(delta.token_ids),
-        )
+        envelope = self.envelope
+        more = envelope.token_ids(delta.token_ids) if envelope.with_token_ids else b""
+        return [
+            envelope.chunk(
+                index, b'"delta":{"content":%b}' % _encode(delta.text), logprobs=logprobs, more=more
+            )
+        ]
 
-    def finish(self, index: int, end: Finished) -> bytes:
+    def finish(self, index: int, end: Finished) -> list[bytes]:
         """Return the one chunk with a finish_reason."""
-        return self.envelope.chunk(index, b'"delta":{}', reason=_encode(end.reason))
+        return [self.envelope.chunk(index, b'"delta":{}', reason=_encode(end.reason))]
 
 
-class CompletionChunks:
+class CompletionChunks(ChunkStream):
     """Chunks of plain completions.
 
     Args:
@@ -192,7 +228,7 @@ class CompletionChunks:
     """
 
     def __init__(self, envelope: Envelope, echoes: Sequence[str]) -> None:
-        self.envelope = envelope
+        super().__init__(envelope)
         self._echoes = echoes
         self._shown_chars = [len(text) for text in echoes]
 
@@ -201,62 +237,139 @@ class CompletionChunks:
         echo = self._echoes[index]
         return self.envelope.chunk(index, b'"text":' + _encode(echo)) if echo else b""
 
-    def delta(self, index: int, delta: Delta) -> bytes:
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
         """Return the chunk of new text."""
         logprobs = b"null"
         if delta.logprobs:
             offset = self._shown_chars[index]
             logprobs = _encode(completion_logprobs(delta.logprobs, offset))
         self._shown_chars[index] += len(delta.text)
-        return self.envelope.chunk(
-            index,
-            b'"text":' + _encode(delta.text),
-            logprobs=logprobs,
-            more=self.envelope.token_ids(delta.token_ids),
-        )
+        envelope = self.envelope
+        more = envelope.token_ids(delta.token_ids) if envelope.with_token_ids else b""
+        return [
+            envelope.chunk(index, b'"text":' + _encode(delta.text), logprobs=logprobs, more=more)
+        ]
 
-    def finish(self, index: int, end: Finished) -> bytes:
+    def finish(self, index: int, end: Finished) -> list[bytes]:
         """Return the one chunk with a finish_reason."""
-        return self.envelope.chunk(index, b'"text":""', reason=_encode(end.reason))
+        return [self.envelope.chunk(index, b'"text":""', reason=_encode(end.reason))]
 
 
-class ChunkStream:
-    """The stream of chat or plain completions (see StreamForm).
+TOOL_CALLS: Final = "tool_calls"
+
+
+def new_call_id() -> str:
+    """Return a name for a call, by which its result is told."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def reason_of(end: Finished, num_calls: int) -> str:
+    """Return how a completion with so many calls ended; one that was cut was cut."""
+    is_whole = end.reason is FinishReason.STOP and not end.is_cut
+    return TOOL_CALLS if num_calls and is_whole else str(end.reason)
+
+
+def whole_message(
+    answer: Answer, form: ToolForm | None, thinking: Thinking | None = None
+) -> tuple[dict[str, Any], int]:
+    """Return a message with reasoning and calls taken out of its text, and the number of calls.
+
+    The arguments of a call that was cut are what there is of them, as in OpenAI's answers.
+    """
+    reader = reader_of(form, thinking)
+    content = reasoning = ""
+    calls: list[dict[str, Any]] = []
+    for piece in reader.push(answer.text) + reader.finish(is_cut=answer.finished.is_cut):
+        match piece:
+            case Reasoning():
+                reasoning += piece.text
+            case Text():
+                content += piece.text
+            case CallBegins():
+                calls.append(_call(piece))
+            case Arguments():
+                calls[piece.index]["function"]["arguments"] += piece.text
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["content"] = content or None
+        message["tool_calls"] = calls
+    return message, len(calls)
+
+
+def _call(piece: CallBegins) -> dict[str, Any]:
+    function = {"name": piece.name, "arguments": ""}
+    return {"id": new_call_id(), "type": "function", "function": function}
+
+
+class ToolChunks(ChatChunks):
+    """Chunks of chat completions in which the model may reason and call tools.
 
     Args:
-      writer: the form of the chunks.
-      count: number of choices.
-      per_prompt: choices that share one prompt.
+      envelope: what surrounds them.
+      form: how calls are written; None if there are none.
+      thinking: how reasoning is written; None if there is none.
     """
 
-    keep_alive = KEEP_ALIVE
+    def __init__(
+        self, envelope: Envelope, form: ToolForm | None, thinking: Thinking | None = None
+    ) -> None:
+        super().__init__(envelope)
+        self._form = form
+        self._thinking = thinking
+        self._readers: dict[int, PieceReader] = {}
 
-    def __init__(self, writer: ChunkWriter, *, count: int, per_prompt: int) -> None:
-        self._writer = writer
-        self._per_prompt = per_prompt
-        self._usages: list[Usage | None] = [None] * count
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
+        """Return the chunks of new text; those of its tokens go with the first."""
+        contents = _contents(self._reader(index).push(delta.text))
+        more = self.envelope.token_ids(delta.token_ids)
+        if not contents and (delta.logprobs or more):
+            contents = [{"content": ""}]
+        chunks: list[bytes] = []
+        for content in contents:
+            is_first = not chunks
+            logprobs = b"null"
+            if is_first and delta.logprobs:
+                logprobs = b'{"content":%b,"refusal":null}' % _encode(chat_logprobs(delta.logprobs))
+            chunks.append(
+                self.envelope.chunk(
+                    index,
+                    b'"delta":' + _encode(content),
+                    logprobs=logprobs,
+                    more=more if is_first else b"",
+                )
+            )
+        return chunks
 
-    def begin(self) -> bytes:
-        """Return the first chunk of every choice."""
-        return b"".join(self._writer.first(index) for index in range(len(self._usages)))
+    def finish(self, index: int, end: Finished) -> list[bytes]:
+        """Return what was held back, and the one chunk with a finish_reason."""
+        reader = self._reader(index)
+        left = [
+            self.envelope.chunk(index, b'"delta":' + _encode(content))
+            for content in _contents(reader.finish(is_cut=end.is_cut))
+        ]
+        shown = _encode(reason_of(end, reader.num_calls))
+        return [*left, self.envelope.chunk(index, b'"delta":{}', reason=shown)]
 
-    def write(self, index: int, event: Event) -> bytes:
-        """Return an event's chunk."""
-        if (running := self._writer.envelope.running) is not None:
-            running.take(index, event)
-        match event:
-            case Delta():
-                is_shown = self._writer.envelope.is_worth_a_chunk(event)
-                return self._writer.delta(index, event) if is_shown else b""
-            case Finished():
-                self._usages[index] = event.usage
-                return self._writer.finish(index, event)
-            case Failed():
-                return error_event(event.error)
+    def _reader(self, index: int) -> PieceReader:
+        if index not in self._readers:
+            self._readers[index] = reader_of(self._form, self._thinking)
+        return self._readers[index]
 
-    def end(self) -> bytes:
-        """Return the usage, if it was asked for, and DONE."""
-        if not self._writer.envelope.with_usage:
-            return DONE
-        usages = [usage for usage in self._usages if usage is not None]
-        return self._writer.envelope.usage(total_usage(usages, self._per_prompt)) + DONE
+
+def _contents(pieces: Iterable[Piece]) -> Sequence[dict[str, Any]]:
+    """Return the deltas that show these pieces."""
+    contents: list[dict[str, Any]] = []
+    for piece in pieces:
+        match piece:
+            case Text():
+                contents.append({"content": piece.text})
+            case Reasoning():
+                contents.append({"reasoning_content": piece.text})
+            case CallBegins():
+                contents.append({"tool_calls": [{"index": piece.index, **_call(piece)}]})
+            case Arguments():
+                function = {"arguments": piece.text}
+                contents.append({"tool_calls": [{"index": piece.index, "function": function}]})
+    return contents

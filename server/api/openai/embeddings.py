@@ -19,7 +19,7 @@ from ...contract.embedding import EmbeddingRequest
 from ...tenants.quotas import Asked
 from ...tenants.tenancy import current_tenant
 from .. import fields
-from ..body import check_model, deadline_s, live_request, read_fields, shown_request_id
+from ..body import check_model, current_scope, deadline_s, read_fields, shown_request_id
 from ..claims import current_scheduling, renew_tenant
 from ..generate import check_input
 from ..quota import reserve_for
@@ -89,13 +89,13 @@ async def embed(
     Raises:
       RequestError: it is refused, or a vector could not be computed.
     """
-    if services.lifecycle.is_draining:
+    if services.state.is_draining:
         raise draining()
     check_model(fields.model, services.config)
     current_scheduling(fields.service_tier)
     form = _form(fields, services)
     inputs = await _input_ids(fields.input, services, names, is_cut=is_cut)
-    live, within_s = live_request(), deadline_s(services.config)
+    live, within_s = current_scope(), deadline_s(services.config)
     renew_tenant(services.tenancy)
     scheduling = current_scheduling(fields.service_tier, services.quotas.store.num_servers)
     requests = [

@@ -14,12 +14,11 @@ import msgspec
 from triolet.errors import invalid_request
 
 from ...contract.generation import Delta
-from ..body import live_request, read_fields
+from ..body import current_scope, read_fields
 from ..generate import begin_stream, begin_whole, json_response, own_requests
 from .responses_events import (
     ResponseDocument,
     ResponseEvents,
-    ResponseStream,
     message_frame,
     sse_frame,
 )
@@ -43,7 +42,7 @@ async def create_response(services: Services) -> Response:
     if fields.stream_options is not None and not fields.stream:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
     plan = await plan_response(fields, (), services)
-    live = live_request()
+    live = current_scope()
     (request,) = (
         replace(one, request_id=live.request_id)
         for one in own_requests(plan, services, is_streamed=bool(fields.stream))
@@ -53,8 +52,8 @@ async def create_response(services: Services) -> Response:
         response_id, fields, request, services.config, plan.tool_form, plan.thinking
     )
     if fields.stream:
-        stream = ResponseStream(ResponseEvents(document, sse_frame))
-        return await begin_stream([request], stream, fields, services)
+        events = ResponseEvents(document, sse_frame)
+        return await begin_stream([request], events, fields, services)
     return await begin_whole([request], partial(_whole, document), fields, services)
 
 
@@ -81,6 +80,6 @@ def _whole(document: ResponseDocument, answers: Sequence[Answer]) -> bytes:
     (answer,) = answers
     events = ResponseEvents(document, message_frame)
     events.begin()
-    events.write(Delta(answer.text, tuple(answer.token_ids), tuple(answer.logprobs)))
-    events.write(answer.finished)
+    events.event(0, Delta(answer.text, tuple(answer.token_ids), tuple(answer.logprobs)))
+    events.event(0, answer.finished)
     return msgspec.json.encode(events.response)

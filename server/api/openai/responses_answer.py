@@ -1,14 +1,17 @@
-"""Answers of a WebSocket that go on when it is cut: how they are written down and gone on with.
+"""Answers on a WebSocket: their events, the outbox that orders them, and answers that are resumed.
 
-Opt-in: `response.create` with `resumable`. Whoever knows the id of such a response may ask for it
-on another connection with `response.resume`, from behind the last event that it has. The position
-of an event is its `sequence_number`.
+With `resumable`, an answer outlives its connection: `response.resume` on another one continues
+behind the last event received. The position of an event is its `sequence_number`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
+
+import trio
 
 from triolet.ids import new_request_id
 
@@ -16,25 +19,93 @@ from ...contract.generation import CancelReason
 from ...tenants.tenancy import current_tenant
 from ..claims import renew_tenant
 from ..errors import echo, http_error, params_called
-from ..generate import generation_requests, submit_for
-from ..live import LiveRequest
+from ..generate import generation_requests, submit_all
 from ..quota import enter_answer, reserved
+from ..request_scope import RequestScope
 from ..resume import Name, ResumableAnswer
 from ..resuming import KEY, LAST_EVENT_ID
-from ..stream import listen_until
 from .responses_events import ResponseDocument, ResponseEvents, message_frame
 from .responses_plan import answer_of, plan_response, turns_of
 
 if TYPE_CHECKING:
-    from ...contract.generation import Event, Generation, GenerationRequest
+    from collections.abc import Awaitable, Callable
+
+    from ...contract.generation import Events, GenerationRequest
+    from ...contract.output_stream import OutputStream
     from ..conversations import Conversations, Turns
     from ..door import BodyHold
     from ..generate import Plan
-    from ..live import Departure
+    from ..request_scope import ClientConnection
     from ..resume import ResumingReader
     from ..services import Services
     from .responses_schema import ResponseCreate, ResponseResume
-    from .ws_outbox import WsOutbox
+
+
+class WsOutbox:
+    """The outgoing side of one WebSocket.
+
+    Args:
+      max_bytes: what may wait before others have to.
+      connection: of the client.
+    """
+
+    def __init__(self, max_bytes: int, connection: ClientConnection) -> None:
+        self._max_bytes = max_bytes
+        self._connection = connection
+        self._messages: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._is_writing = self._is_closed = False
+        self._changed = trio.Event()
+
+    def try_send(self, message: bytes) -> bool:
+        """Send at once, if nothing waits and that needs no waiting; return whether it was done."""
+        is_idle = not (self._messages or self._is_writing or self._is_closed)
+        return is_idle and self._connection.try_send(message)
+
+    def put_nowait(self, message: bytes) -> bool:
+        """Add a message if there is room; return whether there was."""
+        if self._is_closed or self._num_bytes >= self._max_bytes:
+            return False
+        self._messages.append(message)
+        self._num_bytes += len(message)
+        self._change()
+        return True
+
+    async def put(self, message: bytes) -> None:
+        """Add a message as soon as there is room.
+
+        Raises:
+          trio.ClosedResourceError: nothing more is taken.
+        """
+        await trio.lowlevel.checkpoint()
+        while not self.put_nowait(message):
+            if self._is_closed:
+                raise trio.ClosedResourceError
+            await self._changed.wait()
+
+    def close(self) -> None:
+        """Take nothing more; what is here is still written."""
+        self._is_closed = True
+        self._change()
+
+    async def write(self, send: Callable[[str], Awaitable[None]]) -> None:
+        """Write what comes until `close`, and then what is left."""
+        while self._messages or not self._is_closed:
+            if not self._messages:
+                await self._changed.wait()
+                continue
+            message = self._messages.popleft()
+            self._is_writing = True
+            try:
+                await send(message.decode())
+            finally:
+                self._is_writing = False
+            self._num_bytes -= len(message)
+            self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
 
 POSITION: Final = "sequence_number"
@@ -49,35 +120,22 @@ def own_name(response_id: str) -> Name:
     return Name(tenant, f"responses {tenant}".encode(), response_id)
 
 
-class ResponseScript:
-    """The events of a response, one by one.
+class SocketEvents(ResponseEvents):
+    """The events of a response on a WebSocket, which later ones may continue.
 
     Args:
-      events: writes them.
       document: the response.
+      stream_id: its lane; None for none.
       turns: of the conversation, up to the question.
     """
 
-    def __init__(self, events: ResponseEvents, document: ResponseDocument, turns: Turns) -> None:
-        self._events = events
-        self._document = document
+    def __init__(self, document: ResponseDocument, stream_id: str | None, turns: Turns) -> None:
+        super().__init__(document, message_frame, stream_id)
         self._turns = turns
-
-    def begin(self) -> list[bytes]:
-        """Return what comes before the text."""
-        return self._events.begin()
-
-    def write(self, index: int, event: Event, *, is_stopped: bool) -> list[bytes]:
-        """Return what something that happened looks like."""
-        return self._events.write(event, is_cancelled=is_stopped)
-
-    def end(self) -> list[bytes]:
-        """Return nothing: the terminal event was the end."""
-        return []
 
     def remember(self, response_id: str, conversations: Conversations) -> None:
         """Let a connection go on with the conversation, if the response has come to a good end."""
-        if not self._events.have_failed:
+        if not self.have_failed:
             answer = answer_of(self._document.items)
             conversations.remember(response_id, (*self._turns, *answer))
 
@@ -106,7 +164,7 @@ class ResumedAnswer:
       resume: which, and from where.
       services: where it is kept.
       conversations: of this connection.
-      departure: of this connection.
+      connection: of the client.
 
     Attributes:
       id: by which the client knows it.
@@ -120,13 +178,13 @@ class ResumedAnswer:
         resume: ResponseResume,
         services: Services,
         conversations: Conversations,
-        departure: Departure,
+        connection: ClientConnection,
     ) -> None:
         self.id = resume.response_id
         self.stream_id = resume.stream_id
         self._services = services
         self._conversations = conversations
-        self._departure = departure
+        self._connection = connection
         answer = services.kept.find(own_name(resume.response_id))
         if answer is None:
             raise http_error(
@@ -147,13 +205,13 @@ class ResumedAnswer:
         Raises:
           RequestError: 400 or 410, that position is not there.
         """
-        with LiveRequest(self._departure) as live, params_called({LAST_EVENT_ID: POSITION}):
+        with RequestScope(self._connection) as live, params_called({LAST_EVENT_ID: POSITION}):
             reader = self._services.kept.join(self._answer, self._position)
             live.hold(reader)
             await relay_frames(reader, outbox)
-        script = self._answer.script
-        if isinstance(script, ResponseScript):
-            script.remember(self.id, self._conversations)
+        events = self._answer.serializer
+        if isinstance(events, SocketEvents):
+            events.remember(self.id, self._conversations)
 
 
 RESUMABLE: Final = "resumable"
@@ -167,7 +225,7 @@ class ResponseAnswer:
       services: what it works with.
       conversations: what it may continue, and where it is remembered.
       client_request_id: what the client called the connection.
-      departure: of the connection.
+      connection: of the client.
       hold: of the room that its message takes, until it is queued.
 
     Attributes:
@@ -181,7 +239,7 @@ class ResponseAnswer:
         services: Services,
         conversations: Conversations,
         client_request_id: str,
-        departure: Departure,
+        connection: ClientConnection,
         hold: BodyHold,
     ) -> None:
         self._request_id = new_request_id()
@@ -191,8 +249,9 @@ class ResponseAnswer:
         self._services = services
         self._conversations = conversations
         self._client_request_id = client_request_id
-        self._departure = departure
-        self._generation: Generation | None = None
+        self._connection = connection
+        self._stream: OutputStream | None = None
+        self._events: SocketEvents | None = None
         self._resumable: ResumableAnswer | None = None
         self._is_cancelled = False
 
@@ -204,8 +263,9 @@ class ResponseAnswer:
     def cancel(self) -> None:
         """End it, as the client wishes. Idempotent."""
         self._is_cancelled = True
-        if self._generation is not None:
-            self._generation.cancel(CancelReason.STOPPED)
+        if self._stream is not None and self._events is not None:
+            self._events.is_stopped = True
+            self._stream.cancel(CancelReason.STOPPED)
         if self._resumable is not None:
             self._resumable.stop()
 
@@ -215,7 +275,7 @@ class ResponseAnswer:
         Raises:
           RequestError: nothing was begun.
         """
-        with LiveRequest(self._departure) as live:
+        with RequestScope(self._connection) as live:
             live.entry.hold = self.hold
             renew_tenant(self._services.tenancy)
             enter_answer(self._services, live)
@@ -230,61 +290,59 @@ class ResponseAnswer:
                 plan.tool_form,
                 plan.thinking,
             )
-            events = ResponseEvents(document, message_frame, self.stream_id)
-            script = ResponseScript(events, document, (*earlier, *turns_of(self._create.input)))
+            turns = (*earlier, *turns_of(self._create.input))
+            events = SocketEvents(document, self.stream_id, turns)
             if self._create.resumable:
-                await self._run_resumable(script, request, live, outbox)
-                return
-            with await reserved([request], self._services):
-                self._generation = self._services.fleet.submit(request)
-                live.hold(self._generation)
-            if self._is_cancelled:
-                self._generation.cancel(CancelReason.STOPPED)
-            for frame in events.begin():
-                await outbox.put(frame)
-            while not events.are_over:
-                for frame in await self._next_frames(events, self._generation, outbox):
-                    await outbox.put(frame)
-        script.remember(self.id, self._conversations)
+                await self._run_resumable(events, request, live, outbox)
+            else:
+                await self._run_bound(events, request, live, outbox)
+        events.remember(self.id, self._conversations)
 
-    async def _next_frames(
-        self, events: ResponseEvents, generation: Generation, outbox: WsOutbox
-    ) -> list[bytes]:
-        """Send what can be sent at once, until something cannot, and return that."""
-        unsent: list[bytes] = []
+    async def _run_bound(
+        self, events: SocketEvents, request: GenerationRequest, live: RequestScope, outbox: WsOutbox
+    ) -> None:
+        """Send what is generated, which ends with this connection."""
+        with await reserved([request], self._services):
+            stream = submit_all([request], self._services, live)
+        self._events, self._stream = events, stream
+        if self._is_cancelled:
+            self.cancel()
 
-        def is_blocked() -> bool:
-            for event in generation.take_now():
-                for frame in events.write(event, is_cancelled=self._is_cancelled):
+        def write(arrived: Events) -> list[bytes] | None:
+            unsent: list[bytes] = []
+            for index, event in arrived:
+                for frame in events.event(index, event):
                     if unsent or not outbox.try_send(frame):
                         unsent.append(frame)
-            return bool(unsent) or events.are_over
+            return unsent or None
 
-        await listen_until(generation.listen, is_blocked)
-        return unsent
+        for frame in events.begin():
+            await outbox.put(frame)
+        while not stream.is_over:
+            for frame in await stream.pump(write) or ():
+                await outbox.put(frame)
 
     async def _run_resumable(
         self,
-        script: ResponseScript,
+        events: SocketEvents,
         request: GenerationRequest,
-        live: LiveRequest,
+        live: RequestScope,
         outbox: WsOutbox,
     ) -> None:
         """The same, but what is generated stays when this connection goes."""
         kept, config = self._services.kept, self._services.config.resume
-        answer = self._resumable = ResumableAnswer(script, b"", config)
+        answer = self._resumable = ResumableAnswer(events, b"", config)
         with await reserved([request], self._services), params_called({KEY: RESUMABLE}):
             kept.begin(
                 own_name(self.id),
                 answer,
-                lambda holder: submit_for(holder, [request], self._services),
+                partial(self._services.fleet.submit, request),
             )
         if self._is_cancelled:
             answer.stop()
         reader = kept.join(answer, 0)
         live.hold(reader)
         await relay_frames(reader, outbox)
-        script.remember(self.id, self._conversations)
 
     def _earlier(self) -> Turns:
         if self._create.previous_response_id is None:

@@ -1,4 +1,4 @@
-"""The object of a response as it grows: head, items, end. Pure: knows no stream and no socket.
+"""The object of a response as it grows, and the events that show it.
 
 An answer is one message with one part of text; where the model reasons or calls tools, reasoning
 and calls are items too. What only warms the prefix cache has none.
@@ -19,8 +19,8 @@ from ..claims import tier_field
 from ..errors import error_object
 from ..logprobs import chat_logprobs
 from ..pieces import reader_of
-from .chunks import KEEP_ALIVE
-from .tool_chunks import new_call_id
+from ..stream import Serializer
+from .chunks import new_call_id
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig
@@ -313,8 +313,8 @@ def notice_frame(finish_within_s: float) -> bytes:
     return _encode(event)
 
 
-class ResponseEvents:
-    """Writes the events of one response.
+class ResponseEvents(Serializer):
+    """The events of one response.
 
     Args:
       document: the response, which grows by what is written.
@@ -353,13 +353,9 @@ class ResponseEvents:
             frames += self._open_message()
         return frames
 
-    def write(self, event: Event, *, is_cancelled: bool = False) -> list[bytes]:
-        """Return what something that happened looks like.
-
-        Args:
-          event: what happened.
-          is_cancelled: whether the client has asked for the end, which is not a bad one then.
-        """
+    def event(self, index: int, event: Event) -> list[bytes]:
+        """Return what something that happened looks like; the last of it ends the answer."""
+        del index  # there is one choice
         match event:
             case Delta():
                 return self._delta(event)
@@ -368,7 +364,7 @@ class ResponseEvents:
                 left = [frame for piece in pieces for frame in self._piece(piece)]
                 response = self._document.finished(event)
                 return left + self._end(response)
-            case Failed() if is_cancelled:
+            case Failed() if self.is_stopped:
                 return self._end(self._document.cancelled(event.usage))
             case Failed():
                 return self._fail(event.error, event.usage)
@@ -498,28 +494,3 @@ class ResponseEvents:
         event = {"type": kind, "sequence_number": self._sequence, **fields, **self._lane}
         self._sequence += 1
         return self._framing(kind.encode(), _encode(event))
-
-
-class ResponseStream:
-    """The stream of a response over HTTP (see StreamForm).
-
-    Args:
-      events: what is written.
-    """
-
-    keep_alive = KEEP_ALIVE
-
-    def __init__(self, events: ResponseEvents) -> None:
-        self._events = events
-
-    def begin(self) -> bytes:
-        """Return what comes before the text."""
-        return b"".join(self._events.begin())
-
-    def write(self, index: int, event: Event) -> bytes:
-        """Return what something that happened looks like; the last of it ends the stream."""
-        return b"".join(self._events.write(event))
-
-    def end(self) -> bytes:
-        """Return nothing: the terminal event was the end."""
-        return b""

@@ -27,13 +27,12 @@ from ..conversations import Conversations
 from ..door import TokenBucket
 from ..errors import echo, http_error, unsupported
 from ..json_body import parse_object
-from ..live import DEPARTURE_KEY, own_shortcut
 from ..quota import rate_headers
+from ..request_scope import scope_of
 from ..schemas import read_request
-from .responses_answer import ResponseAnswer, ResumedAnswer
+from .responses_answer import ResponseAnswer, ResumedAnswer, WsOutbox
 from .responses_events import error_frame, notice_frame
 from .responses_schema import LANE, ResponseCancel, ResponseCreate, ResponseResume
-from .ws_outbox import WsOutbox
 
 if TYPE_CHECKING:
     from quart.wrappers import Websocket
@@ -79,12 +78,13 @@ class ResponsesSession:
         self._socket = socket
         self._subprotocols = socket.requested_subprotocols
         self._services = services
+        self._connection = scope_of(socket.scope).connection
         self._conversations = Conversations()
         self._messages = TokenBucket(services.config.ws_max_messages_per_s, trio.current_time())
         self._lanes: dict[str | None, deque[LaneAnswer]] = {}
         self._lane_ended = trio.Event()
         self._slots = trio.Semaphore(services.config.ws_max_streams)
-        self._outbox = WsOutbox(services.config.ws_outbox_bytes, own_shortcut(socket.scope))
+        self._outbox = WsOutbox(services.config.ws_outbox_bytes, self._connection)
         self._close_code = POLICY_VIOLATION
 
     async def run(self) -> int:
@@ -161,7 +161,7 @@ class ResponsesSession:
         return False
 
     def _create(self, create: ResponseCreate, hold: BodyHold, nursery: trio.Nursery) -> None:
-        if self._services.lifecycle.is_draining:
+        if self._services.state.is_draining:
             raise draining()
         self._check_bound()
         answer = ResponseAnswer(
@@ -169,15 +169,14 @@ class ResponsesSession:
             self._services,
             self._conversations,
             own_request_id(self._socket.headers),
-            self._socket.scope["state"][DEPARTURE_KEY],
+            self._connection,
             hold,
         )
         self._enqueue(answer, nursery)
 
     def _resume(self, resume: ResponseResume, nursery: trio.Nursery) -> None:
         self._check_bound()
-        departure = self._socket.scope["state"][DEPARTURE_KEY]
-        answer = ResumedAnswer(resume, self._services, self._conversations, departure)
+        answer = ResumedAnswer(resume, self._services, self._conversations, self._connection)
         self._enqueue(answer, nursery)
 
     def _check_bound(self) -> None:
@@ -244,9 +243,9 @@ class ResponsesSession:
         everything.cancel()
 
     async def _close_when_drained(self) -> None:
-        await self._services.lifecycle.leaving.wait()
+        await self._services.state.leaving.wait()
         await self._outbox.put(notice_frame(self._services.config.drain_timeout_s))
-        await self._services.lifecycle.draining.wait()
+        await self._services.state.draining.wait()
         while self._lanes:
             self._lane_ended = trio.Event()
             await self._lane_ended.wait()

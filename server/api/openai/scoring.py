@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from triolet.errors import invalid_request
 
 from .. import fields  # noqa: TC001 (pydantic reads it)
-from ..body import live_request, read_fields
+from ..body import current_scope, read_fields
 from ..errors import params_called
 from ..generate import head, json_response
 from ..schemas import IGNORED, MAX_INT, StrictModel
@@ -114,7 +114,7 @@ async def rerank(services: Services) -> Response:
         results.append(result | ({"document": {"text": texts[index]}} if shows else {}))
     return json_response(
         {
-            "id": f"rerank-{live_request().request_id.hex()}",
+            "id": f"rerank-{current_scope().request_id.hex()}",
             "model": services.config.model_name,
             "results": results,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},

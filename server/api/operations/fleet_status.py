@@ -19,9 +19,10 @@ from triolet.audit import FleetAudit
 from triolet.invariants import check_invariants
 from triolet.loopback import is_loopback
 
+from ..body import current_scope
 from ..errors import http_error
 from ..generate import json_response
-from ..live import UNIX_PEER, own_peer
+from ..request_scope import UNIX_PEER
 from .probes import VERSION
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ async def fleet_audit(services: Services) -> Response:
     """Answer with the violations, the server's accounts and each worker's; where several servers
     share the port, with what each of them knows."""
     audit = await _audit(services)
-    if services.siblings is not None:
-        others = (await services.siblings.ask(OWN_AUDIT)).values()
+    if services.peers is not None:
+        others = (await services.peers.ask(OWN_AUDIT)).values()
         siblings = tuple(FleetAudit.from_json(body) for body in others if body is not None)
         audit = replace(audit, siblings=siblings)
     return _document(audit)
@@ -76,7 +77,7 @@ def check_is_from_here(services: Services) -> None:
     if not services.tenancy.is_open:
         return
     header_names = {name.lower() for name in request.headers.keys()}  # noqa: SIM118 (multi-dict)
-    peer = own_peer(request.scope)
+    peer = current_scope().connection
     if not is_from_here(peer.host, header_names, is_forwarding=peer.is_forwarding):
         raise http_error(403, "this is for the machine that the server runs on; ask from there")
 
@@ -178,8 +179,8 @@ async def fleet_status(services: Services) -> Response:
     """Answer for all servers on this port. The workers are everybody's."""
     check_is_from_here(services)
     status = _status(services)
-    if services.siblings is not None:
-        for body in (await services.siblings.ask(OWN_STATUS)).values():
+    if services.peers is not None:
+        for body in (await services.peers.ask(OWN_STATUS)).values():
             other = {} if body is None else msgspec.json.decode(body)
             if other.get("version") == VERSION:  # in an upgrade figures differ
                 _add(status, other)
@@ -192,7 +193,7 @@ def _status(services: Services) -> dict[str, Any]:
         "model": services.config.model_name,
         "version": VERSION,
         "at_s": trio.current_time(),
-        "is_draining": services.lifecycle.is_draining,
+        "is_draining": services.state.is_draining,
         "servers": 1,
         "queued": status.queued,
         "running": status.running,

@@ -40,7 +40,7 @@ def live(services: Services) -> Response:
 
 def ready(services: Services) -> Response:
     """A request sent now has workers to go to."""
-    if services.lifecycle.is_draining:
+    if services.state.is_draining:
         raise draining()
     status = services.fleet.status()
     if not status.is_ready:
@@ -111,13 +111,13 @@ async def own_metrics(services: Services) -> Response:
 
 async def metrics(services: Services) -> Response:
     """Everything counted, by all servers on this port where there are several."""
-    siblings = services.siblings
-    if siblings is None:
+    peers = services.peers
+    if peers is None:
         return await own_metrics(services)
-    others = await siblings.ask(OWN_METRICS)
+    others = await peers.ask(OWN_METRICS)
     own = (await services.metrics.scrape()).decode()
     texts = {name: None if body is None else body.decode() for name, body in others.items()}
-    merged = await in_turns(merging({siblings.own_name: own} | texts))
+    merged = await in_turns(merging({peers.own_name: own} | texts))
     return Response(merged, content_type=PROMETHEUS_TEXT)
 
 
@@ -136,8 +136,8 @@ async def load(services: Services) -> Response:
     """How much is going on, in all servers on this port."""
     status = services.fleet.status()
     queued, running = status.queued, status.running
-    if services.siblings is not None:
-        for body in (await services.siblings.ask(OWN_LOAD)).values():
+    if services.peers is not None:
+        for body in (await services.peers.ask(OWN_LOAD)).values():
             if body is not None:
                 other = msgspec.json.decode(body, type=dict[str, int])
                 queued, running = queued + other["queued"], running + other["running"]

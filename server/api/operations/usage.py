@@ -102,9 +102,9 @@ async def _usage(tenant: Tenant, services: Services) -> dict[str, Any]:
 
 async def _asked_of_siblings(target: str, services: Services) -> list[dict[str, dict[str, Any]]]:
     """Return what each of the others on this port says, by tenant."""
-    if services.siblings is None:
+    if services.peers is None:
         return []
-    bodies = (await services.siblings.ask(target)).values()
+    bodies = (await services.peers.ask(target)).values()
     lists = [msgspec.json.decode(body)["data"] for body in bodies if body is not None]
     return [{usage["tenant"]: usage for usage in one} for one in lists]
 

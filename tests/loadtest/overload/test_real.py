@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PATIENT = Arrival(0.0, 1, 1, slo_s=120.0, deadline_s=120.0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_everybody_who_comes_has_an_end_and_nothing_is_left(tmp_path: Path) -> None:
     numbers = random.Random(1)

@@ -54,12 +54,15 @@ def test_memory_that_grows_is_told_apart() -> None:
     assert Cancels(rss_bytes=[100, 110, 120]).growth > MAX_GROWTH
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_cancels_leave_nothing_behind() -> None:
+@pytest.mark.proof
+def test_cancels_leave_nothing_behind(whole: bool) -> None:
     keep_quiet()
-    result = leave(seed=7, count=150)
+    count = 1000 if whole else 60
+    result = leave(seed=7, count=count)
     assert result.violations == []
-    assert result.phases.total() >= 150
+    assert result.phases.total() >= count
     assert {"queued", "prefilling", "decoding"} <= set(result.phases)
     assert len(result.free_s) == result.phases.total()
     assert max(result.free_s) <= 0.1

@@ -17,6 +17,7 @@ QUICKLY_CAUGHT = 60
 @pytest.mark.parametrize(
     "mutant", [mutant for mutant in MUTANTS if mutant.within <= QUICKLY_CAUGHT], ids=str
 )
+@pytest.mark.long
 def test_a_product_without_a_guard_is_caught(mutant: Mutant) -> None:
     keep_quiet()
     verdict = hunt(mutant)

@@ -1,77 +1,103 @@
-"""Listening: what goes wrong with one stream is its own reader's, never of who serves all."""
+"""Reading an OutputStream: an error of one reader is raised in its own task."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import gc
+import weakref
 
 import pytest
 import trio
 
-from server.api.stream import Choices, listen_until
-from server.contract.generation import GenerationRequest
+from server.contract.generation import Delta, Events, GenerationRequest
+from server.contract.output_stream import OutputStream
 from tests.server.support.fakes import FakeGeneration
 from triolet.sampling import SamplingParams
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+REQUEST = GenerationRequest(b"r", (1,), SamplingParams(max_tokens=2), 1.0)
 
 
-class Source:
-    """Calls whoever listens when a test says so."""
-
-    def __init__(self) -> None:
-        self.on_events: Callable[[], None] | None = None
-
-    def listen(self, on_events: Callable[[], None] | None) -> None:
-        self.on_events = on_events
-
-    async def fire(self) -> None:
-        while self.on_events is None:
-            await trio.lowlevel.checkpoint()
-        self.on_events()
+def a_stream(count: int = 1) -> tuple[OutputStream, list[FakeGeneration]]:
+    generations = [FakeGeneration(REQUEST) for _ in range(count)]
+    return OutputStream(generations), generations
 
 
-async def test_it_listens_until_it_is_enough_and_then_no_more() -> None:
-    source = Source()
-    answers = [False, True]
+async def say(generation: FakeGeneration, *texts: str) -> None:
+    for text in texts:
+        await trio.testing.wait_all_tasks_blocked()
+        generation.say(text)
+
+
+async def test_it_writes_until_something_is_left_and_then_no_more() -> None:
+    stream, [generation] = a_stream()
+    left: list[str | None] = [None, "rest"]
     async with trio.open_nursery() as nursery:
-        for _ in range(2):
-            nursery.start_soon(source.fire)
-        assert await listen_until(source.listen, lambda: answers.pop(0))
-    assert source.on_events is None
-    assert not answers
+        nursery.start_soon(say, generation, "a", "b")
+        assert await stream.pump(lambda _: left.pop(0)) == "rest"
+    assert not left
+    generation.say("c")
+    await trio.testing.wait_all_tasks_blocked()
+    assert generation.num_unread == 1
+
+
+async def test_events_that_are_there_are_written_at_once_and_an_end_ends_it() -> None:
+    stream, [generation] = a_stream()
+    generation.say("a")
+    generation.finish()
+    taken: list[Events] = []
+    assert await stream.pump(taken.append) is None
+    assert [len(events) for events in taken] == [2]
+    assert stream.is_over
+    assert [events async for events in stream] == []
 
 
 async def test_an_error_is_raised_in_the_readers_task() -> None:
-    source = Source()
+    stream, [generation] = a_stream()
 
-    def fail() -> bool:
+    def fail(events: Events) -> None:
         raise ValueError("broken")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(source.fire)  # the one who serves all: not struck
+        nursery.start_soon(say, generation, "a")
         with pytest.raises(ValueError, match="broken"):
-            await listen_until(source.listen, fail)
-    assert source.on_events is None
+            await stream.pump(fail)
+    with trio.move_on_after(0):
+        await anext(stream)
 
 
-async def test_the_deadline_and_a_cancel_end_the_listening(
+async def test_the_deadline_and_a_cancel_end_the_reading(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    source = Source()
-    assert not await listen_until(source.listen, lambda: True, trio.current_time() + 5)
-    assert source.on_events is None
+    stream, [generation] = a_stream()
+    taken: list[Events] = []
+    assert await stream.pump(taken.append, trio.current_time() + 5) is None
     with trio.move_on_after(1):
-        await listen_until(source.listen, lambda: True)
-    assert source.on_events is None
+        await stream.pump(taken.append)
+    generation.say("a")
+    await trio.testing.wait_all_tasks_blocked()
+    assert not taken
+    assert [event.text for _, event in await anext(stream) if isinstance(event, Delta)] == ["a"]
 
 
-async def test_a_choice_that_is_over_holds_no_listener_any_more() -> None:
-    params = SamplingParams(max_tokens=2)
-    over, under_way = (FakeGeneration(GenerationRequest(b"r", (1,), params, 1.0)) for _ in range(2))
-    choices = Choices([over, under_way])
-    choices.listen(lambda: None)
-    over.finish()
-    assert [index for index, _ in choices.take_now()] == [0]
-    assert not over.has_listener
-    assert under_way.has_listener
+async def test_events_of_all_choices_that_arrive_together_come_at_once() -> None:
+    stream, generations = a_stream(3)
+    for generation in generations:
+        generation.say("a", "b")
+    assert [index for index, _ in await anext(stream)] == [0, 0, 1, 1, 2, 2]
+    generations[1].finish()
+    assert [index for index, _ in await anext(stream)] == [1]
+    assert not stream.is_over
+
+
+async def test_a_stream_whose_choices_are_over_is_freed_unread() -> None:
+    """Python's collector, which finds circles, comes rarely."""
+    stream, [generation] = a_stream()
+    generation.finish()
+    await trio.testing.wait_all_tasks_blocked()
+    seen = weakref.ref(stream), weakref.ref(generation)
+    gc.disable()
+    try:
+        del stream, generation
+        await trio.lowlevel.checkpoint()
+        assert [one() for one in seen] == [None, None]
+    finally:
+        gc.enable()

@@ -83,8 +83,8 @@ def error_of(answer: Answer) -> dict[str, Any]:
 def stream_of(*events: Event, max_tokens: int = 10) -> list[tuple[str, Any]]:
     request = GenerationRequest(b"\0" * 16, (1, 2, 3), SamplingParams(), 1.0)
     form = MessageStream(MessageForm("msg_00", MODEL, max_tokens), request, "req")
-    written = form.begin() + b"".join(form.write(0, event) for event in events) + form.end()
-    return named_sse_events(written)
+    frames = [*form.begin(), *(frame for event in events for frame in form.event(0, event))]
+    return named_sse_events(b"".join([*frames, *form.end()]))
 
 
 def test_events_come_in_order_under_their_names() -> None:

@@ -67,7 +67,7 @@ async def test_what_keeps_a_worker_away_is_said_whether_ready_or_not() -> None:
 async def test_a_process_with_a_successor_answers_and_asks_to_be_left() -> None:
     async with surface() as server:
         before = await server.request("GET", "/health/ready")
-        server.services.lifecycle.hand_over()
+        server.services.state.hand_over()
         ready = await server.request("GET", "/health/ready")
         chat = await server.post("/v1/chat/completions", CHAT)
     assert "connection" not in before.headers
@@ -77,7 +77,7 @@ async def test_a_process_with_a_successor_answers_and_asks_to_be_left() -> None:
 
 async def test_a_draining_process_is_live_not_ready_and_takes_nothing() -> None:
     async with surface() as server:
-        server.services.lifecycle.drain()
+        server.services.state.drain()
         live = await server.request("GET", "/health/live")
         ready = await server.request("GET", "/health/ready")
         chat = await server.post("/v1/chat/completions", CHAT)

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.openai.chunks import KEEP_ALIVE
 from server.api.openai.responses_events import (
     ResponseDocument,
     ResponseEvents,
-    ResponseStream,
     message_frame,
     sse_frame,
 )
 from server.api.openai.responses_schema import ResponseRequest
 from server.api.schemas import read_request
+from server.api.stream import KEEP_ALIVE
 from server.contract.generation import (
     CancelReason,
     Failed,
@@ -92,9 +91,9 @@ def test_events_come_in_order_and_each_end_is_one() -> None:
         "response.failed": Failed(no_worker("gone"), usage),
     }
     for last, end in ends.items():
-        form = ResponseStream(ResponseEvents(document(), sse_frame))
-        written = form.begin() + form.write(0, delta("Hello")) + form.write(0, delta(" there"))
-        written += form.write(0, end)
+        form = ResponseEvents(document(), sse_frame)
+        frames = [*form.begin(), *form.event(0, delta("Hello")), *form.event(0, delta(" there"))]
+        written = b"".join([*frames, *form.event(0, end)])
         kinds = [
             line.removeprefix("event: ")
             for line in written.decode().split("\n")
@@ -102,22 +101,23 @@ def test_events_come_in_order_and_each_end_is_one() -> None:
         ]
         middle = ORDER[:6] if last == "response.failed" else ORDER[:-1]
         assert kinds == [*middle, last]
-        assert form.end() == b""
+        assert form.end() == []
 
 
 def test_part_of_a_character_is_no_event_and_takes_no_number() -> None:
     events = ResponseEvents(document(), message_frame, "lane")
     frames = events.begin()
-    assert events.write(delta("")) == []
-    (frame,) = events.write(delta("x"))
+    assert events.event(0, delta("")) == []
+    (frame,) = events.event(0, delta("x"))
     assert b'"sequence_number":%d,' % len(frames) in frame
     assert frame.endswith(b'"stream_id":"lane"}')
 
 
 def test_a_cancel_is_no_failure_but_an_end_with_what_was_said() -> None:
     events = ResponseEvents(document(), message_frame)
-    events.write(delta("so far"))
-    frames = events.write(Failed(no_worker("ended"), Usage(2, 1)), is_cancelled=True)
+    events.event(0, delta("so far"))
+    events.is_stopped = True
+    frames = events.event(0, Failed(no_worker("ended"), Usage(2, 1)))
     assert b'"status":"cancelled"' in frames[-1]
     assert b'"text":"so far"' in frames[-1]
     assert events.are_over

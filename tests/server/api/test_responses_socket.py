@@ -348,7 +348,7 @@ async def test_a_drain_lets_answers_finish_and_then_says_goodbye() -> None:
             await busy.send(create())
             generation = await fleet.nth(0)
             await busy.until("response.content_part.added")
-            server.services.lifecycle.drain()
+            server.services.state.drain()
             for socket in (idle, busy):
                 assert (await socket.until("notice"))[-1]["code"] == "draining"
             while (frame := await idle.frame()).opcode == PING:
@@ -368,14 +368,14 @@ async def test_a_socket_is_told_of_a_successor_and_served_until_the_drain() -> N
     async with surface(fleet) as server:
         socket = await open_socket(server)
         async with socket.client.stream:
-            server.services.lifecycle.hand_over()
+            server.services.state.hand_over()
             assert (await socket.until("notice"))[-1]["code"] == "draining"
             await socket.send(create())
             generation = await fleet.nth(0)
             generation.say("still here")
             generation.finish()
             await socket.until("response.completed")
-            server.services.lifecycle.drain()
+            server.services.state.drain()
             assert (await socket.frame()).close_code == 1001
 
 

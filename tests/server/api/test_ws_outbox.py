@@ -6,23 +6,12 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from server.api.openai.ws_outbox import WsOutbox
-from server.api.stream import NoShortcut
-
-
-class OpenShortcut:
-    """Takes everything."""
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-
-    def try_send(self, data: bytes) -> bool:
-        self.sent.append(data)
-        return True
+from server.api.openai.responses_answer import WsOutbox
+from server.api.request_scope import ClientConnection
 
 
 async def test_at_the_bound_of_bytes_whoever_has_more_waits() -> None:
-    outbox = WsOutbox(10, NoShortcut())
+    outbox = WsOutbox(10, ClientConnection())
     sent: list[str] = []
     room = trio.Semaphore(0)
 
@@ -55,7 +44,7 @@ async def test_at_the_bound_of_bytes_whoever_has_more_waits() -> None:
 
 
 async def test_a_closed_one_takes_nothing_and_writes_what_is_left() -> None:
-    outbox = WsOutbox(10, OpenShortcut())
+    outbox = WsOutbox(10, ClientConnection(try_send=lambda _: True))
     assert outbox.put_nowait(b"x" * 10)
     async with trio.open_nursery() as nursery:
 
@@ -79,8 +68,8 @@ async def test_a_closed_one_takes_nothing_and_writes_what_is_left() -> None:
 
 
 async def test_nothing_overtakes_what_waits_or_is_being_written() -> None:
-    shortcut = OpenShortcut()
-    outbox = WsOutbox(10, shortcut)
+    sent: list[bytes] = []
+    outbox = WsOutbox(10, ClientConnection(try_send=lambda data: sent.append(data) is None))
     assert outbox.try_send(b"1")
     assert outbox.put_nowait(b"2")
     assert not outbox.try_send(b"3")
@@ -99,4 +88,4 @@ async def test_nothing_overtakes_what_waits_or_is_being_written() -> None:
         await wait_all_tasks_blocked()
         assert outbox.try_send(b"3")
         outbox.close()
-    assert shortcut.sent == [b"1", b"3"]
+    assert sent == [b"1", b"3"]

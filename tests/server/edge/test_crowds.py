@@ -13,7 +13,7 @@ from quart import websocket
 from server.edge.client_address import PROXY_SIGNATURE
 from tests.server.edge.test_client_address import preamble
 from tests.server.support.fakes import FakeFleet, by_hand
-from tests.server.support.surface import RawClient, Surface, request_bytes, surface
+from tests.server.support.surface import PATIENCE_S, RawClient, Surface, request_bytes, surface
 from tests.server.support.tenants import tenancy_of
 from tests.server.support.websocket import TEXT, frame_bytes
 
@@ -37,7 +37,7 @@ async def connected(server: Surface, stack: AsyncExitStack, source: str | None =
     taken = sum(server.edge.places.turned_away.values()) + server.edge.connections
     client = await server.connect(source)
     await stack.enter_async_context(client.stream)
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         while sum(server.edge.places.turned_away.values()) + server.edge.connections == taken:
             await trio.lowlevel.checkpoint()
     return client

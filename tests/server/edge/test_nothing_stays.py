@@ -12,12 +12,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from server.api.body import INLINE_BYTES
-from server.api.live import LiveRequest
 from server.api.openai.responses_socket import ResponsesSession
-from server.api.stream import Choices, EventStreamBody
-from server.edge.http import CuredH11Protocol, CuredHTTPStream
-from server.edge.tcp import CuredTCPServer
-from server.edge.websocket import CuredWSStream
+from server.api.request_scope import RequestScope
+from server.api.stream import EventStreamBody
+from server.contract.output_stream import OutputStream
+from server.edge.http import PatchedH11Protocol, PatchedHTTPStream
+from server.edge.tcp import PatchedTCPServer
+from server.edge.websocket import PatchedWSStream
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import PATIENCE_S, request_bytes, small_window, surface
 from tests.server.support.websocket import CLOSE, PATH, Socket, frame_bytes, handshake
@@ -38,13 +39,13 @@ LARGE = INLINE_BYTES + 1
 """Parsed in a thread."""
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 HELD = (
-    CuredTCPServer,
-    CuredH11Protocol,
-    CuredHTTPStream,
-    CuredWSStream,
-    LiveRequest,
+    PatchedTCPServer,
+    PatchedH11Protocol,
+    PatchedHTTPStream,
+    PatchedWSStream,
+    RequestScope,
     EventStreamBody,
-    Choices,
+    OutputStream,
     ResponsesSession,
     FakeGeneration,
     RequestError,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from server.edge.tcp import ENOUGH_BYTES, FIRST_WAIT_S, LAST_WAIT_S, Patience
+from server.edge.tcp import ENOUGH_BYTES, FIRST_WAIT_S, LAST_WAIT_S, WriteDeadline
 
 LIMIT_S = 10.0
 
 
-def waits_until_over(patience: Patience) -> list[float]:
+def waits_until_over(patience: WriteDeadline) -> list[float]:
     """Wait as long as it says, for a client that takes nothing; return the waits."""
     waits: list[float] = []
     while not patience.is_over:
@@ -20,20 +20,20 @@ def waits_until_over(patience: Patience) -> list[float]:
 
 
 def test_it_lasts_as_long_as_it_may_and_tries_often_at_first() -> None:
-    waits = waits_until_over(Patience(LIMIT_S))
+    waits = waits_until_over(WriteDeadline(LIMIT_S))
     assert sum(waits) == pytest.approx(LIMIT_S)
     assert waits[:4] == [FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S, 8 * FIRST_WAIT_S]
     assert set(waits[5:-1]) == {LAST_WAIT_S}
 
 
 def test_bytes_taken_bring_the_short_waits_back_but_no_time() -> None:
-    patience = Patience(LIMIT_S)
+    patience = WriteDeadline(LIMIT_S)
     for _ in range(8):
         patience.waited(patience.wait_s)
     assert patience.wait_s == LAST_WAIT_S
     left_s = sum(waits_until_over(patience))
 
-    patience = Patience(LIMIT_S)
+    patience = WriteDeadline(LIMIT_S)
     for _ in range(8):
         patience.waited(patience.wait_s)
     patience.took(ENOUGH_BYTES - 1)
@@ -42,7 +42,7 @@ def test_bytes_taken_bring_the_short_waits_back_but_no_time() -> None:
 
 
 def test_enough_bytes_bring_all_its_time_back_however_slowly_they_go() -> None:
-    patience = Patience(LIMIT_S)
+    patience = WriteDeadline(LIMIT_S)
     for _ in range(ENOUGH_BYTES // 1024):
         patience.waited(0.9 * LIMIT_S * 1024 / ENOUGH_BYTES)
         patience.took(1024)
@@ -50,7 +50,7 @@ def test_enough_bytes_bring_all_its_time_back_however_slowly_they_go() -> None:
 
 
 def test_who_takes_less_than_enough_is_not_waited_for_for_ever() -> None:
-    patience = Patience(LIMIT_S)
+    patience = WriteDeadline(LIMIT_S)
     waits = 0
     while not patience.is_over and waits < ENOUGH_BYTES - 1:
         patience.waited(patience.wait_s)
@@ -60,6 +60,6 @@ def test_who_takes_less_than_enough_is_not_waited_for_for_ever() -> None:
 
 
 def test_a_standstill_of_our_own_is_not_the_clients() -> None:
-    patience = Patience(LIMIT_S)
+    patience = WriteDeadline(LIMIT_S)
     patience.waited(1000 * LIMIT_S)
     assert sum(waits_until_over(patience)) == pytest.approx(LIMIT_S - FIRST_WAIT_S)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.live import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, LiveRequest
+from server.api.request_scope import scope_of
 from server.contract.generation import CancelReason
 from server.jobs.records import BatchState
 from server.jobs.runner import BatchRunner
@@ -52,10 +52,9 @@ class CrowdedApp:
         send: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
         """Answer."""
-        state = scope["state"]
-        live = state[SCOPE_KEY] = LiveRequest(state[DEPARTURE_KEY])
+        live = scope_of(scope)
         await receive()
-        is_refused = self._is_refused(state[OWNER_KEY], self.num_refused)
+        is_refused = self._is_refused(live.owner or "", self.num_refused)
         self.num_refused += is_refused
         live.is_crowded_out = is_refused and self._is_crowded_out
         status, headers = (503, self._headers) if is_refused else (200, [])
@@ -143,9 +142,7 @@ async def test_what_has_not_begun_is_taken_back_while_batches_are_paused(tmp_pat
     ) -> None:
         nonlocal is_paused
         await receive()
-        state = scope["state"]
-        with LiveRequest(state[DEPARTURE_KEY]) as live:
-            state[SCOPE_KEY] = live
+        with scope_of(scope) as live:
             # One of the first two is computed when the pause comes, the other one waits.
             thing = HeldThing(has_begun=len(things) != 1)
             things.append(thing)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.live import OWNER_KEY
+from server.api.request_scope import scope_of
 from server.jobs.records import OPEN, BatchRecord, BatchState
 from server.jobs.runner import BatchRunner
 from server.jobs.storage import Storage, time_of_day
@@ -130,7 +130,7 @@ class LimitedApp:
     ) -> None:
         """Answer."""
         await receive()
-        is_refused = self.is_limited and scope["state"][OWNER_KEY] == "busy"
+        is_refused = self.is_limited and scope_of(scope).owner == "busy"
         self.num_refused += is_refused
         headers = [(b"retry-after-ms", b"20")] if is_refused else []
         status = 429 if is_refused else 200
@@ -188,7 +188,7 @@ async def test_who_came_first_leaves_places_to_others(tmp_path: Path) -> None:
         send: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
         await receive()
-        owners.append(scope["state"][OWNER_KEY])
+        owners.append(scope_of(scope).owner or "")
         if len(owners) == CONFIG.concurrency:
             are_two.set()
         await trio.sleep_forever()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from server.contract.embedding import EmbeddingRequest
+from server.scheduling.delivery import RequestOutput
 from server.scheduling.embedding_run import begin_embeddings
-from server.scheduling.stream import Stream
 from triolet.config import BACKGROUND_HOLD_S
 from triolet.pooling import VectorForm
 from triolet.service_class import Scheduling, ServiceClass
@@ -53,7 +53,7 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     for queue in world.requests.queues:
         queue.pause({ServiceClass.BATCH})
     sequence = world.submit(make_request(1, scheduling=scheduling)).sequence
-    stream = Stream(sequence, lambda _: None, lambda *_: None, lambda _: None)
+    stream = RequestOutput(sequence, lambda _: None, lambda *_: None)
     asked = EmbeddingRequest(bytes(16), (1, 2), VectorForm(), 600.0, scheduling=scheduling)
     run = begin_embeddings(world.requests, world.config, world.collect, [asked])
     world.deliver()

@@ -17,7 +17,7 @@ from transport.digest import KV_KEY_BYTES
 from transport.frames import PROTOCOL_VERSION, EndReason, Prefill, RefuseReason, Reserve
 from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.config import LinkConfig
-from triolet.errors import LocalProtocolError, RequestError
+from triolet.errors import RequestError
 from triolet.invariants import check_at_rest, check_invariants
 
 from .fake_processes import FakeProcess
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from server.contract.generation import Generation
+    from server.contract.output_stream import OutputStream
 
 
 REST_S = 5.0
@@ -91,22 +91,25 @@ async def running(**config: object) -> AsyncIterator[Cluster]:
         nursery.cancel_scope.cancel()
 
 
-async def read_all(generation: Generation) -> tuple[list[int], Finished | Failed]:
+async def read_all(stream: OutputStream) -> tuple[list[int], Finished | Failed]:
     """Read a stream to its end."""
     token_ids: list[int] = []
-    while True:
-        for event in await generation.next_events():
+    ends: list[Finished | Failed] = []
+    async for events in stream:
+        for _, event in events:
             if isinstance(event, Delta):
                 token_ids += event.token_ids
             else:
-                return token_ids, event
+                ends.append(event)
+    [end] = ends
+    return token_ids, end
 
 
-async def read_some(generation: Generation, num_tokens: int) -> list[int]:
+async def read_some(stream: OutputStream, num_tokens: int) -> list[int]:
     """Read at least so many tokens."""
     token_ids: list[int] = []
     while len(token_ids) < num_tokens:
-        for event in await generation.next_events():
+        for _, event in await anext(stream):
             assert isinstance(event, Delta)
             token_ids += event.token_ids
     return token_ids
@@ -306,32 +309,28 @@ async def test_cancelling_a_reader_loses_no_event(autojump_clock: MockClock) -> 
     async with running() as cluster:
         generation = cluster.fleet.submit(make_request(max_tokens=150))
         token_ids: list[int] = []
-        is_over = False
-        while not is_over:
+        while not generation.is_over:
             with trio.move_on_after(0.007):
-                for event in await generation.next_events():
+                for _, event in await anext(generation):
                     if isinstance(event, Delta):
                         token_ids += event.token_ids
-                    else:
-                        is_over = True
         assert token_ids == completion_ids(0, 150)
 
 
-async def test_reading_behind_the_end_or_from_two_tasks_is_an_error(
+async def test_nothing_comes_behind_the_end_and_reading_from_two_tasks_is_an_error(
     autojump_clock: MockClock,
 ) -> None:
     async with running() as cluster:
         generation = cluster.fleet.submit(make_request(1))
         await read_all(generation)
-        with pytest.raises(LocalProtocolError):
-            await generation.next_events()
+        assert [events async for events in generation] == []
         waiting = cluster.fleet.submit(make_request(2))
         cluster.decode_process.is_held = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read_all, waiting)
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(trio.BusyResourceError):
-                await waiting.next_events()
+                await anext(waiting)
             cluster.decode_process.is_held = False
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import trio
 
 from server.contract.generation import Delta, Failed, Finished
 from server.scheduling import delivery
-from triolet.errors import LocalProtocolError
 from triolet.service_class import Scheduling
 
 from .fakes import completion_ids, make_request
@@ -19,7 +18,8 @@ from .test_fleet import read_all, running
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from server.contract.generation import Event
+    from server.contract.generation import Event, Events
+    from server.scheduling.delivery import RequestOutput
 
 
 async def test_who_listens_is_called_once_for_what_came_together(
@@ -31,19 +31,18 @@ async def test_who_listens_is_called_once_for_what_came_together(
         calls = 0
         over = trio.Event()
 
-        def take(number: int) -> None:
+        def take(number: int, events: Events) -> None:
             nonlocal calls
             calls += 1
-            events = streams[number].take_now()
-            assert events, "nobody is called for nothing"
-            taken[number] += events
+            assert events, "called for nothing"
+            taken[number] += [event for _, event in events]
             if all(t and isinstance(t[-1], Finished | Failed) for t in taken):
                 over.set()
 
         for number, stream in enumerate(streams):
             stream.listen(partial(take, number))
             with pytest.raises(trio.BusyResourceError):
-                await stream.next_events()
+                await anext(stream)
         await over.wait()
         tokens = [
             [i for event in events if isinstance(event, Delta) for i in event.token_ids]
@@ -51,8 +50,7 @@ async def test_who_listens_is_called_once_for_what_came_together(
         ]
         assert tokens == [completion_ids(0, len(of_one)) for of_one in tokens]
         assert calls <= sum(map(len, tokens))
-        with pytest.raises(LocalProtocolError):
-            streams[0].take_now()
+        assert all(stream.is_over for stream in streams)
 
 
 async def test_who_stops_listening_is_called_no_more_and_may_wait_again(
@@ -60,12 +58,12 @@ async def test_who_stops_listening_is_called_no_more_and_may_wait_again(
 ) -> None:
     async with running() as cluster:
         stream = cluster.fleet.submit(make_request(max_tokens=40))
-        assert stream.take_now() == ()
+        assert stream.take() == []
         token_ids: list[int] = []
         heard = trio.Event()
 
-        def take_one() -> None:
-            for event in stream.take_now():
+        def take_one(events: Events) -> None:
+            for _, event in events:
                 assert isinstance(event, Delta)
                 token_ids.extend(event.token_ids)
             stream.listen(None)
@@ -98,18 +96,19 @@ async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
         handed = 0
         over = trio.Event()
 
-        def take(number: int) -> None:
+        def take(events: Events) -> None:
             nonlocal handed
-            for event in streams[number].take_now():
+            for _, event in events:
                 handed += len(event.token_ids) if isinstance(event, Delta) else 0
 
-        def take_late() -> None:
-            held.append(sum(len(s._sequence.relay.token_ids) for s in streams) - handed)
-            if any(isinstance(event, Finished) for event in late.take_now()):
+        def take_late(events: Events) -> None:
+            outputs = [cast("RequestOutput", stream.generations[0]) for stream in streams]
+            held.append(sum(len(one.running.relay.token_ids) for one in outputs) - handed)
+            if any(isinstance(event, Finished) for _, event in events):
                 over.set()
 
-        for number, stream in enumerate(streams):
-            stream.listen(partial(take, number))
+        for stream in streams:
+            stream.listen(take)
         late.listen(take_late)
         await over.wait()
         assert len(held) > 20

@@ -49,7 +49,7 @@ class Chaos:
 
     def __init__(self, cause: str = NOBODY) -> None:
         self.cause = cause
-        # Patience without end: here every request shall get through.
+        # WriteDeadline without end: here every request shall get through.
         self.world = World(
             2,
             2,

@@ -23,6 +23,7 @@ from server.contract.generation import (
     TokenLogprob,
     Usage,
 )
+from server.contract.output_stream import OutputStream
 from server.scheduling.status import OverloadStatus
 from server.text.tokenizer import ChatPrompt
 from server.text.tool_calls import HERMES
@@ -79,8 +80,7 @@ class FakeGeneration:
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
         self._events: list[Event] = []
-        self._has_events = trio.Event()
-        self._on_events: Callable[[], None] | None = None
+        self._on_filled: Callable[[], None] | None = None
         self._num_tokens = 0
         self.cancelled: list[CancelReason] = []
         self.was_cancelled = trio.Event()
@@ -105,18 +105,25 @@ class FakeGeneration:
         return len(self._events)
 
     @property
-    def has_listener(self) -> bool:
-        """Whether somebody listens."""
-        return self._on_events is not None
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def bind(self, on_filled: Callable[[], None]) -> None:
+        self._on_filled = on_filled
+        if self._events:
+            on_filled()
 
     def push(self, *events: Event) -> None:
         """Add events for the reader."""
         for event in events:
             if isinstance(event, Delta):
                 self._num_tokens += len(event.token_ids)
+        was_empty = not self._events
         self._events.extend(events)
-        self._has_events.set()
-        self._call_listener_soon()
+        if was_empty and self._events and self._on_filled is not None:
+            self._on_filled()
+        if any(not isinstance(event, Delta) for event in events):
+            self._on_filled = None  # its reader holds it
 
     def say(self, *texts: str) -> None:
         """Push texts."""
@@ -131,31 +138,10 @@ class FakeGeneration:
         """Push the bad end."""
         self.push(Failed(error, self.usage))
 
-    async def next_events(self) -> Sequence[Event]:
-        await self._has_events.wait()
-        self.was_read.set()
-        events, self._events = self._events, []
-        self._has_events = trio.Event()
-        return events
-
     def take_now(self) -> Sequence[Event]:
         events, self._events = self._events, []
-        if events:
-            self.was_read.set()
-            self._has_events = trio.Event()
+        self.was_read.set()
         return events
-
-    def listen(self, on_events: Callable[[], None] | None) -> None:
-        self._on_events = on_events
-        self._call_listener_soon()
-
-    def _call_listener_soon(self) -> None:
-        if self._on_events is not None and self._events:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._call_listener, idempotent=True)
-
-    def _call_listener(self) -> None:
-        if self._on_events is not None and self._events:
-            self._on_events()
 
     def cancel(self, reason: CancelReason) -> None:
         self.cancelled.append(reason)
@@ -269,7 +255,10 @@ class FakeFleet:
             [FakeWorker(Role.PREFILL, "prefill-0"), FakeWorker(Role.DECODE, "decode-0")]
         )
 
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
+    def submit(self, *requests: GenerationRequest) -> OutputStream:
+        return OutputStream([self.begin(request) for request in requests])
+
+    def begin(self, request: GenerationRequest) -> FakeGeneration:
         if self.refuse_with is not None:
             self.refusals += 1
             raise self.refuse_with
@@ -278,9 +267,6 @@ class FakeFleet:
         self.script(generation)
         self._submitted.set()
         return generation
-
-    def submit_together(self, requests: Sequence[GenerationRequest]) -> list[FakeGeneration]:
-        return [self.submit(request) for request in requests]
 
     def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
         self.inputs += requests
@@ -314,8 +300,8 @@ class ChargingFleet(FakeFleet):
         self.charges = quotas
         self.used = 0
 
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
-        generation = super().submit(request)
+    def begin(self, request: GenerationRequest) -> FakeGeneration:
+        generation = super().begin(request)
         self.charges.accepted(request.request_id)
         if self.script is answer_hello:
             self.end(generation)

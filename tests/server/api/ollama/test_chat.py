@@ -13,7 +13,7 @@ from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeGeneration, by_hand
-from tests.server.support.surface import MODEL, request_bytes, surface
+from tests.server.support.surface import MODEL, PATIENCE_S, request_bytes, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.tiny_text import tiny_text
 from triolet.errors import RequestError, overloaded
@@ -285,7 +285,7 @@ async def test_a_client_that_leaves_ends_its_answer() -> None:
             generation.say("Hel")
             await client.head()
             assert json.loads(await client.chunk())["message"]["content"] == "Hel"
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             await generation.was_cancelled.wait()
     assert generation.cancelled[0] is CancelReason.CLIENT_GONE
 

@@ -13,14 +13,14 @@ from trio.testing import wait_all_tasks_blocked
 from server.scheduling.delivery import (
     ROWS_PER_TURN,
     STREAMS_PER_CHECKPOINT,
-    Handout,
+    Delivery,
     Intake,
     RowLine,
 )
 from transport.frames import TokenRow, Tokens
 
 if TYPE_CHECKING:
-    from server.scheduling.stream import Stream
+    from server.contract.output_stream import OutputStream
     from server.scheduling.workers import Worker
 
 
@@ -28,56 +28,51 @@ class FakeStream:
     """Writes down when it was called, and is due again at once if that is wished."""
 
     def __init__(
-        self, tenant: str, order: list[str], handout: Handout, *, again: bool = False
+        self, tenant: str, order: list[str], delivery: Delivery, *, again: bool = False
     ) -> None:
-        self.request = SimpleNamespace(scheduling=SimpleNamespace(tenant=tenant))
+        self.tenant = tenant
         self._order = order
-        self._handout = handout
+        self._delivery = delivery
         self._again = again
 
-    def hand_out(self) -> None:
-        self._order.append(self.request.scheduling.tenant)
+    def deliver(self) -> None:
+        self._order.append(self.tenant)
         if self._again:
             self.add()
 
     def add(self) -> None:
-        self._handout.add(cast("Stream", self))
-
-
-def handed_out(handout: Handout) -> None:
-    handout.collect()
-    handout.hand_out_collected()
+        self._delivery.add(cast("OutputStream", self))
 
 
 def test_a_tenant_with_many_streams_delays_another_one_by_one_stream() -> None:
-    handout, order = Handout(), list[str]()
-    handout.collect()
+    delivery, order = Delivery(), list[str]()
+    delivery.collect()
     for tenant in (*("many",) * 500, "one", "other"):
-        FakeStream(tenant, order, handout).add()
-    handout.hand_out_collected()
+        FakeStream(tenant, order, delivery).add()
+    delivery.deliver_collected()
     assert order[:4] == ["many", "one", "other", "many"]
     assert len(order) == STREAMS_PER_CHECKPOINT
 
 
 def test_what_one_turn_leaves_comes_in_the_next_ones() -> None:
-    handout, order = Handout(), list[str]()
-    handout.collect()
+    delivery, order = Delivery(), list[str]()
+    delivery.collect()
     for number in range(300):
-        FakeStream(f"tenant {number % 3}", order, handout).add()
-    handout.hand_out_collected()
+        FakeStream(f"tenant {number % 3}", order, delivery).add()
+    delivery.deliver_collected()
     assert len(order) == STREAMS_PER_CHECKPOINT
     for _ in range(3):
-        handout._hand_out()
+        delivery._deliver()
     assert sorted(order) == sorted(f"tenant {number % 3}" for number in range(300))
 
 
 def test_a_stream_that_is_due_again_at_once_keeps_nobody_waiting_for_ever() -> None:
-    handout, order = Handout(), list[str]()
-    handout.collect()
-    FakeStream("greedy", order, handout, again=True).add()
-    FakeStream("greedy", order, handout, again=True).add()
-    FakeStream("other", order, handout).add()
-    handout.hand_out_collected()
+    delivery, order = Delivery(), list[str]()
+    delivery.collect()
+    FakeStream("greedy", order, delivery, again=True).add()
+    FakeStream("greedy", order, delivery, again=True).add()
+    FakeStream("other", order, delivery).add()
+    delivery.deliver_collected()
     assert order == ["greedy", "other", "greedy"]
 
 
@@ -130,8 +125,8 @@ async def test_a_tenant_with_few_rows_waits_for_no_order_of_those_with_many() ->
         did.extend(tenant_of(row) for row in frame.rows)
 
     book = SimpleNamespace(num_tenants=2, tenant_of=tenant_of, origin_of=origin_of)
-    conductor = SimpleNamespace(table=book, wake=lambda now: None)
-    intake = Intake(cast("Any", conductor), Handout(), cast("Any", take), lambda: None)
+    requests = SimpleNamespace(table=book, wake=lambda now: None)
+    intake = Intake(cast("Any", requests), Delivery(), cast("Any", take), lambda: None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         nursery.start_soon(intake.receive, cast("Any", "worker"), cast("Any", FrameOnce(frame)))

@@ -1,7 +1,7 @@
-"""What is running right now, and who ends it when its client or this process goes.
+"""A request while it runs: its connection, what it holds, and the one place where all of it ends.
 
-Knows generations; knows no HTTP. A request holds its generations here and not in
-its response, because a response that a client drops is finalised at a time of nobody's choosing.
+A request holds its streams here and not in its response, because a response that a client drops is
+finalised at a time that nothing determines.
 """
 
 from __future__ import annotations
@@ -14,99 +14,74 @@ from triolet.errors import RequestError
 from triolet.ids import new_request_id
 
 from ..contract.generation import CancelReason
-from .stream import NoShortcut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from types import TracebackType
 
     from ..contract.generation import CacheAsk
     from ..tenants.quotas import Ticket
     from .door import BodyHold
-    from .stream import Shortcut
 
-SCOPE_KEY: Final = "triolet.live"
-"""Where a request's scope holds its LiveRequest."""
-
-
-DEPARTURE_KEY: Final = "triolet.departure"
-"""Where the scopes of a connection's requests hold its Departure."""
-
-
-OWNER_KEY: Final = "triolet.owner"
-"""Where such a request's scope holds whose it is: the tenant's name, for it has no key."""
-
-
-WITHIN_KEY: Final = "triolet.within"
-"""Where it holds in how many seconds it is to be done, however long others may take at most."""
-
-
-CONTINUE_KEY: Final = "triolet.continue"
-"""Where they hold what tells the client to send its body, if it waits to be told."""
-
-
-SHORTCUT_KEY: Final = "triolet.shortcut"
-"""Where the scopes of a connection's requests hold its Shortcut, if the connection has one."""
-
-
-PEER_KEY: Final = "triolet.peer"
-"""Where the scopes of a connection's requests hold its Peer; requests from within have none."""
-
+SCOPE_KEY: Final = "triolet"
+"""Where the state of an ASGI scope holds its RequestScope."""
 
 UNIX_PEER: Final = "<local>"
-"""Whom a connection of a Unix socket comes from, which only this user has."""
+"""The other end of a Unix socket, which only this user has."""
 
 
-class Peer:
-    """The other end of a connection, whatever a proxy says of the client that it asks for. Trust
-    follows from this and never from the client's address.
+class ClientConnection:
+    """A client's connection, as the requests on it see it.
+
+    Trust follows from its other end and never from the client's address.
 
     Args:
-      host: its address, or UNIX_PEER; empty if there is no connection.
+      host: address of the other end, whatever a proxy says of the client, or UNIX_PEER; empty for
+        requests from within, which have no connection.
+      try_send: sends a piece of the body of a response, or one text message of a WebSocket in
+        UTF-8. It neither waits nor raises; False if nothing was done: there is no room, something
+        else is being written, or this is no moment for it. Then the piece goes the usual way.
+      ask_for_body: tells the client to send its body, if it waits to be told.
 
     Attributes:
-      is_forwarding: it has named another client for the whole connection.
+      host: as above.
+      is_forwarding: the other end has named another client for the whole connection.
       on_key: called when a request has passed the check of keys.
+      disconnect_reason: how the client went; CLIENT_GONE unless the connection was cut.
+      try_send: as above.
+      ask_for_body: as above.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(
+        self,
+        host: str = "",
+        try_send: Callable[[bytes], bool] | None = None,
+        ask_for_body: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.host = host
         self.is_forwarding = False
         self.on_key: Callable[[], None] = _nothing
+        self.disconnect_reason = CancelReason.CLIENT_GONE
+        self.try_send = try_send or _send_nothing
+        self.ask_for_body = ask_for_body or trio.lowlevel.checkpoint
 
     @property
     def is_unix(self) -> bool:
-        """Whether it is a process of this very user."""
+        """Whether the other end is a process of this very user."""
         return self.host == UNIX_PEER
+
+    def let_go(self) -> None:
+        """Part from the protocol, which holds this connection as well."""
+        self.on_key = _nothing
+        self.try_send, self.ask_for_body = _send_nothing, trio.lowlevel.checkpoint
 
 
 def _nothing() -> None: ...
 
 
-NO_PEER: Final = Peer("")
-
-
-def own_peer(scope: Any) -> Peer:  # noqa: ANN401 (ASGI's, of either kind)
-    """Return the other end of a request's connection."""
-    peer: Peer = scope["state"].get(PEER_KEY, NO_PEER)
-    return peer
-
-
-def own_shortcut(scope: Any) -> Shortcut:  # noqa: ANN401 (ASGI's, of either kind)
-    """Return the short way to the client of a request, which may be none at all."""
-    shortcut: Shortcut = scope["state"].get(SHORTCUT_KEY) or NoShortcut()
-    return shortcut
-
-
-class Departure:
-    """How a client went, for the accounts of what ran for it.
-
-    Attributes:
-      reason: set by whoever cuts the connection; otherwise the client went by itself.
-    """
-
-    def __init__(self) -> None:
-        self.reason = CancelReason.CLIENT_GONE
+def _send_nothing(data: bytes) -> bool:
+    del data
+    return False
 
 
 WAITING: Final = frozenset({b"expect", b"transfer-encoding"})
@@ -225,32 +200,46 @@ class Running(Protocol):
         ...
 
 
-class LiveRequest:
+class RequestScope:
     """One request and what it began. On exit that ends, however it exits.
 
     Args:
-      departure: of its connection.
+      connection: of its client.
       headers: as `Entry` takes them.
+      owner: tenant of a request from within, which has no key; None for a client's.
+      within_s: in which a request from within is to be done; None for a client's.
 
     Attributes:
       request_id: 16 random bytes.
-      began_at: when it came, on trio's clock.
+      began_at: when it came, on Trio's clock.
+      connection: as above.
+      owner: as above.
+      within_s: as above.
       entry: how far it has come in.
-      key: names what it asks for, whoever asks again; 0 before that is known.
+      key: names what it asks for, so that a retry is known; 0 before that is known.
       headers: that its response has to have.
       cache: what it says of the response cache, and what came of that.
       is_crowded_out: it was refused, because of what waited or ran already.
     """
 
-    def __init__(self, departure: Departure, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    def __init__(
+        self,
+        connection: ClientConnection,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        *,
+        owner: str | None = None,
+        within_s: float | None = None,
+    ) -> None:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
+        self.connection = connection
+        self.owner = owner
+        self.within_s = within_s
         self.entry = Entry(headers)
         self.key = 0
         self.headers: dict[str, str] = {}
         self.cache: CacheAsk | None = None
         self.is_crowded_out = False
-        self._departure = departure
         self._running: list[Running] = []
 
     def hold(self, running: Running) -> None:
@@ -262,7 +251,7 @@ class LiveRequest:
         """Whether anything may have been spent on it by workers."""
         return any(running.has_begun for running in self._running)
 
-    def __enter__(self) -> LiveRequest:
+    def __enter__(self) -> RequestScope:
         return self
 
     def __exit__(
@@ -273,11 +262,17 @@ class LiveRequest:
     ) -> None:
         self.entry.leave(error if isinstance(error, RequestError) else None)
         for running in self._running:
-            running.cancel(self._departure.reason)
+            running.cancel(self.connection.disconnect_reason)
 
 
-class Lifecycle:
-    """Whether this process takes requests, and what is told to those who are connected.
+def scope_of(scope: Any) -> RequestScope:  # noqa: ANN401 (ASGI's, of either kind)
+    """Return the RequestScope of an ASGI scope."""
+    found: RequestScope = scope["state"][SCOPE_KEY]
+    return found
+
+
+class ServerState:
+    """Whether this process takes requests, and what it tells connected clients.
 
     Attributes:
       leaving: set once this process is about to leave: clients are told to connect anew.

@@ -1,0 +1,194 @@
+"""The stream of one request's events, as everything that shows an answer reads it."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import trio
+
+from .generation import Delta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .generation import CancelReason, Event, Events, Generation
+
+Left = TypeVar("Left")
+
+
+def deliver_soon(stream: OutputStream) -> None:
+    """Deliver in the next turn of the event loop."""
+    trio.lowlevel.current_trio_token().run_sync_soon(stream.deliver)
+
+
+class OutputStream:
+    """The events of one request's choices, for its one reader.
+
+    A reader iterates (`async for events in stream`), which costs a task's turn for each token, or
+    it passes a `write` that is called in the turn in which events arrive (`pump`, `listen`).
+
+    Resource handling: a stream owns nothing. One that is dropped without `cancel` is found by the
+    stall bound.
+
+    Args:
+      generations: one for each choice, in order.
+      schedule: has `deliver` called soon, once for all events that arrive together.
+
+    Attributes:
+      generations: as above.
+      tenant: of the request.
+      tap: called with each event that is taken and the index of its choice; None for no call.
+    """
+
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        schedule: Callable[[OutputStream], None] = deliver_soon,
+    ) -> None:
+        self.generations = tuple(generations)
+        self.tenant = self.generations[0].request.scheduling.tenant
+        self.tap: Callable[[int, Event], None] | None = None
+        self._schedule = schedule
+        self._num_open = len(self.generations)
+        self._filled: list[int] = []
+        self._is_due = False
+        self._write: Callable[[Events], object] | None = None
+        self._left: object = None
+        self._woken: trio.Event | None = None
+        for index, generation in enumerate(self.generations):
+            generation.bind(partial(self._note_filled, index))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute any choice."""
+        return any(generation.has_begun for generation in self.generations)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last event of every choice was taken."""
+        return not self._num_open
+
+    def take(self) -> Events:
+        """Return (index of the choice, event) of what is here, without waiting."""
+        filled, self._filled = self._filled, []
+        taken: Events = []
+        for index in filled:
+            generation = self.generations[index]
+            for event in generation.take_now():
+                taken.append((index, event))
+                if not isinstance(event, Delta):
+                    self._num_open -= 1
+            if generation.has_events:
+                self._note_filled(index)
+        if self.tap is not None:
+            for index, event in taken:
+                self.tap(index, event)
+        return taken
+
+    def __aiter__(self) -> OutputStream:
+        return self
+
+    async def __anext__(self) -> Events:
+        """Wait for events and take them. Cancellation-safe: what was not returned stays.
+
+        Raises:
+          trio.BusyResourceError: the stream has another reader.
+        """
+        self._check_alone()
+        if self.is_over:
+            raise StopAsyncIteration
+        if self._filled:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._wait(None, math.inf)
+        return self.take()
+
+    async def pump(
+        self, write: Callable[[Events], Left | None], deadline: float = math.inf
+    ) -> Left | None:
+        """Call `write` with events as they arrive, until it leaves something.
+
+        Args:
+          write: must not wait; returns what it could not write, None if that is nothing.
+          deadline: on Trio's clock.
+
+        Returns:
+          What `write` left; None if the deadline came first, or the stream is over.
+
+        Raises:
+          Exception: raised by `write`.
+          trio.BusyResourceError: the stream has another reader.
+        """
+        self._check_alone()
+        if self._filled:
+            await trio.lowlevel.checkpoint()
+            left = write(self.take())
+            if left is not None:
+                return left
+        if self.is_over:
+            return None
+        self._left = None
+        await self._wait(write, deadline)
+        if isinstance(self._left, Exception):
+            raise self._left
+        return cast("Left | None", self._left)
+
+    def listen(self, write: Callable[[Events], None] | None) -> None:
+        """Have `write` called with events as they arrive, until None is passed. `write` must
+        neither wait nor raise.
+
+        Raises:
+          trio.BusyResourceError: the stream has another reader.
+        """
+        if write is not None:
+            self._check_alone()
+        self._write = write
+        if write is not None and self._filled:
+            self._note_due()
+
+    def deliver(self) -> None:
+        """Give the reader what has arrived. One reader's error is raised in its own task."""
+        self._is_due = False
+        if not self._filled:
+            return
+        if self._write is not None:
+            left: object
+            try:
+                left = self._write(self.take())
+            except Exception as error:  # noqa: BLE001 (raised by `pump`)
+                left = error
+            if left is None and not self.is_over:
+                return
+            self._left, self._write = left, None
+        if self._woken is not None:
+            self._woken.set()
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End every choice now, without waiting. Idempotent."""
+        for generation in self.generations:
+            generation.cancel(reason)
+
+    def _note_filled(self, index: int) -> None:
+        self._filled.append(index)
+        self._note_due()
+
+    def _note_due(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._schedule(self)
+
+    def _check_alone(self) -> None:
+        if self._write is not None or self._woken is not None:
+            raise trio.BusyResourceError("this stream has another reader")
+
+    async def _wait(self, write: Callable[[Events], object] | None, deadline: float) -> None:
+        self._write, self._woken = write, trio.Event()
+        try:
+            if self._filled:
+                self._note_due()
+            with trio.move_on_at(deadline):
+                await self._woken.wait()
+        finally:
+            self._write = self._woken = None
