@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from ops.simulation.modelled import COST, StepCost
 from server import app
 from server.api import generate
 from server.api.claims import current_scheduling
@@ -56,7 +57,6 @@ from triolet.service_class import ServiceClass
 from triolet.tenants import ANONYMOUS, Plan, Tenant, TenantKey, Tenants
 from triolet.units import MIB, MILLISECONDS
 
-from ..overload.modelled import COST, StepCost
 from ..overload.virtual import FleetShape, Front, virtual_fleet
 
 if TYPE_CHECKING:

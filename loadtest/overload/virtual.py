@@ -19,6 +19,7 @@ import prefill.worker
 from ops.simulation.clock import ClockAlarm, VirtualClock
 from ops.simulation.deterministic import run
 from ops.simulation.faults import CALM
+from ops.simulation.modelled import COST, ModelledDevice, ModelledEngine, StepCost
 from ops.simulation.network import Host
 from ops.simulation.text import NumberText
 from server.contract.charges import NO_CHARGES
@@ -35,7 +36,6 @@ from triolet.service_class import Scheduling
 from triolet.units import KIB, SECONDS
 
 from .arrivals import Arrival
-from .modelled import COST, ModelledDevice, ModelledEngine, StepCost
 from .outcomes import Fate, Outcome
 
 if TYPE_CHECKING:
