@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from ops.simulation.fleet import FleetShape, Front, running_fleet
 from ops.simulation.modelled import COST, StepCost
 from server import app
 from server.api import generate
@@ -56,8 +57,6 @@ from triolet.sampling import SamplingParams
 from triolet.service_class import ServiceClass
 from triolet.tenants import ANONYMOUS, Plan, Tenant, TenantKey, Tenants
 from triolet.units import MIB, MILLISECONDS
-
-from ..overload.virtual import FleetShape, Front, virtual_fleet
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -438,14 +437,14 @@ async def running_server(form: Form) -> AsyncIterator[RunningServer]:
     with opened_quotas(QuotaConfig(limits=form.limits), metrics.quotas, prices) as quotas:
         shape = FleetShape(cost=form.cost, server=config)
         front = Front(text, metrics, quotas)
-        async with virtual_fleet(shape, form.seed, front) as running, trio.open_nursery() as tasks:
+        async with running_fleet(shape, form.seed, front) as fleet, trio.open_nursery() as tasks:
             services = Services(
-                config, running.fleet, text, metrics, grammars, tenancy=tenancy, quotas=quotas
+                config, fleet, text, metrics, grammars, tenancy=tenancy, quotas=quotas
             )
             await tasks.start(quotas.store.run)
-            server = RunningServer(form, services, running.fleet, build_app(services))
+            server = RunningServer(form, services, fleet, build_app(services))
             yield server
-            running.fleet.dismiss({tenant.name for tenant in tenancy.everybody})
-            running.fleet.check_accounting()
+            fleet.dismiss({tenant.name for tenant in tenancy.everybody})
+            fleet.check_accounting()
             assert not quotas.num_open, "somebody is not charged"
             tasks.cancel_scope.cancel()

@@ -11,13 +11,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ops.simulation.campaign import keep_quiet
+from ops.simulation.fleet import FleetShape
 
 from . import real as real_run
 from . import virtual as virtual_run
 from .lab_process import NOTHING, configured
 from .plan import SIZES
 from .real import RealShape, real_fleet
-from .virtual import FleetShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

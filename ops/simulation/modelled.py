@@ -16,8 +16,9 @@ import trio
 
 from engine.batch import Sampled
 from engine.pace import MEASURED_TOKENS, pace_of
-from ops.simulation.engine import Cost, SimulatedEngine
 from triolet.units import MILLISECONDS
+
+from .engine import Cost, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
