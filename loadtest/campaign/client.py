@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..harness.http import Connection, ConnectionBrokenError, HttpExchange, WebSocket
-from ..readers import StreamFailedError
-from .answers import READERS, Answer, AnswerReader
+from .answers import READERS, Answer, AnswerReader, StreamFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -155,7 +154,7 @@ async def _post(connection: Connection, story: Story) -> HttpExchange:
     status = await exchange.ask("POST", "/v1/chat/completions", headers, body)
     if status != 200:
         said = (await exchange.body()).decode(errors="replace")
-        raise StreamFailedError(f"status {status}: {said}")
+        raise StreamFailedError(f"status {status}", said)
     return exchange
 
 
