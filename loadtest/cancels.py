@@ -1,4 +1,12 @@
-"""Whether processes hold more and more: memory, open files and threads, stage after stage. Pure."""
+"""`python -m loadtest.cancels`: close connections at random moments; see that all KV comes back.
+
+Streams over SSE and WebSocket and whole answers are begun and their sockets closed, politely or
+not, at any time from the first byte on. The time from the closed socket to the freed blocks is
+taken from the workers' log, by this machine's clock; of some streams more it is also taken
+where operators see it, from `triolet_kv_blocks` of /metrics. Exit code 0 if afterwards every block
+is free, no token was computed in vain beyond the running step, no process holds more than
+before, the audit objects to nothing and the server still answers; 1 if not; 2 if nothing could run.
+"""
 
 from __future__ import annotations
 

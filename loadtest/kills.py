@@ -1,6 +1,10 @@
-"""What a run under faults was worth: compared with the run that nobody disturbed. Pure.
+"""`python -m loadtest.kills`: break processes under load; see that clients only notice a pause.
 
-Takes stories, faults and log lines; opens nothing.
+The same requests are asked once undisturbed and then once per fault, each time of a fresh fleet of
+two prefill and two decode workers. Faults come at random moments: SIGKILL of a decode worker, of a
+prefill worker, of the server, and SIGSTOP of a decode worker with SIGCONT 3 s later. Exit code 0 if
+every request was answered with the very tokens of the undisturbed run, every fault hit something
+and no block was left behind; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A soak: readers, leavers, stalled clients, faults and audits side by side for a given time.
+"""`python -m loadtest.soak`: everything at once, for minutes, and nothing may be wrong.
 
-First every request is asked once in peace; what is answered then is the reference for all that
-comes. Whatever is wrong is noted and the soak goes on: one violation seldom comes alone.
+Clients read streams over SSE and WebSocket and whole answers, others leave in the middle, others
+stop reading; every now and then a worker is killed, stopped or told to leave. All the while the
+fleet is audited, and every whole answer is compared with one that was given in peace. Exit code 0
+if nothing was wrong, 1 if something was, 2 if nothing could run.
 """
 
 from __future__ import annotations

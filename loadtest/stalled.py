@@ -1,4 +1,18 @@
-"""What a run with stalled clients showed: from times and sizes to a table. Opens no sockets."""
+"""`python -m loadtest.stalled`: clients that stop reading; what they cost everybody else.
+
+In turns, without and with: some readers stream answers all the time; then many clients, over SSE
+and WebSocket, begin the heaviest streams there are and stop reading. Only once the decode worker
+says that all of them are paused does the second measurement begin, and it counts only if they still
+are at its end. Then the stall bound ends them, and the next round begins.
+
+How to read the table: "without" and "with" are the same readers on the same machine seconds apart,
+so their ratio says what stalled clients cost; "while they come" has their prompts and first tokens
+computed as well, which is work and no stall. A ratio within 1.10 and a growth below 64 MiB are the
+promise. Memory is counted from before the first of them came, so the first round is a server's that
+has served few; each later one should get by with what the first took. On a machine that does other
+work the p99 of single rounds tells how much to believe.
+Exit code 1 if not all stalled, memory grew too much, a block is still held, or an answer differed.
+"""
 
 from __future__ import annotations
 

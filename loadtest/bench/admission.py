@@ -1,9 +1,8 @@
-"""What a request's way into the queue takes, with everything that decides on it and with nothing.
+"""`python -m loadtest.bench.admission`: what it costs a request that somebody decides on it.
 
-One server after another in this process, in virtual time: between two requests all tasks wait, so
-that what is timed is what is computed for one of them. Or in real time, in which a processor that
-had nothing to do for a while has forgotten some of what it needs; with accounts in Redis there is
-no other. Knows who comes and how often; the steps are admission_stopwatch's.
+Times the product's own way from a request's key to its place in the queue, with every mechanism
+on and with every one off, beside queues of several lengths; then what dispatch and the end of a
+request take; then refusals of a real server over HTTP. Exits with 1 if one of them takes too long.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""A stopwatch around the steps of a request's way into the queue, while a benchmark runs.
-
-Knows the names by which the product calls its steps, and puts a clock around each of them; the
-steps themselves are the product's own. Knows neither who asks nor what is made of the times.
+"""A whole server in this process, without its socket, over workers of modelled time; a stopwatch
+around the steps of a request's way into its queue. Requests come as ASGI has them.
 """
 
 from __future__ import annotations

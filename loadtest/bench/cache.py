@@ -1,9 +1,17 @@
-"""Real conversations at the size of a small model: which prompts share which blocks, and what the
-best possible cache of a size would find again.
+"""`python -m loadtest.bench.cache`: what the prefix cache finds of real conversations.
 
-Knows the form of the Mooncake trace (a JSON line per request; `hash_ids` names each 512-token block
-of its prompt by all that stands before and in it) and arithmetic; knows no server. One block of the
-trace becomes one block of the pool, so hit rates stay what they were.
+Replays chats of the Mooncake trace, scaled to the small model, against a whole fleet over HTTP;
+once with the prefix cache and once without. What prefill and decode say that they have found is
+compared with the best that a cache of their pools' size could find, and every answer of one run
+with that of the other. All prompts are computed on prefill, as long ones on large models are: a
+prompt that decode computes itself is never looked for on prefill, and those are the ones of which
+most is found, so that what either role finds would say how prompts were routed. Needs the trace:
+`--trace`, or beside the repository.
+
+The ideal asks one request after the other, and lets a prompt's blocks give way the moment it is
+answered. What runs holds its blocks: a pool that is hardly larger than the prompts that run at once
+is no cache meanwhile, whoever manages it. Of such a pool shares of the ideal are shown and are no
+goal; `--at-once 1` compares like with like.
 """
 
 from __future__ import annotations

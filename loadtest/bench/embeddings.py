@@ -3,7 +3,7 @@
 Two whole fleets stand beside one another, one that batches and one that computes input by input;
 only one is asked at a time, and they take turns, so that whatever else the machine does strikes
 both alike. Both must give the same vectors. Only vectors are asked for, so in both fleets whoever
-computes has all cores. Knows HTTP only.
+computes has all cores.
 
 What batches save is reading all weights once for each input. So they bring most where inputs are
 short, and nothing once a single input keeps the processor's arithmetic busy: on a core with

@@ -1,7 +1,8 @@
-"""What a step would take at the machine's limits: bytes at the speed of memory, or products at the
-speed of a large matrix product, whichever is longer.
+"""`python -m loadtest.bench.engine`: prefill and decode speed beside other engines, in one run.
 
-Pure arithmetic on a model's shape. Both limits are measured in the same run (machine.py).
+Each engine is a process of its own with its own copy of the model; only one computes at a time, and
+they take turns at every measurement, so that whatever else the machine does strikes all alike.
+Medians are compared, of the same prompts for all. Prompts of one batch come all at once.
 """
 
 from __future__ import annotations

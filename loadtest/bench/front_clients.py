@@ -1,7 +1,4 @@
-"""Clients of the benchmark of the front: many streams, read by one loop that does little else.
-
-Knows sockets and how words are counted in an answer; judges nothing.
-"""
+"""Clients of the benchmark of the front: many streams, read by one loop that does little else."""
 
 from __future__ import annotations
 

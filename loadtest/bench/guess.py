@@ -2,7 +2,7 @@
 
 Two whole fleets stand beside one another, one that guesses and one that does not; only one is
 asked at a time, and they take turns at every question, so that whatever else the machine does
-strikes both alike. Both must give the same answers. Knows HTTP only.
+strikes both alike. Both must give the same answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One limit of two whole servers that share Redis, while that is there, away, and back again.
 
 Two `triolet serve` with the demo model, each with workers of its own; clients ask both for several
-times what a tenant may have. Knows their HTTP; starts and stops the Redis that it is handed.
+times what a tenant may have.
 """
 
 from __future__ import annotations

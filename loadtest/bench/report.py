@@ -1,4 +1,4 @@
-"""What a benchmark ran on, so that figures from two machines are never mistaken for one another."""
+"""The machine that a benchmark ran on, and its result: table, JSON, plot, ratios of its goals."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Streams over HTTP, timed event by event, with next to no parsing: the clients share the machine.
 
 Speaks /v1/completions, which all that is compared speak. Every stream says one and the same word
-whatever the random weights would like, so that each token is an event. Knows no product.
+whatever the random weights would like, so that each token is an event.
 """
 
 from __future__ import annotations

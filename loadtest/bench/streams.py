@@ -1,7 +1,7 @@
-"""Streams over HTTP as a benchmark reads them: raw sockets, a time per event, next to no CPU.
+"""Streams over HTTP on raw sockets: a time per event, next to no CPU.
 
 The clients share the machine with what is measured, so nothing is parsed: events of a stream are
-counted by the mark that each begins with. Knows no product and no statistics.
+counted by the mark that each begins with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a campaign asks: a seeded mix of surfaces, sampling, stop strings and logprobs. Pure.
+"""What a campaign asks, and what an answer says: text, token ids, logprobs, end and usage. Pure.
 
-Every answer is a function of its request alone, so that the same number of the same seed may be
-asked again in another run, in other company, and must be answered with the same tokens.
+Requests are drawn from a seed over surfaces, sampling, stop strings and logprobs; every answer is a
+function of its request alone. Readers take one line or message at a time and say whether it brought
+text, so that its time can be noted. A stream that merely stops is no answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Clients: ask, time each piece, and ask again where the connection broke.
-
-Knows requests and sockets; judges no answer.
-"""
+"""Clients of a campaign: ask, time each piece, and ask again where the connection broke."""
 
 from __future__ import annotations
 

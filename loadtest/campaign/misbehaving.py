@@ -1,6 +1,6 @@
-"""Requests as bytes, for clients that misbehave: no HTTP library stalls or floods on demand.
+"""Clients that close early or stop reading, as bytes on sockets: no HTTP library does that.
 
-Builds what is sent; opens no sockets.
+Readers that read to the end are here too, for comparison.
 """
 
 from __future__ import annotations

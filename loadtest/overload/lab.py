@@ -1,6 +1,5 @@
-"""Where experiments are made: in virtual time, many side by side, or on real processes one by one.
-
-Both give the same: an experiment with its course. Knows fleets; judges nothing.
+"""Where experiments of the load lab run: in virtual time, many side by side, or on real processes
+one by one, with the same results.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the simulated processes run: a worker with a simulated engine, a server with its clients.
-
-Knows how the production parts are put together; decides nothing about when what happens.
-"""
+"""What the simulated processes run: a worker with a simulated engine, a server with its clients."""
 
 from __future__ import annotations
 
