@@ -112,7 +112,7 @@ async def serve(
             peers = Peers(config.siblings) if config.siblings else None
             grammars = _grammars(config, text, metrics)
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
-            fleet = Links(config, text, network, metrics, _own_name(peers), charges=quotas)
+            fleet = Links(config, text, network, metrics.fleet, _own_name(peers), charges=quotas)
             services = Services(
                 config,
                 fleet,
@@ -243,7 +243,7 @@ async def _run_beside(
             nursery.start_soon(_run_batches, services, app, storage, fleet)
         nursery.start_soon(services.recent.run)
         if tenant_file is not None:
-            nursery.start_soon(tenant_file.run, services.tenancy, fleet.dismiss)
+            nursery.start_soon(tenant_file.run, services.tenancy, fleet.cancel_tenants)
 
 
 async def _run_batches(services: Services, app: QuartTrio, storage: Storage, fleet: Links) -> None:

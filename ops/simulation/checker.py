@@ -55,8 +55,7 @@ class Checker:
                     server.fleet.check_accounting()
                 except LocalProtocolError as error:
                     self._report(f"{server}: {error}")
-                requests = server.fleet._requests
-                live = (*requests.table, *requests.embeddings)
+                live = server.fleet._requests.table
                 server.charges[-1].check(one.request.request_id for one in live)
         self._check_workers()
 
@@ -181,9 +180,6 @@ class Checker:
                 for sequence in server.fleet._requests.table:
                     if sequence.attempt is not None:
                         yield sequence.attempt.key
-                for one in server.fleet._requests.embeddings:
-                    if one.key is not None:
-                        yield one.key
 
     def _report(self, what: str) -> None:
         self._world.report(what)

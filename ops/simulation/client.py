@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from server.contract.embedding import EmbeddingRequest
 from server.contract.generation import (
     CancelReason,
     Delta,
@@ -18,6 +17,7 @@ from server.contract.generation import (
     Finished,
     FinishReason,
     GenerationRequest,
+    input_request,
 )
 from server.scheduling.delivery import RequestOutput
 from triolet.config import SloConfig
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from server.contract.generation import Event
     from server.contract.output_stream import OutputStream
-    from server.scheduling.embedding_run import FleetEmbeddingRun
+    from server.scheduling.embeddings import EmbeddingRun
     from server.scheduling.links import Links
     from triolet.sampling import SamplingParams
 
@@ -307,11 +307,11 @@ class InputClient(Client):
     def _inputs(self) -> tuple[tuple[int, ...], ...]:
         return (self.wish.prompt_ids, self.wish.prompt_ids[::-1])
 
-    async def _ask(self, fleet: Links) -> FleetEmbeddingRun:
+    async def _ask(self, fleet: Links) -> EmbeddingRun:
         while True:
             ids = [self._draw_request_id() for _ in self._inputs]
             requests = [
-                EmbeddingRequest(
+                input_request(
                     request_id, input_ids, VectorForm(), DEADLINE_S, scheduling=self.wish.scheduling
                 )
                 for request_id, input_ids in zip(ids, self._inputs, strict=True)
@@ -326,13 +326,13 @@ class InputClient(Client):
                 self.request_id = ids[0]
                 return run
 
-    async def _go(self, run: FleetEmbeddingRun, after_s: float) -> None:
+    async def _go(self, run: EmbeddingRun, after_s: float) -> None:
         await trio.sleep(after_s)
         if self.ending is None:
             self.left_at = trio.current_time()
             run.cancel(CancelReason.CLIENT_GONE)
 
-    async def _wait(self, run: FleetEmbeddingRun) -> None:
+    async def _wait(self, run: EmbeddingRun) -> None:
         try:
             vectors = await run.vectors()
         except RequestError as error:

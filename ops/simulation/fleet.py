@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from decode.speculation import GuessSource
     from server.contract.charges import Charges
-    from server.scheduling.observer import FleetObserver
+    from server.scheduling.observer import Observer
     from server.scheduling.output import RelayText
     from transport.link import Network
     from worker.engine_port import EnginePort
@@ -122,7 +122,7 @@ class Front(NamedTuple):
     """
 
     text: RelayText
-    observer: FleetObserver | None = None
+    observer: Observer | None = None
     charges: Charges = NO_CHARGES
 
 

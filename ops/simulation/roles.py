@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from server.scheduling.links import Links
-from server.scheduling.observer import SilentObserver
+from server.scheduling.observer import Observer
 from triolet.config import WorkerConfig
 from triolet.ids import Role
 
@@ -128,7 +128,7 @@ class WorkerProcess(Process):
         self.engine = self.device = self.loop = None
 
 
-class Causes(SilentObserver):
+class Causes(Observer):
     """Counts why attempts failed, and who computes prompts."""
 
     def __init__(self, tally: Tally) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -21,7 +20,7 @@ from .claims import current_scheduling, renew_tenant, tier_field
 from .openai.chunks import Envelope, RunningUsage, total_usage
 from .overload import capped, own_ask_key
 from .quota import reserved
-from .resuming import join_whole, kept_answer, own_key, read_whole, resumable_stream
+from .resuming import current_key, resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 from .stream import EventStreamBody, WholeAnswer, collect
 
@@ -367,16 +366,12 @@ async def begin_stream(
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
-    live = current_scope()
-    key = own_key()
+    key = current_key()
     if key is None:
         with await reserved(requests, services):
-            stream = submit_all(requests, services, live)
+            stream = submit_all(requests, services, current_scope())
         return event_stream(stream, serializer, services)
-    submit = partial(services.fleet.submit, *requests)
-    found = kept_answer(key, fields, services)
-    with await reserved(() if found else requests, services):
-        response = resumable_stream(key, fields, serializer, submit, live, services, found)
+    response = await resumable_stream(key, fields, serializer, requests, services)
     response.headers.update(STREAM_HEADERS)
     return response
 
@@ -427,19 +422,14 @@ async def begin_whole(
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
-    live = current_scope()
-    key = own_key()
+    key = current_key()
     if key is None:
         with await reserved(requests, services):
-            stream = submit_all(requests, services, live)
+            stream = submit_all(requests, services, current_scope())
         answers = await collect(stream, len(requests))
         return Response(document(answers), content_type="application/json")
     whole = WholeAnswer(len(requests), document)
-    submit = partial(services.fleet.submit, *requests)
-    found = kept_answer(key, fields, services)
-    with await reserved(() if found else requests, services):
-        reader, is_new = join_whole(key, fields, whole, submit, live, services, found)
-    return await read_whole(reader, is_new=is_new)
+    return await resumable_whole(key, fields, whole, requests, services)
 
 
 def json_response(document: object, status: int = 200) -> Response:

@@ -12,7 +12,7 @@ from quart import has_request_context
 
 from .body import current_scope, deadline_s
 from .claims import current_scheduling
-from .resuming import own_key
+from .resuming import current_key
 
 if TYPE_CHECKING:
     from triolet.service_class import Scheduling
@@ -34,14 +34,14 @@ def refuse_early(fields: GenerationFields, services: Services) -> None:
     Raises:
       RequestError: 503.
     """
-    if not has_request_context() or own_key() is not None:
+    if not has_request_context() or current_key() is not None:
         return
     if fields.response_cache == "allow" and services.config.response_cache.max_bytes:
         return
     live = current_scope()
     within_s = deadline_s(services.config, is_streamed=bool(fields.stream))
     scheduling = current_scheduling(fields.service_tier)
-    services.fleet.doorkeeper.refuse_early(
+    services.fleet.admission.refuse_early(
         scheduling, live.request_id, live.key, within_s, trio.current_time()
     )
 
@@ -59,13 +59,13 @@ def capped(
     services: Services,
 ) -> int:
     """Return how many tokens an answer may have, of those asked for; the response says so."""
-    doorkeeper = services.fleet.doorkeeper
-    cap = doorkeeper.max_tokens(scheduling, prompt_tokens)
+    admission = services.fleet.admission
+    cap = admission.max_tokens(scheduling, prompt_tokens)
     if cap is None or max_tokens <= max(cap, fields.min_tokens or 0):
         return max_tokens
     cap = max(cap, fields.min_tokens or 0)
     if has_request_context():
         headers = current_scope().headers
-        headers[LEVEL_HEADER] = str(doorkeeper.level)
+        headers[LEVEL_HEADER] = str(admission.level)
         headers[CAP_HEADER] = str(cap)
     return cap

@@ -18,7 +18,7 @@ from quart import Response, request
 from triolet.errors import draining, overloaded
 
 from .body import current_scope, read_body, shown_request_id
-from .resuming import own_key
+from .resuming import current_key
 from .stream import StreamBody
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def owner_elsewhere(services: Services) -> str | None:
       RequestError: 400, the key is none.
     """
     peers = services.peers
-    key = None if peers is None else own_key()
+    key = None if peers is None else current_key()
     if peers is None or key is None or request.headers.get(PROXIED) == peers.own_name:
         return None
     return peers.owner_of(key)

@@ -8,6 +8,7 @@ behind the event that its client saw last. Without a key nothing of this happens
 from __future__ import annotations
 
 import re
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -18,17 +19,18 @@ from triolet.errors import RequestError, invalid_request
 
 from ..contract.generation import Failed, Usage
 from ..tenants.tenancy import current_tenant
+from .body import current_scope
 from .errors import echo
+from .quota import reserved
 from .resume import Name, ResumableAnswer
 from .stream import StreamBody
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from pydantic import BaseModel
 
-    from ..contract.output_stream import OutputStream
-    from .request_scope import RequestScope
+    from ..contract.generation import GenerationRequest
     from .resume import ResumingReader
     from .services import Services
     from .stream import Serializer
@@ -40,7 +42,7 @@ JOINED: Final = "idempotency-replayed"
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 
 
-def own_key() -> str | None:
+def current_key() -> str | None:
     """Return the key that the client gave its request, or None.
 
     Raises:
@@ -76,44 +78,21 @@ def _fingerprint(fields: BaseModel) -> bytes:
     return blake2b(content, digest_size=16).digest()
 
 
-def resumable_stream(
+async def kept_reader(
     key: str,
     fields: BaseModel,
     serializer: Serializer,
-    submit: Callable[[], OutputStream],
-    live: RequestScope,
+    requests: Sequence[GenerationRequest],
     services: Services,
-    found: ResumableAnswer | None,
-) -> Response:
-    """Begin, join or continue a stream.
+) -> tuple[ResumingReader, bool]:
+    """Begin, join or continue an answer; its reading ends with the current request.
 
     Args:
       key: its name.
       fields: what was asked for.
       serializer: of the endpoint.
-      submit: begins it.
-      live: the request, with which its reading ends.
+      requests: what is to be generated.
       services: where it is kept.
-      found: the answer, if it was there when it was decided whether anything is reserved.
-    """
-    position = _wanted_position()
-    answer, is_new = _answer_of(key, fields, serializer, submit, found, services)
-    reader = services.kept.join(answer, position or 0)
-    live.hold(reader)
-    body = ResumableBody(reader, serializer, services.config.keep_alive_s)
-    return Response(body, headers={} if is_new else {JOINED: "true"})
-
-
-def join_whole(
-    key: str,
-    fields: BaseModel,
-    serializer: Serializer,
-    submit: Callable[[], OutputStream],
-    live: RequestScope,
-    services: Services,
-    found: ResumableAnswer | None,
-) -> tuple[ResumingReader, bool]:
-    """Begin or join an answer that comes as a whole. See `resumable_stream`.
 
     Returns:
       What reads it, and whether it has just been begun.
@@ -121,20 +100,43 @@ def join_whole(
     Raises:
       RequestError: it was refused.
     """
-    if LAST_EVENT_ID in request.headers:
-        raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
-    answer, is_new = _answer_of(key, fields, serializer, submit, found, services)
-    reader = services.kept.join(answer, 0)
-    live.hold(reader)
+    found = kept_answer(key, fields, services)
+    with await reserved(() if found else requests, services):
+        # Nothing waits from here on: two requests with one key begin one answer.
+        position = _wanted_position()
+        answer = found or kept_answer(key, fields, services)
+        is_new = answer is None
+        if answer is None:
+            answer = _begin(key, fields, serializer, requests, services)
+        reader = services.kept.join(answer, position or 0)
+        current_scope().hold(reader)
     return reader, is_new
 
 
-async def read_whole(reader: ResumingReader, *, is_new: bool) -> Response:
-    """Wait for an answer that comes as a whole.
+async def resumable_stream(
+    key: str,
+    fields: BaseModel,
+    serializer: Serializer,
+    requests: Sequence[GenerationRequest],
+    services: Services,
+) -> Response:
+    """Return a stream that may be continued. See `kept_reader`."""
+    reader, is_new = await kept_reader(key, fields, serializer, requests, services)
+    body = ResumableBody(reader, serializer, services.config.keep_alive_s)
+    return Response(body, headers={} if is_new else {JOINED: "true"})
 
-    Raises:
-      RequestError: it failed.
-    """
+
+async def resumable_whole(
+    key: str,
+    fields: BaseModel,
+    serializer: Serializer,
+    requests: Sequence[GenerationRequest],
+    services: Services,
+) -> Response:
+    """Wait for an answer that comes as a whole. See `kept_reader`."""
+    if LAST_EVENT_ID in request.headers:
+        raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
+    reader, is_new = await kept_reader(key, fields, serializer, requests, services)
     frames: list[bytes] = []
     while not reader.is_done:
         if taken := reader.take():
@@ -147,22 +149,13 @@ async def read_whole(reader: ResumingReader, *, is_new: bool) -> Response:
     return Response(b"".join(frames), 200, headers=headers, content_type="application/json")
 
 
-def _answer_of(
+def _begin(
     key: str,
     fields: BaseModel,
     serializer: Serializer,
-    submit: Callable[[], OutputStream],
-    found: ResumableAnswer | None,
+    requests: Sequence[GenerationRequest],
     services: Services,
-) -> tuple[ResumableAnswer, bool]:
-    """Return the answer of a key, and whether it has just been begun.
-
-    Nothing waits between the look and the beginning: two requests with one key begin one answer.
-    """
-    name, fingerprint = _name_of(key), _fingerprint(fields)
-    answer = found or kept_answer(key, fields, services)
-    if answer is not None:
-        return answer, False
+) -> ResumableAnswer:
     if _wanted_position() is not None:
         raise RequestError(
             f"there is no answer of this {KEY} any more; leave {LAST_EVENT_ID} away to begin anew",
@@ -170,14 +163,14 @@ def _answer_of(
             code="not_found",
             param=LAST_EVENT_ID,
         )
-    answer = ResumableAnswer(serializer, fingerprint, services.config.resume)
-    services.kept.begin(name, answer, submit)
-    return answer, True
+    answer = ResumableAnswer(serializer, _fingerprint(fields), services.config.resume)
+    services.kept.begin(_name_of(key), answer, partial(services.fleet.submit, *requests))
+    return answer
 
 
 def has_answer(services: Services) -> bool:
     """Return whether something is kept by the request's key, whatever it was that asked."""
-    key = own_key()
+    key = current_key()
     return key is not None and services.kept.find(_name_of(key)) is not None
 
 

@@ -218,6 +218,6 @@ class EventStreamBody(StreamBody):
         if not written:
             return None
         if self._connection.try_send(written):
-            self._shown_at = trio.current_time()
+            self._shown_at = self._stream.delivered_at
             return None
         return written

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from triolet.config import ResponseCacheConfig
 
     from ..contract.charges import Charges
-    from ..contract.embedding import EmbeddingRequest, EmbeddingRun
     from ..contract.generation import CancelReason, Event, GenerationRequest
-    from ..scheduling.gate import Doorkeeper
+    from ..scheduling.admission import Admission
+    from ..scheduling.embeddings import EmbeddingRun
     from ..scheduling.links import Links
     from ..scheduling.status import FleetStatus
     from .store import Kept
@@ -241,9 +241,9 @@ class CachingFleet:
         self._max_bytes = config.most_answer_bytes
 
     @property
-    def doorkeeper(self) -> Doorkeeper:
+    def admission(self) -> Admission:
         """The fleet's: what is kept is found by a prompt, and these have none yet."""
-        return self._fleet.doorkeeper
+        return self._fleet.admission
 
     def submit(self, *requests: GenerationRequest) -> OutputStream:
         """Begin the choices of one answer, all of them or none; or give all of them again.
@@ -278,7 +278,7 @@ class CachingFleet:
             stream.tap = lambda index, event: recordings[index].note(event)
         return stream
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> EmbeddingRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
         """Begin to make vectors; they are not kept."""
         return self._fleet.embed(requests)
 

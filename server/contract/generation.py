@@ -1,4 +1,4 @@
-"""One generation as the API sees it: what is asked for, and the events that come back.
+"""One generation or vector as the API sees it: what is asked for, and the events that come back.
 
 The contract between server/api (which writes answers) and server/scheduling (which gets tokens).
 """
@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from triolet.sampling import SamplingParams
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from triolet.errors import RequestError
-    from triolet.sampling import SamplingParams
+    from triolet.pooling import VectorForm
+
+
+NO_TOKENS: Final = SamplingParams(max_tokens=0)
+"""Of a request for a vector."""
 
 
 class FinishReason(StrEnum):
@@ -99,6 +104,7 @@ class GenerationRequest:
       cache: whether its answer may be one that was given before; None for no. The choices of one
         request have one.
       watch: begins what ends the completion by its text, beside stop strings; None for nothing.
+      form: of the vector that it ends with; None for a request for tokens.
       markers: tokens that the reader of the text has to see, and how the text shows each, whether
         special tokens are left out or not; None for no such tokens.
     """
@@ -119,6 +125,29 @@ class GenerationRequest:
     cache: CacheAsk | None = None
     markers: Mapping[int, str] | None = None
     watch: Callable[[], TextWatch] | None = None
+    form: VectorForm | None = None
+
+
+def input_request(
+    request_id: bytes,
+    input_ids: tuple[int, ...],
+    form: VectorForm,
+    deadline_s: float,
+    priority: int = 0,
+    client_request_id: str = "",
+    scheduling: Scheduling = DEFAULT_SCHEDULING,
+) -> GenerationRequest:
+    """Return the request for the vector of one input."""
+    return GenerationRequest(
+        request_id,
+        input_ids,
+        NO_TOKENS,
+        deadline_s,
+        priority=priority,
+        client_request_id=client_request_id,
+        scheduling=scheduling,
+        form=form,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ Left = TypeVar("Left")
 
 def deliver_soon(stream: OutputStream) -> None:
     """Deliver in the next turn of the event loop."""
-    trio.lowlevel.current_trio_token().run_sync_soon(stream.deliver)
+    trio.lowlevel.current_trio_token().run_sync_soon(lambda: stream.deliver(trio.current_time()))
 
 
 class OutputStream:
@@ -39,6 +39,7 @@ class OutputStream:
     Attributes:
       generations: as above.
       tenant: of the request.
+      delivered_at: when `write` was called last, on Trio's clock.
       tap: called with each event that is taken and the index of its choice; None for no call.
     """
 
@@ -49,6 +50,7 @@ class OutputStream:
     ) -> None:
         self.generations = tuple(generations)
         self.tenant = self.generations[0].request.scheduling.tenant
+        self.delivered_at = 0.0
         self.tap: Callable[[int, Event], None] | None = None
         self._schedule = schedule
         self._num_open = len(self.generations)
@@ -124,6 +126,7 @@ class OutputStream:
         self._check_alone()
         if self._filled:
             await trio.lowlevel.checkpoint()
+            self.delivered_at = trio.current_time()
             left = write(self.take())
             if left is not None:
                 return left
@@ -148,16 +151,19 @@ class OutputStream:
         if write is not None and self._filled:
             self._note_due()
 
-    def deliver(self) -> None:
+    def deliver(self, now: float) -> None:
         """Give the reader what has arrived. One reader's error is raised in its own task."""
         self._is_due = False
+        self.delivered_at = now
         if not self._filled:
             return
         if self._write is not None:
             left: object
             try:
                 left = self._write(self.take())
-            except Exception as error:  # noqa: BLE001 (raised by `pump`)
+            except Exception as error:
+                if self._woken is None:
+                    raise  # no task waits that could raise it
                 left = error
             if left is None and not self.is_over:
                 return

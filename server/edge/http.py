@@ -29,18 +29,13 @@ from .websocket import AppInbox, PatchedWSStream
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hypercorn.config import Config
     from hypercorn.events import Event
     from hypercorn.protocol.events import Event as StreamEvent
     from hypercorn.trio.task_group import TaskGroup
-    from hypercorn.trio.worker_context import WorkerContext
-    from hypercorn.typing import AppWrapper, ASGISendEvent
+    from hypercorn.typing import ASGISendEvent
 
-    from triolet.config import ServerConfig
-
-    from ..api.door import RefusalLog
     from ..api.request_scope import ClientConnection
-    from .client_address import TrustedProxies
+    from .listen import Edge
 
 
 PROBES: Final = (b"GET /health/live ", b"GET /ping ")
@@ -229,35 +224,29 @@ class PatchedH11Protocol(H11Protocol):
 
     def __init__(
         self,
-        app: AppWrapper,
-        config: Config,
-        bounds: ServerConfig,
-        context: WorkerContext,
+        edge: Edge,
         task_group: TaskGroup,
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
         remote: ClientConnection,
-        proxies: TrustedProxies,
-        refusals: RefusalLog,
         send: Callable[[Event], Awaitable[None]],
         try_write: Callable[[bytes], bool],
-        turns: RequestTurns,
     ) -> None:
         client, server = addresses
         super().__init__(
-            app, config, context, task_group, {}, False, client, server, send  # type: ignore[arg-type]
+            edge.app, edge.config, edge.context, task_group, {}, False, client, server, send  # type: ignore[arg-type]
         )  # fmt: skip
         remote.try_send, remote.ask_for_body = self.try_send, self.ask_for_body
         self.remote = remote
-        self._bounds = bounds
+        self._bounds = bounds = edge.bounds
         self._guard = HeadGuard(
             bounds.max_header_bytes, bounds.max_header_fields, bounds.max_body_bytes
         )
         self._held = bytearray()
-        self._proxies = proxies
-        self._refusals = refusals
-        self._speaks_for_others = remote.is_unix or proxies.trusts(remote.host)
+        self._proxies = edge.proxies
+        self._refusals = edge.refusals
+        self._speaks_for_others = remote.is_unix or self._proxies.trusts(remote.host)
         self._try_write = try_write
-        self._turns = turns
+        self._turns = edge.turns
         self._is_in_turn = False
         self._is_chunked = False
 

@@ -23,7 +23,7 @@ from ..api.request_scope import UNIX_PEER
 from .client_address import TrustedProxies, counted_address
 from .connection_table import REFUSALS, ConnectionTable, Refused, refusal_bytes
 from .http import RequestTurns
-from .tcp import Arrival, PatchedTCPServer, WriteCounts
+from .tcp import PatchedTCPServer, WriteCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -158,23 +158,30 @@ class Edge:
     """The surface that clients connect to.
 
     Attributes:
+      app: what it serves.
+      bounds: limits of connections and requests.
+      config: hypercorn's.
+      context: hypercorn's.
       places: of its connections.
       writes: to all clients so far.
+      turns: in which requests begin.
+      proxies: that may name another client.
+      refusals: logs what is refused before the application sees it.
     """
 
     def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
         self.places = ConnectionTable(bounds.max_connections, bounds.address_connections)
         self.writes = WriteCounts()
-        self._app = ASGIWrapper(app)
-        self._bounds = bounds
-        self._config = edge_config(bounds)
-        self._context = WorkerContext(max_requests=None)
-        self._turns = RequestTurns(bounds.requests_per_turn)
+        self.app = ASGIWrapper(app)
+        self.bounds = bounds
+        self.config = edge_config(bounds)
+        self.context = WorkerContext(max_requests=None)
+        self.turns = RequestTurns(bounds.requests_per_turn)
         self._accepting = trio.CancelScope()
         self._stop = trio.Event()
         self._closed = trio.Event()
-        self._proxies = TrustedProxies(bounds.trusted_proxies)
-        self._refusals = RefusalLog(bounds.door)
+        self.proxies = TrustedProxies(bounds.trusted_proxies)
+        self.refusals = RefusalLog(bounds.door)
         self._num_refusals = 0
         self._close_within_s = 0.0
 
@@ -218,7 +225,7 @@ class Edge:
             task_status.started()
             await self._stop.wait()
             self.stop_accepting()
-            await self._context.terminated.set()
+            await self.context.terminated.set()
             connections.cancel_scope.deadline = trio.current_time() + self._close_within_s
         self._closed.set()
 
@@ -235,25 +242,15 @@ class Edge:
             log.debug("connection_broken")
             await trio.aclose_forcefully(stream)
             return
-        speaks_for_many = host == UNIX_PEER or self._proxies.trusts(host)
+        speaks_for_many = host == UNIX_PEER or self.proxies.trusts(host)
         address = None if speaks_for_many else counted_address(host)
         place = self.places.admit(address, stream.socket.close)
         if isinstance(place, Refused):
-            self._refusals.tell(REFUSALS[place], trio.current_time(), client=host, where="edge")
+            self.refusals.tell(REFUSALS[place], trio.current_time(), client=host, where="edge")
             await self._refuse(stream, place)
             return
         try:
-            arrival = Arrival(host, place, self.places, self._proxies, self._refusals)
-            await PatchedTCPServer(
-                self._app,
-                self._config,
-                self._bounds,
-                self._context,
-                stream,
-                self.writes,
-                arrival,
-                self._turns,
-            ).run()
+            await PatchedTCPServer(self, stream, host, place).run()
         finally:
             self.places.leave(place)
 

@@ -26,17 +26,10 @@ from .connection_table import REFUSALS
 from .http import PatchedH11Protocol
 
 if TYPE_CHECKING:
-    from hypercorn.config import Config
     from hypercorn.events import Event
-    from hypercorn.trio.worker_context import WorkerContext
-    from hypercorn.typing import AppWrapper
 
-    from triolet.config import ServerConfig
-
-    from ..api.door import RefusalLog
-    from .client_address import TrustedProxies
-    from .connection_table import ConnectionTable, Place
-    from .http import RequestTurns
+    from .connection_table import Place
+    from .listen import Edge
 
 
 ENOUGH_BYTES: Final = 64 * 1024
@@ -107,35 +100,6 @@ class WriteCounts:
         return {"direct": self.direct, "usual": self.usual}
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A connection as it came.
-
-    Attributes:
-      host: the other end's address, or UNIX_PEER.
-      place: of the connection.
-      places: of all connections.
-      proxies: that may name another client.
-      refusals: logs what is refused before the application sees it.
-    """
-
-    host: str
-    place: Place
-    places: ConnectionTable
-    proxies: TrustedProxies
-    refusals: RefusalLog
-
-    def remote(self) -> ClientConnection:
-        """Return the connection as its requests see it."""
-        remote, place = ClientConnection(self.host), self.place
-
-        def note_key() -> None:
-            place.has_shown_key = True
-
-        remote.on_key = note_key
-        return remote
-
-
 CUT_AFTER_STALL_S: Final = 0.5
 """Beyond the stall bound: what runs for the client ends first, by its own clock and with its reason
 known; then the connection is cut, whatever ran on it."""
@@ -147,33 +111,31 @@ RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class PatchedTCPServer(TCPServer):
-    """Serves one accepted connection until it ends."""
+    """Serves one accepted connection until it ends.
+
+    Args:
+      edge: of which it is a connection.
+      stream: the connection.
+      host: address of the other end, or UNIX_PEER.
+      place: of the connection.
+    """
 
     protocol: PatchedH11Protocol  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        app: AppWrapper,
-        config: Config,
-        bounds: ServerConfig,
-        context: WorkerContext,
-        stream: trio.SocketStream,
-        writes: WriteCounts,
-        arrival: Arrival,
-        turns: RequestTurns,
-    ) -> None:
-        super().__init__(app, config, context, {}, stream)  # type: ignore[arg-type]
-        self._bounds = bounds
-        self._cut_after_s = bounds.stall_timeout_s + CUT_AFTER_STALL_S
+    def __init__(self, edge: Edge, stream: trio.SocketStream, host: str, place: Place) -> None:
+        super().__init__(edge.app, edge.config, edge.context, {}, stream)  # type: ignore[arg-type]
+        self._edge = edge
+        self._place = place
+        self._remote = ClientConnection(host)
+        self._remote.on_key = place.show_key
+        self._bounds = edge.bounds
+        self._cut_after_s = edge.bounds.stall_timeout_s + CUT_AFTER_STALL_S
         self._sends = 0
         self._rest = b""
-        self._writes = writes
-        self._turns = turns
+        self._writes = edge.writes
         self._has_ended = self._is_closing = False
         self._receiving = trio.CancelScope()
-        self._arrival = arrival
-        is_proxy = arrival.proxies.trusts(arrival.host)
-        self._preamble = Preamble() if is_proxy else None
+        self._preamble = Preamble() if edge.proxies.trusts(host) else None
 
     async def run(self) -> None:
         """Serve until the client or a deadline ends it. Raises nothing of the client's making."""
@@ -186,18 +148,12 @@ class PatchedTCPServer(TCPServer):
             async with TaskGroup() as task_group:
                 self._task_group = task_group
                 self.protocol = PatchedH11Protocol(
-                    self.app,
-                    self.config,
-                    self._bounds,
-                    self.context,
+                    self._edge,
                     task_group,
                     addresses,
-                    self._arrival.remote(),
-                    self._arrival.proxies,
-                    self._arrival.refusals,
+                    self._remote,
                     self.protocol_send,
                     self.try_write,
-                    self._turns,
                 )
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()
@@ -213,8 +169,8 @@ class PatchedTCPServer(TCPServer):
     def _let_go(self) -> None:
         """Part what holds one another, so that all of it is freed at once: Python's collector comes
         by after thousands of connections."""
+        self._remote.let_go()
         if hasattr(self, "protocol"):  # it may have broken before
-            self.protocol.remote.let_go()
             del self.protocol
 
     async def protocol_send(self, event: Event) -> None:
@@ -223,7 +179,7 @@ class PatchedTCPServer(TCPServer):
             await self._write(event.data)
         elif isinstance(event, Closed):
             await self._say_goodbye()
-            self._arrival.places.rest(self._arrival.place)
+            self._edge.places.rest(self._place)
             await self.protocol.handle(Closed())
         elif not (isinstance(event, Updated) and self._has_ended):
             # An idle clock started after the last read would keep a dead connection for its time.
@@ -234,8 +190,8 @@ class PatchedTCPServer(TCPServer):
                 self._receiving.cancel()
 
     def _note_idle(self, is_idle: bool) -> None:
-        note = self._arrival.places.rest if is_idle else self._arrival.places.work
-        note(self._arrival.place)
+        places = self._edge.places
+        (places.rest if is_idle else places.work)(self._place)
 
     def try_write(self, data: bytes) -> bool:
         """Write without waiting, if nothing else is being written and the kernel takes any of it.
@@ -333,9 +289,9 @@ class PatchedTCPServer(TCPServer):
         self._preamble = None
         if opening.host is not None:
             self.protocol.speak_for(opening.host)
-            if not self._arrival.proxies.trusts(opening.host):
+            if not self._edge.proxies.trusts(opening.host):
                 address = counted_address(opening.host)
-                refused = self._arrival.places.attribute(self._arrival.place, address)
+                refused = self._edge.places.attribute(self._place, address)
                 if refused is not None:
                     await self.protocol.refuse(REFUSALS[refused])
                     return b""
@@ -372,7 +328,7 @@ class PatchedTCPServer(TCPServer):
         """Note if it was the kernel that lost patience with a client that takes nothing."""
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.ETIMEDOUT:
-            self.protocol.remote.disconnect_reason = CancelReason.STALLED
+            self._remote.disconnect_reason = CancelReason.STALLED
 
     def _send_now(self, data: bytes | memoryview) -> int:
         # Not part of trio's interface: its socket only has a send that may wait.
@@ -403,7 +359,7 @@ class PatchedTCPServer(TCPServer):
 
     async def _cut(self) -> NoReturn:
         log.info("client_stopped_reading", peer=self.protocol.client)
-        self.protocol.remote.disconnect_reason = CancelReason.STALLED
+        self._remote.disconnect_reason = CancelReason.STALLED
         self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         await trio.aclose_forcefully(self.stream)
         raise trio.BrokenResourceError

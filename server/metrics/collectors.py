@@ -10,7 +10,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import trio
-from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -23,10 +22,6 @@ from ..contract.generation import CacheOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from prometheus_client import CollectorRegistry
-
-    from triolet.service_class import ServiceClass
 
     from ..cache.front import CachingFleet
     from ..scheduling.status import FleetStatus, WorkerStatus
@@ -65,26 +60,6 @@ def cache_families(status: FleetStatus) -> Iterator[Metric]:
     yield from counters.values()
     yield host_bytes
     yield tenants
-
-
-WAIT_BUCKETS: Final = (.001, .005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 60, 300)  # fmt: skip
-
-
-class QueueMetrics:
-    """Told of each sequence and input once, when its first attempt begins."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._waits = Histogram(
-            "triolet_class_queue_seconds",
-            "From submission to dispatch, by service class",
-            ("class",),
-            buckets=WAIT_BUCKETS,
-            registry=registry,
-        )
-
-    def dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
-        """One has left the queue."""
-        self._waits.labels(service_class.name.lower()).observe(queue_s)
 
 
 def queue_families(status: FleetStatus) -> Iterator[Metric]:

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
@@ -54,34 +54,6 @@ class TokenHistogram(Collector):
         buckets = list(zip(self._shown, map(float, totals), strict=True))
         family.add_metric((), buckets, self._sum)
         yield family
-
-
-class WorkMetrics:
-    """Sizes of what is asked for, and of workers' steps.
-
-    Args:
-      histograms: of the process, by their own names.
-    """
-
-    def __init__(self, histograms: Mapping[str, TokenHistogram]) -> None:
-        self._max_tokens = histograms["request_max_tokens"]
-        self._choices = histograms["request_choices"]
-        self._longest = histograms["request_longest_completion_tokens"]
-        self._step_tokens = histograms["step_tokens"]
-
-    def asked(self, max_tokens: int) -> None:
-        """A completion may have so many tokens."""
-        self._max_tokens.observe(max_tokens)
-
-    def answered(self, num_choices: int, longest_tokens: int) -> None:
-        """All completions of one prompt have ended."""
-        self._choices.observe(num_choices)
-        self._longest.observe(longest_tokens)
-
-    def stepped(self, num_steps: int, num_tokens: int) -> None:
-        """A worker did so many steps between two heartbeats. Count and sum are exact."""
-        if num_steps > 0:
-            self._step_tokens.observe(num_tokens / num_steps, num_steps)
 
 
 def _shown(bound: float) -> str:

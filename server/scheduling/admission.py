@@ -1,37 +1,278 @@
-"""Which requests are refused at once, before anything is held for them, and with which words.
-
-Knows limits that workers announced and how full the line is; changes nothing.
-"""
+"""Which requests are taken on: the one decision, with the error and its Retry-After for those that
+are refused."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from triolet.errors import crowded_out, invalid_request
+from triolet.errors import RequestError, crowded_out, draining, invalid_request, server_error
 from triolet.ids import Role
+from triolet.service_class import ServiceClass
 from triolet.units import SECONDS
 
-from .newcomer import crowd
+from . import outcome
+from .overload import Demand, Overload
+from .queue import UNKNOWN_TOKENS, Place, is_under_share, num_crowding
+from .routing import needed_roles
+from .wait_estimate import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from triolet.config import ServerConfig
     from triolet.service_class import Scheduling
 
     from ..contract.generation import GenerationRequest
-    from .fair_queue import FairQueue
+    from .observer import OverloadObserver
+    from .queue import FairQueue
+    from .recovery import Recovery
+    from .request import Request
+    from .request_table import RequestTable
+    from .status import OverloadStatus
+    from .wait_estimate import Forecast
     from .workers import Worker
 
 FULL_RETRY_S: Final = 2 * SECONDS
-"""After which a full line has moved."""
+"""After which a full queue has moved."""
+FULL_INPUTS_RETRY_S: Final = 1 * SECONDS
+"""The same for the queue of inputs, which take no rows."""
+DRAW_BYTES: Final = 4
+"""Of a request's id, which is random: as much chance as a wait needs."""
+LEAST_TOKENS: Final = 1
+"""Of a prompt that is not tokenised yet, and of one that shares another's."""
+
+
+class Ask(NamedTuple):
+    """What is decided upon: requests that come together, or one before its prompt is tokenised.
+
+    Attributes:
+      scheduling: tenant and class.
+      deadline_s: within which all of it has to be done.
+      request_id: of the first one; random bytes.
+      key: names what is asked for, the same when it is sent again; 0 for nothing.
+      requests: all that come together; empty as long as the prompt is not tokenised.
+    """
+
+    scheduling: Scheduling
+    deadline_s: float
+    request_id: bytes
+    key: int = 0
+    requests: tuple[GenerationRequest, ...] = ()
+
+    @classmethod
+    def of(cls, requests: tuple[GenerationRequest, ...]) -> Ask:
+        """Return what is decided upon for requests that come together, one or more."""
+        first = requests[0]
+        return cls(first.scheduling, first.deadline_s, first.request_id, first.key, requests)
+
+
+class Admit(NamedTuple):
+    """They are taken on.
+
+    Attributes:
+      forecasts: what is expected of each, in order; None for a request for a vector.
+    """
+
+    forecasts: tuple[Forecast | None, ...]
+
+
+class Refusal(NamedTuple):
+    """None of them is taken on.
+
+    Attributes:
+      error: for the client; with the seconds after which a retry makes sense, where it does.
+    """
+
+    error: RequestError
+
+
+class Admission:
+    """What one server takes on.
+
+    Args:
+      config: bounds, and which mechanisms are on.
+      workers: every worker there is or will be.
+      queues: of requests for tokens, and of those for vectors.
+      table: counts refused requests, and knows those that are live.
+      recovery: the memory of faults.
+      observer: told of refusals and levels.
+      now: the time of the start.
+
+    Attributes:
+      overload: decides about waits.
+      is_draining: nothing new is taken on.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        workers: tuple[Worker, ...],
+        queues: tuple[FairQueue[Request], FairQueue[Request]],
+        table: RequestTable,
+        recovery: Recovery,
+        observer: OverloadObserver,
+        now: float,
+    ) -> None:
+        self.overload = Overload(config.overload, observer, now, config.routing.overtaken_s)
+        self.is_draining = False
+        self._config = config
+        self._workers = workers
+        self._queue, self._inputs = queues
+        self._table = table
+        self._recovery = recovery
+        self._swept_at = now
+
+    def decide(self, ask: Ask, now: float) -> Admit | Refusal:
+        """Decide upon requests that come together: all of them or none. Changes nothing but what is
+        remembered of refused requests.
+
+        Args:
+          ask: early without requests, when only the expected wait is looked at; late with them.
+          now: the time.
+        """
+        texts = tuple(request for request in ask.requests if request.form is None)
+        inputs = tuple(request for request in ask.requests if request.form is not None)
+        try:
+            self._check(ask.requests, now)
+            self._check_inputs(inputs, now)
+            self._check_texts(texts, now)
+            forecasts = iter(() if inputs and not texts else self._forecasts(ask, texts, now))
+        except RequestError as error:
+            return Refusal(error)
+        return Admit(tuple(next(forecasts) if r.form is None else None for r in ask.requests))
+
+    def refuse_early(
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
+    ) -> None:
+        """Raise for a request that would be refused whatever its prompt is.
+
+        Args:
+          scheduling: tenant and class.
+          request_id: random bytes.
+          key: names what it asks for, the same when it is sent again.
+          deadline_s: within which it has to be done.
+          now: the time.
+
+        Raises:
+          RequestError: 503, and it is counted as one request that was refused.
+        """
+        decision = self.decide(Ask(scheduling, deadline_s, request_id, key), now)
+        if isinstance(decision, Refusal):
+            self._table.receive()
+            self._table.reject(scheduling, decision.error)
+            raise decision.error
+
+    def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
+        """Return the most tokens that the answer to such a prompt may have at the moment; None for
+        no cap, as for a tenant that asks for less than its share."""
+        if is_under_share(
+            self._queue, [Place(scheduling, 0, 0.0, 0, prompt_tokens, UNKNOWN_TOKENS)]
+        ):
+            return None
+        return self.overload.brownout.max_tokens(scheduling.service_class)
+
+    @property
+    def level(self) -> int:
+        """Of brownout, 0 to 4."""
+        return int(self.overload.brownout.level)
+
+    @property
+    def paused(self) -> Collection[ServiceClass]:
+        """Classes that are paused at the moment."""
+        return (ServiceClass.BATCH,) if self.overload.brownout.pauses_batch else ()
+
+    def status(self, now: float) -> OverloadStatus:
+        """Return what there is to be seen."""
+        return self.overload.status(now)
+
+    def sweep(self, now: float, *, is_able: bool) -> None:
+        """Let time pass. `is_able`: there are workers that could take the requests that wait."""
+        elapsed_s, self._swept_at = now - self._swept_at, now
+        if not is_able:
+            self.overload.idle_s += elapsed_s
+        is_waiting = is_able and any(one.is_waiting for one in self._queue.classes)
+        self.overload.prediction.advance(now, is_waiting=is_waiting)
+        self.overload.sweep(_capacity(self._workers), self._tokens_waiting, now)
+
+    def _check(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
+        """Raise for a request that must not begin, whatever it asks for."""
+        if requests and self.is_draining:
+            raise draining()
+        for request in requests:
+            if request.request_id in self._table:
+                raise server_error()  # two requests with one id could not be told apart
+            objection = self._recovery.objection_to(request, now)
+            if objection is not None:
+                raise objection.error
+
+    def _check_texts(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
+        """Raise for a completion that cannot run, or for which the queue has no room."""
+        limits = limits_of(self._workers, self._table.text.max_model_len)
+        roles, most = needed_roles(self._config.routing), self._config.max_queued_requests
+        for request in requests:
+            refuse_unfit(request, limits)
+            self._check_workers(roles, now)
+            # They would take memory, however quickly they would go.
+            if num_queued := num_crowding(self._queue, request.scheduling, len(requests), most):
+                raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)
+
+    def _check_inputs(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
+        """Raise for an input that is too long, or for which the queue has no room."""
+        most_tokens = limits_of(self._workers, self._table.text.max_model_len).max_model_len
+        for at, request in enumerate(requests):
+            if len(request.prompt_ids) > most_tokens:
+                raise invalid_request(
+                    f"input {at} has {len(request.prompt_ids)} tokens; this model takes at most "
+                    f"{most_tokens}",
+                    "input",
+                    "context_length_exceeded",
+                )
+        if requests:
+            self._check_workers((Role.PREFILL,), now)
+        most = self._config.embedding.max_waiting_inputs
+        for scheduling in {request.scheduling for request in requests}:
+            if num_waiting := num_crowding(self._inputs, scheduling, len(requests), most):
+                raise crowded_out(f"{num_waiting} inputs wait already", FULL_INPUTS_RETRY_S)
+
+    def _check_workers(self, roles: Iterable[Role], now: float) -> None:
+        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
+        if role is not None:
+            raise outcome.no_worker_left(role).error
+
+    def _forecasts(
+        self, ask: Ask, requests: tuple[GenerationRequest, ...], now: float
+    ) -> list[Forecast]:
+        """Return what is expected of each request; RequestError where one would come too late."""
+        asked = [(_place(request, now), _demand(request)) for request in requests]
+        if not asked:
+            place = Place(ask.scheduling, 0, now + ask.deadline_s, 0, LEAST_TOKENS, UNKNOWN_TOKENS)
+            draw = _draw(ask.request_id)
+            demand = Demand(
+                ask.scheduling, LEAST_TOKENS, ask.deadline_s, ask.key, draw, is_unread=True
+            )
+            asked.append((place, demand))
+        is_under = is_under_share(self._queue, [place for place, _ in asked])
+        together_tokens = sum(demand.num_tokens for _, demand in asked)
+        forecasts: list[Forecast] = []
+        for place, demand in asked:
+            ahead = self._queue.tokens_ahead(place._replace(prompt_tokens=demand.num_tokens))
+            whole = demand._replace(together_tokens=together_tokens, is_under_share=is_under)
+            forecast = self.overload.judge(whole, ahead, now)
+            # One answer holds them all: it begins with the first, and the others may take as long.
+            forecasts.append(forecast.of_sibling(place.due) if forecasts else forecast)
+        return forecasts
+
+    def _tokens_waiting(self, service_class: ServiceClass) -> float:
+        """Return the prompt tokens of a class and those above it that wait for workers."""
+        classes = self._queue.classes[: service_class + 1]
+        return float(sum(one.ready_tokens for one in classes if not one.is_paused))
 
 
 class Limits(NamedTuple):
-    """What the fleet can hold of one sequence.
+    """What workers can hold of one request.
 
     Attributes:
-      max_model_len: positions; the least that any part of the fleet takes.
+      max_model_len: positions; the least that any worker takes.
       pool_tokens: tokens that the largest decode pool holds; None if no decode worker was ever
         seen.
       prefill_pool_tokens: the same for prompts and prefill.
@@ -43,7 +284,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(workers: Iterable[Worker], max_model_len: int) -> Limits:
-    """Return the limits of a fleet, from what its workers said last, also those now gone."""
+    """Return the limits that workers announced last, also those now gone."""
     pools: dict[Role, int] = {}
     for worker in workers:
         capacity = worker.capacity
@@ -69,7 +310,7 @@ def missing_role(
 
 
 def refuse_unfit(request: GenerationRequest, limits: Limits) -> None:
-    """Raise for a request that can never run, however empty the fleet is.
+    """Raise for a request that can never run, however idle the workers are.
 
     Raises:
       RequestError: 400, with the numbers.
@@ -104,19 +345,32 @@ def refuse_unfit(request: GenerationRequest, limits: Limits) -> None:
         )
 
 
-def refuse_full(
-    line: FairQueue[Any], scheduling: Scheduling, num_together: int, config: ServerConfig
-) -> None:
-    """Raise where no more requests may wait, however quickly they would go: they take memory.
+def _place(request: GenerationRequest, now: float) -> Place:
+    num_tokens, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
+    due = now + request.deadline_s
+    return Place(request.scheduling, request.priority, due, 0, num_tokens, max_tokens)
 
-    Args:
-      line: where they would wait.
-      scheduling: theirs.
-      num_together: that come.
-      config: how many may.
 
-    Raises:
-      RequestError: 503 with the seconds after which a retry makes sense.
-    """
-    if num_queued := crowd(line, scheduling, num_together, config.max_queued_requests):
-        raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)
+def _demand(request: GenerationRequest) -> Demand:
+    num_tokens = LEAST_TOKENS if request.origin_id else len(request.prompt_ids)
+    key = request.key or hash((request.scheduling.tenant, request.prompt_ids))
+    return Demand(
+        request.scheduling, num_tokens, request.deadline_s, key, _draw(request.request_id)
+    )
+
+
+def _draw(request_id: bytes) -> float:
+    return int.from_bytes(request_id[:DRAW_BYTES], "big") / 256**DRAW_BYTES
+
+
+def _capacity(workers: Iterable[Worker]) -> Capacity:
+    usable = [worker for worker in workers if worker.is_usable]
+    prefills = [worker for worker in usable if worker.role is Role.PREFILL]
+    decodes = [worker for worker in usable if worker.role is Role.DECODE]
+    rates = [worker.load.prompt_tokens_per_s for worker in prefills or decodes]
+    return Capacity(
+        rows=sum(worker.beat.row_credit for worker in decodes if worker.beat is not None),
+        tokens_per_s=sum(rates),
+        fastest_tokens_per_s=max(rates, default=0.0),
+        foreign_tokens=sum(worker.foreign_tokens for worker in prefills),
+    )

@@ -1,49 +1,39 @@
-"""The frames that ask workers for an attempt.
-
-Knows how a sequence is written into them; decides nothing.
-"""
+"""Every attempt of every request: how it begins, goes on and ends on its workers."""
 
 from __future__ import annotations
 
 import math
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from transport.digest import kv_key
 from transport.frames import (
-    KV_KEY_VERSION,
-    AttemptRow,
+    Embedded,
     End,
     Ended,
     EndReason,
     FirstToken,
     Grant,
-    KvTarget,
-    Prefill,
     Refuse,
     RefuseReason,
-    Reserve,
 )
-from transport.tokens import pack_tokens
 from triolet.ids import AttemptKey, Role
 from triolet.service_class import Band
 
 from . import outcome
-from .admission import missing_role
-from .fair_queue import FairQueue
+from .admission import Admission, missing_role
 from .forking import need_on, note_no_fork
-from .gate import Gate
+from .frames import embed_frame, prefill_frame, reserve_frame
+from .outcome import Failure, Outcome
 from .pick_next import Turns
 from .progress import (
     Again,
-    Fail,
     Fault,
     Finish,
-    refused_as_too_long,
     take_ended,
     take_first_token,
     take_row,
 )
+from .queue import FairQueue
 from .recovery import Recovery
 from .request import Attempt, Phase, Step
 from .routing import Pair, Route, blocks_needed, counted_tokens, needed_roles, tokens_to_compute
@@ -53,79 +43,13 @@ if TYPE_CHECKING:
 
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
-    from triolet.service_class import Scheduling
 
-    from .observer import FleetObserver
-    from .outbox import Outbox
+    from .frames import Outbox
+    from .observer import Observer
     from .progress import Change
     from .request import Request
     from .request_table import RequestTable
     from .workers import Worker
-
-
-TENANT_BYTES: Final = 8
-
-
-def reserve_frame(
-    sequence: Request, attempt: Attempt, eos_token_ids: tuple[int, ...], now: float
-) -> Reserve:
-    """Return what asks decode for a lease."""
-    return Reserve(
-        *attempt.key,
-        prompt=pack_tokens(sequence.request.prompt_ids),
-        replay=pack_tokens(sequence.relay.token_ids),
-        sampling=sequence.request.sampling,
-        priority=attempt.rank,
-        allowed=attempt.allowed,
-        remaining_s=max(sequence.deadline - now, 0.0),
-        eos_token_ids=eos_token_ids,
-        salt=sequence.request.cache_salt,
-        local_tokens=attempt.local_tokens,
-        fork_of=None if attempt.fork_of is None else AttemptRow(*attempt.fork_of),
-        tenant=tenant_digest(sequence.request.scheduling),
-        cache_share=sequence.request.scheduling.cache_share,
-        weight=sequence.request.scheduling.weight,
-        kv_key=_kv_key_for(attempt, attempt.pair.decode),
-    )
-
-
-def prefill_frame(
-    sequence: Request,
-    attempt: Attempt,
-    eos_token_ids: tuple[int, ...],
-    held_blocks: int,
-    now: float,
-) -> Prefill:
-    """Return what asks prefill to compute the prompt and ship it to the attempt's decode worker."""
-    welcome = attempt.pair.decode.welcome
-    assert welcome is not None, "an attempt goes to welcomed workers only"
-    return Prefill(
-        *attempt.key,
-        prompt=pack_tokens(sequence.request.prompt_ids),
-        target=KvTarget(peer=welcome.peer, address=welcome.kv_address),
-        sampling=sequence.request.sampling,
-        priority=attempt.rank,
-        remaining_s=max(sequence.deadline - now, 0.0),
-        held_blocks=held_blocks,
-        eos_token_ids=eos_token_ids,
-        salt=sequence.request.cache_salt,
-        tenant=tenant_digest(sequence.request.scheduling),
-        cache_share=sequence.request.scheduling.cache_share,
-        kv_key=_kv_key_for(attempt, attempt.pair.prefill),
-    )
-
-
-def _kv_key_for(attempt: Attempt, worker: Worker) -> bytes:
-    """Return the key of an attempt's KV, nothing to a worker of the release that knows none."""
-    assert worker.welcome is not None, "an attempt goes to welcomed workers only"
-    return attempt.kv_key if worker.welcome.version >= KV_KEY_VERSION else b""
-
-
-def tenant_digest(scheduling: Scheduling) -> bytes:
-    """Return what workers call a tenant: empty for none. Two of one digest would share a share."""
-    if not scheduling.tenant:
-        return b""
-    return blake2b(scheduling.tenant.encode(), digest_size=TENANT_BYTES).digest()
 
 
 class SweepTimes:
@@ -212,8 +136,9 @@ class Attempts:
       kv_secret: from which the keys of attempts' KV are made; 32 bytes.
 
     Attributes:
-      line: who waits for workers, and what those on workers were charged.
-      gate: what is taken on, and what is expected of it.
+      line: requests that wait for workers, and what those on workers were charged.
+      inputs: the same of requests for vectors: no prompt waits behind them.
+      admission: what is taken on, and what is expected of it.
       recovery: what faults so far mean for the next ones.
     """
 
@@ -224,13 +149,17 @@ class Attempts:
         table: RequestTable,
         outbox: Outbox,
         eos_token_ids: tuple[int, ...],
-        observer: FleetObserver,
+        observer: Observer,
         now: float,
         kv_secret: bytes,
     ) -> None:
         self.line: FairQueue[Request] = FairQueue(config.queue)
-        self.gate = Gate(config, workers, self.line, observer.overload, now)
+        self.inputs: FairQueue[Request] = FairQueue(config.queue)
         self.recovery = Recovery(config, workers, observer, now)
+        self.admission = Admission(
+            config, workers, (self.line, self.inputs), table, self.recovery, observer.overload, now
+        )
+        self._overload = self.admission.overload
         self._config = config
         self._workers = workers
         self._table = table
@@ -238,34 +167,49 @@ class Attempts:
         self._eos_token_ids = eos_token_ids
         self._observer = observer
         self._kv_secret = kv_secret
-        self._turns = Turns(
-            config, workers, self.line, self.recovery, self.gate.overload.kept_share
-        )
+        kept_share = self._overload.kept_share
+        self._turns = Turns(config, workers, self.line, self.recovery, kept_share)
+        self._input_turns = Turns(config, workers, self.inputs, self.recovery, kept_share)
+
+    def line_of(self, sequence: Request) -> FairQueue[Request]:
+        """Return the queue of a request."""
+        return self.inputs if sequence.is_input else self.line
 
     def dispatch(self, now: float) -> None:
-        """Begin an attempt for whoever is first in the line, as long as workers have room.
+        """Begin attempts of the first requests of each queue, as long as workers have room.
 
-        Nobody overtakes: a long prompt would otherwise wait for as long as short ones keep coming.
-        Only who waits for another one's probation lets others pass, and who is first only because
-        its class waited for so long. Whose tenant has all that it may have is not in the line.
+        Nothing overtakes: a long prompt would otherwise wait for as long as short ones keep coming.
+        Only a request that waits for the isolation of another one lets others pass, and one that is
+        first only because its class waited for so long. A request is not in the queue while its
+        tenant has all that it may have.
         """
-        while self.line and (turn := self._turns.next(now)) is not None:
-            sequence, route = turn
-            end = route if isinstance(route, outcome.End) else self.gate.too_late(sequence, now)
-            if end is None and isinstance(route, Route):
-                is_over_share = self.line.is_over_share(sequence)
-                self.line.take(sequence)
-                self._begin(sequence, route, now, is_over_share=is_over_share)
-            elif end is not None:
-                self.fail(sequence, end, now)
+        for line, turns in ((self.line, self._turns), (self.inputs, self._input_turns)):
+            while line and (turn := turns.next(now)) is not None:
+                sequence, route = turn
+                end = (
+                    route
+                    if isinstance(route, Failure)
+                    else self._overload.expired(sequence.forecast, now)
+                )
+                if end is None and isinstance(route, Route):
+                    is_over_share = line.is_over_share(sequence)
+                    line.take(sequence)
+                    self._begin(sequence, route, now, is_over_share=is_over_share)
+                elif end is not None:
+                    self.fail(sequence, end, now)
 
     def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> None:
         """Take tokens of many sequences."""
         for row in rows:
             sequence = self._table.of_attempt(row.request_id, row.attempt)
             attempt = None if sequence is None else sequence.attempt
-            if sequence is None or attempt is None or attempt.pair.decode is not decode:
-                self._observer.faults.frames_dropped("old_attempt")
+            if (
+                sequence is None
+                or attempt is None
+                or attempt.pair.decode is not decode
+                or sequence.is_input
+            ):
+                self._observer.frames_dropped("old_attempt")
                 continue
             if sequence.phase is Phase.RESERVING and attempt.local_tokens:
                 # Its GRANT was lost or overtaken; who computes has granted.
@@ -283,7 +227,7 @@ class Attempts:
                 self.apply(sequence, change, now)
 
     def take_answer(
-        self, worker: Worker, frame: Grant | Refuse | FirstToken | Ended, now: float
+        self, worker: Worker, frame: Grant | Refuse | FirstToken | Embedded | Ended, now: float
     ) -> None:
         """Take what a worker says about one attempt."""
         is_unknown = isinstance(frame, Ended) and frame.reason is EndReason.UNKNOWN
@@ -291,9 +235,15 @@ class Attempts:
             worker.release(frame.key, frame.freed_blocks)
         sequence = self._table.running(frame.key)
         attempt = None if sequence is None else sequence.attempt
-        if sequence is None or attempt is None or worker not in attempt.pair:
+        is_vector = isinstance(frame, Embedded)
+        if (
+            sequence is None
+            or attempt is None
+            or worker not in attempt.pair
+            or (is_vector != sequence.is_input and not isinstance(frame, Ended))
+        ):
             if not isinstance(frame, Ended):  # which is what a worker owes to an END
-                self._observer.faults.frames_dropped("old_attempt")
+                self._observer.frames_dropped("old_attempt")
             return
         match frame:
             case Grant():
@@ -301,13 +251,19 @@ class Attempts:
             case Refuse():
                 self.apply(sequence, self._refused(sequence, attempt, frame, now), now)
             case FirstToken():
-                self._observer.prefill_computed(frame.queue_s, frame.compute_s)
+                self._observer.prompt_computed(frame.queue_s, frame.compute_s)
                 attempt.first_token_at = now
                 self.recovery.worked(worker, now)
                 num_before = len(sequence.relay.token_ids)
                 change = take_first_token(sequence, attempt, frame, now)
                 self._note_tokens(sequence, num_before, now)
                 self.apply(sequence, change, now)
+            case Embedded():
+                self._observer.prompt_computed(frame.queue_s, frame.compute_s)
+                self.recovery.worked(worker, now)
+                self.release_attempt(sequence, None)  # its worker ends it by itself
+                self.inputs.end(sequence, 0)
+                self._table.embedded(sequence, frame.vector, now)
             case Ended():
                 change = take_ended(sequence, attempt, worker.role, frame, now)
                 if change is None and is_unknown:
@@ -331,12 +287,12 @@ class Attempts:
                     sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason)
                 )
                 self.line.end(sequence, len(sequence.relay.token_ids))
-                self.gate.ended(sequence, now, is_well=True)
+                self._overload.ended(sequence.forecast, now, is_well=True)
                 self._table.finish(sequence, end, now)
-            case Fail(error=error, outcome=how, is_by_grammar=is_by_grammar):
-                if is_by_grammar:
+            case Failure(outcome=how):
+                if how is Outcome.GRAMMAR_TOO_COSTLY:
                     self.recovery.condemn(sequence.request, now)
-                self.fail(sequence, outcome.End(error, how, EndReason.ERROR), now)
+                self.fail(sequence, change, now)
             case Again(cause=cause):
                 last = self.recovery.after(sequence, change, now)
                 if last is not None:
@@ -346,14 +302,14 @@ class Attempts:
                 self.release_attempt(sequence, EndReason.SUPERSEDED)
                 sequence.step(Step.RETRY)
                 sequence.times.queued_at = now
-                self.line.give_back(sequence)
+                self.line_of(sequence).give_back(sequence)
 
-    def fail(self, sequence: Request, end: outcome.End, now: float) -> None:
-        """End a sequence wherever it is; its workers free what it has."""
-        self.line.end(sequence, len(sequence.relay.token_ids))
-        self.release_attempt(sequence, end.reason)
-        self.gate.ended(sequence, now, is_well=False)
-        self._table.fail(sequence, end.error, end.outcome, now)
+    def fail(self, sequence: Request, failure: Failure, now: float) -> None:
+        """End a request wherever it is; its workers free what it has."""
+        self.line_of(sequence).end(sequence, len(sequence.relay.token_ids))
+        self.release_attempt(sequence, failure.outcome.value.end)
+        self._overload.ended(sequence.forecast, now, is_well=False)
+        self._table.fail(sequence, failure, now)
 
     def sweep(self, sequence: Request, drain_until: float | None, now: float) -> None:
         """Look for whatever time alone brings about for one sequence."""
@@ -365,12 +321,15 @@ class Attempts:
         if is_over and attempt is not None and attempt.end is not None:
             self.apply(sequence, Finish(attempt.end), now)
         elif now >= sequence.deadline:
-            self.fail(sequence, outcome.too_late(sequence.request.deadline_s), now)
+            text = f"the request did not finish within its {sequence.request.deadline_s:g} s"
+            self.fail(sequence, Outcome.DEADLINE.failure(text), now)
         elif drain_until is not None and now >= drain_until:
             self.fail(sequence, outcome.drained(), now)
         elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
             self.fail(sequence, outcome.stalled(config.stall_timeout_s), now)
-        elif attempt is None and (late := self.gate.too_late(sequence, now)) is not None:
+        elif (
+            attempt is None and (late := self._overload.expired(sequence.forecast, now)) is not None
+        ):
             self.fail(sequence, late, now)
         elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
             self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
@@ -386,13 +345,14 @@ class Attempts:
         rows = sum(pool.max_num_seqs for pool in pools if pool is not None)
         self.line.note_pools(kv_tokens, rows)
 
-    def end_hopeless(self, now: float) -> None:
+    def end_without_workers(self, now: float) -> None:
         """End what waits for workers that have been away for too long."""
-        roles = needed_roles(self._config.routing)
-        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
-        if role is not None:
-            for sequence in self.line:
-                self.fail(sequence, outcome.no_worker_left(role), now)
+        needed = ((self.line, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))
+        for line, roles in needed:
+            role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
+            if role is not None:
+                for sequence in line:
+                    self.fail(sequence, outcome.no_worker_left(role), now)
 
     def begin_anew(self, cause: str, now: float) -> None:
         """Give up every lease through this server's own fault."""
@@ -423,7 +383,7 @@ class Attempts:
             times.dispatched_at = now
             service_class = request.scheduling.service_class
             self._observer.request_dispatched(now - times.submitted_at, service_class)
-        self.gate.begun(sequence, now)
+        self._overload.dispatched(sequence.forecast, now)
         need = sequence.need
         key = AttemptKey(request.request_id, sequence.num_attempts)
         attempt = Attempt(
@@ -440,15 +400,17 @@ class Attempts:
         sequence.num_attempts += 1
         sequence.attempt = attempt
         sequence.step(Step.DISPATCH)
+        if sequence.is_input:
+            self._embed(sequence, attempt, now)
+            return
         need = need_on(route, need)
         num_blocks = blocks_needed(pair.decode, need)
-        is_on_probation = need.is_on_probation
         num_tokens = counted_tokens(pair.prefill, need)
         if not pair.is_local:
             pair.prefill.reserve(
                 key,
                 num_tokens=num_tokens,
-                is_on_probation=is_on_probation,
+                is_isolated=need.is_isolated,
                 band=Band(request.scheduling.service_class, is_over_share),
             )
             # Soon: whoever comes next finds it there.
@@ -457,17 +419,30 @@ class Attempts:
             key,
             num_blocks=num_blocks,
             num_tokens=num_tokens if pair.is_local else 0,
-            is_on_probation=is_on_probation,
+            is_isolated=need.is_isolated,
         )
         pair.decode.asked(key)
         self._outbox.send(pair.decode, reserve_frame(sequence, attempt, self._eos_token_ids, now))
+
+    def _embed(self, sequence: Request, attempt: Attempt, now: float) -> None:
+        """Ask prefill for a vector: nothing is leased on decode."""
+        worker = attempt.pair.prefill
+        worker.reserve(
+            attempt.key,
+            input_tokens=len(sequence.request.prompt_ids),
+            is_isolated=sequence.poison.isolated,
+        )
+        worker.asked(attempt.key)
+        sequence.step(Step.GRANT)
+        sequence.is_begun = True
+        self._outbox.send(worker, embed_frame(sequence, attempt, now))
 
     def _granted(
         self, sequence: Request, attempt: Attempt, grant: Grant, now: float
     ) -> Change | None:
         decode, prefill = attempt.pair
         if sequence.phase is not Phase.RESERVING or grant.epoch != decode.monitor.epoch:
-            self._observer.faults.frames_dropped("doubled_or_old_life")
+            self._observer.frames_dropped("doubled_or_old_life")
             return None
         assert decode.capacity is not None, "only welcomed workers are asked"
         held_tokens = grant.held_blocks * decode.capacity.block_size
@@ -514,13 +489,14 @@ class Attempts:
         if attempt.pair.is_local:
             decode.computed(attempt.key)
             if attempt.granted_at is not None and attempt.fork_of is None:
-                self._observer.local_prefill_computed(now - attempt.granted_at)
+                self._observer.prompt_computed(None, now - attempt.granted_at)
         elif attempt.first_token_at is not None:
             self._turns.handed_over(now - attempt.first_token_at)
 
     def _refused(self, sequence: Request, attempt: Attempt, refusal: Refuse, now: float) -> Change:
         if refusal.reason is RefuseReason.TOO_LONG:
-            return refused_as_too_long()
+            # Its limits are tighter than those it announced, or it restarted with less.
+            return Outcome.TOO_LONG.failure("prompt and max_tokens are more than a worker can hold")
         if refusal.reason is RefuseReason.NO_FORK:
             note_no_fork(sequence, attempt)
             return Again("refused_no_fork")
@@ -531,13 +507,18 @@ class Attempts:
         fault = Fault(Role.DECODE, is_workers=False) if is_fault else None
         return Again(f"refused_{refusal.reason}", fault)
 
-    def release_attempt(self, sequence: Request, reason: EndReason) -> None:
-        """End the present attempt on both workers. The one path by which attempts end."""
+    def release_attempt(self, sequence: Request, reason: EndReason | None) -> None:
+        """End the present attempt on its workers. The one path by which attempts end.
+
+        Args:
+          sequence: of the attempt.
+          reason: what workers are told; None if the worker has ended it by itself.
+        """
         attempt, sequence.attempt = sequence.attempt, None
         if attempt is None:
             return
         for worker in attempt.pair:
-            if worker.release(attempt.key):
+            if worker.release(attempt.key) and reason is not None:
                 self._outbox.send(worker, End(*attempt.key, reason))
 
     def _note_tokens(self, sequence: Request, num_before: int, now: float) -> None:
@@ -548,7 +529,7 @@ class Attempts:
         for _ in range(num_before, num_tokens):
             if times.last_token_at is None:
                 times.first_token_at = now
-                self.gate.first_token(sequence, now)
+                self._overload.first_token(sequence.forecast, now)
                 self._observer.first_token(now - times.submitted_at)
             else:
                 self._observer.next_token(now - times.last_token_at)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from triolet.audit import AttemptAudit, Doubt, FleetAudit, ServerAudit, WorkerView
+from triolet.audit import MAX_SECONDS, AttemptAudit, Doubt, FleetAudit, ServerAudit, WorkerView
 from triolet.errors import overloaded
 from triolet.ids import shown_epoch
 
@@ -132,24 +132,25 @@ class Auditor:
     def server(self, now: float, connections: int, process: ProcessFacts) -> ServerAudit:
         """Return the server's own accounts."""
         requests, accounting = self._requests, self._requests.accounting
+        deadlines = [one.deadline for one in requests.table]
         return ServerAudit(
             name=self._me.name,
             epoch=shown_epoch(self._me.epoch),
             received=accounting.received,
             accepted=accounting.accepted,
             rejected=dict(accounting.rejected),
-            ended={outcome.value: count for outcome, count in accounting.ended.items()},
+            ended=dict(accounting.ended),
             in_flight=requests.num_in_flight,
             waiting=requests.num_queued,
-            running=requests.num_running,
-            overdue_s=requests.overdue_s(now),
+            running=sum(one.attempt is not None for one in requests.table),
+            overdue_s=now - min(deadlines) if deadlines else -MAX_SECONDS,
             connections=connections,
             is_draining=requests.is_draining,
             process=process,
         )
 
     def _attempts(self, worker: Worker) -> tuple[AttemptAudit, ...]:
-        shares = tuple(
+        return tuple(
             AttemptAudit(
                 attempt=str(key),
                 is_asked=share.is_asked,
@@ -158,16 +159,6 @@ class Auditor:
             )
             for key, share in worker.shares.items()
         )
-        inputs = tuple(
-            AttemptAudit(
-                attempt=str(key),
-                is_asked=True,
-                is_granted=False,
-                is_wanted=self._requests.is_wanted(worker, key),
-            )
-            for key in worker.inputs
-        )
-        return shares + inputs
 
     def _silent(self, worker: Worker, survey: Survey) -> WorkerView:
         silence = f"it is {worker_status(worker).state}"

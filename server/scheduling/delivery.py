@@ -78,7 +78,7 @@ class RequestOutput:
 
     def take_now(self) -> Sequence[Event]:
         """Return all events that are here, or as many as are light enough."""
-        events = self._mailbox.take(trio.current_time())
+        events = self._mailbox.take_one() or self._mailbox.take(trio.current_time())
         self._on_taken(self.running)
         return events
 
@@ -258,6 +258,7 @@ class Delivery:
             self._deliver()
 
     def _deliver(self) -> None:
+        now = trio.current_time()
         num_left = min(sum(map(len, self._due.values())), STREAMS_PER_CHECKPOINT)
         while num_left > 0:
             tenant = next(iter(self._due))
@@ -267,7 +268,7 @@ class Delivery:
                 self._due[tenant] = of_tenant
                 for _ in range(min(num_left, len(of_tenant))):
                     num_left -= 1
-                    of_tenant.popleft().deliver()
+                    of_tenant.popleft().deliver(now)
                 if not of_tenant:
                     del self._due[tenant]
                 continue
@@ -275,6 +276,6 @@ class Delivery:
             stream = of_tenant.popleft()
             if of_tenant:
                 self._due[tenant] = of_tenant
-            stream.deliver()
+            stream.deliver(now)
         if self._due:
             self._has_due.set()

@@ -21,14 +21,14 @@ def fork_route(sequence: Request, now: float) -> Route | None:
     What may be what workers fail by goes alone: a fork and its origin would be struck together.
     """
     origin = None if sequence.origin is None else sequence.origin.attempt
-    if origin is None or sequence.faults or sequence.suspicion.is_of_prompt:
+    if origin is None or sequence.faults or sequence.poison.is_of_prompt:
         return None
     decode = origin.pair.decode
     if not decode.is_usable or sequence.fingerprint not in ("", decode.fingerprint):
         return None
     route = Route(Pair(decode, decode), 1, (Why.FORK, Why.FORK), origin.key)
     need = need_on(route, sequence.need)
-    if sequence.suspicion.is_on_probation or not has_room(decode, need, now):
+    if sequence.poison.isolated or not has_room(decode, need, now):
         return None
     return route
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,15 +24,15 @@ from ..contract.charges import NO_CHARGES
 from ..contract.output_stream import OutputStream
 from .audit import Auditor
 from .delivery import Delivery, Intake, RequestOutput
-from .embedding_run import begin_embeddings
-from .observer import SilentObserver
+from .embeddings import EmbeddingRun
+from .observer import Observer
 from .requests import FAREWELL, Requests
 from .routing import is_ready
 from .status import FleetStatus, present, queued_by_class, worker_status
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Set
+    from collections.abc import Awaitable, Callable, Sequence, Set
 
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
     from ..contract.charges import Charges
     from ..contract.generation import CancelReason, GenerationRequest
-    from .observer import FleetObserver
     from .output import RelayText
     from .request import Request
 
@@ -146,8 +144,7 @@ class Links:
       kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
 
     Attributes:
-      doorkeeper: whom to ask before anything is spent on a request.
-      embed: begins to make vectors of inputs.
+      admission: refuses before anything is spent on a request.
       hold_s: tells for how long a line of a batch stands back for others at most.
     """
 
@@ -156,7 +153,7 @@ class Links:
         config: ServerConfig,
         text: RelayText,
         network: Network,
-        observer: FleetObserver | None = None,
+        observer: Observer | None = None,
         name: str = "server",
         draw_epoch: Callable[[], int] = new_epoch,
         charges: Charges = NO_CHARGES,
@@ -171,12 +168,11 @@ class Links:
             for role, of_role in addresses.items()
             for address in of_role
         )
-        self._observer = observer or SilentObserver()
+        self._observer = observer or Observer()
         self._requests = Requests(
             config, self._workers, text, self._observer, now, charges, kv_secret
         )
-        self.embed = partial(begin_embeddings, self._requests, config, self._flush)
-        self.doorkeeper = self._requests.doorkeeper
+        self.admission = self._requests.admission
         self.hold_s = self._requests.background.hold_s
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
         self._links = _Connections(network, self._me, config.link, self._requests.wake)
@@ -198,6 +194,16 @@ class Links:
         self._flush()
         outputs = [RequestOutput(sequence, self._taken, self._cancel) for sequence in sequences]
         return OutputStream(outputs, self._delivery.add)
+
+    def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
+        """Begin to make vectors of inputs, of all or of none.
+
+        Raises:
+          RequestError: refused; nothing was begun.
+        """
+        run = EmbeddingRun(self._requests, self._config, self._flush)
+        run.begin(requests)
+        return run
 
     @property
     def max_model_len(self) -> int:
@@ -221,18 +227,18 @@ class Links:
             received=requests.accounting.received,
             accepted=requests.accounting.accepted,
             rejected=dict(requests.accounting.rejected),
-            ended={str(how): n for how, n in requests.accounting.ended.items()},
+            ended=dict(requests.accounting.ended),
             retries_left=requests.recovery.retries_left,
             quarantined=requests.recovery.num_quarantined,
-            overload=self.doorkeeper.status(trio.current_time()),
+            overload=self.admission.status(trio.current_time()),
             queued_by_class=queued_by_class(requests.queues),
             queues=tuple(requests.queues),
         )
 
-    def dismiss(self, tenants: Set[str]) -> None:
-        """End whatever runs or waits for some tenants: they may ask no more."""
+    def cancel_tenants(self, tenants: Set[str]) -> None:
+        """End all requests of tenants that were disabled or removed."""
         self._requests.wake(trio.current_time())
-        self._requests.dismiss(tenants, trio.current_time())
+        self._requests.cancel_tenants(tenants, trio.current_time())
         self._flush()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -1,129 +1,143 @@
-"""How a request ends from outside, and what everybody is told: client, workers, accounts.
-
-A table of words; decides nothing.
-"""
+"""How requests end: a table with one row per outcome, and the failures of several callers."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from transport.frames import EndReason
-from triolet.errors import RequestError, deadline_exceeded, draining, invalid_request, no_worker
+from triolet.errors import RequestError, draining
 
-from ..contract.generation import CancelReason
-from .accounting import Outcome
+from ..contract.generation import CancelReason, FinishReason
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
 
-class End(NamedTuple):
+class Row(NamedTuple):
+    """What an outcome is to everyone.
+
+    Attributes:
+      account: its column in accounts, metrics and logs.
+      end: what workers are told.
+      status: HTTP status; 499 is what proxies log for a client that closed first.
+      code: error code; empty for a good end.
+      retry_after_s: after which a retry makes sense; None for never.
+      param: the field of the request that is at fault.
+      finish: the finish reason of a completion; None for a bad end, and for a vector.
+    """
+
+    account: str
+    end: EndReason
+    status: int = 200
+    code: str = ""
+    retry_after_s: float | None = None
+    param: str | None = None
+    finish: FinishReason | None = None
+
+
+class Outcome(Enum):
+    """Every way in which an accepted request ends."""
+
+    STOP = Row("stop", EndReason.STOP, finish=FinishReason.STOP)
+    LENGTH = Row("length", EndReason.LENGTH, finish=FinishReason.LENGTH)
+    EMBEDDED = Row("embedded", EndReason.EMBEDDED)
+    CLIENT_GONE = Row("client_gone", EndReason.CANCEL, 499, "cancelled")
+    STOPPED = Row("stopped", EndReason.CANCEL, 499, "cancelled")
+    STALLED = Row("stalled", EndReason.STALLED, 408, "request_timeout")
+    DEADLINE = Row("deadline", EndReason.DEADLINE, 504, "deadline_exceeded")
+    # Dropped before anything was spent: the first token would be too late for the SLO or deadline.
+    EXPIRED = Row("expired", EndReason.DEADLINE, 503, "overloaded")
+    EXPIRED_DEADLINE = Row("expired", EndReason.DEADLINE, 504, "deadline_exceeded")
+    DRAIN = Row("drain", EndReason.DRAIN, 503, "draining", 1.0)
+    DISMISSED = Row("dismissed", EndReason.CANCEL, 403, "permission_denied")
+    NO_WORKER = Row("no_worker", EndReason.ERROR, 503, "no_worker", 2.0)
+    QUARANTINED = Row("quarantined", EndReason.ERROR, 500, "quarantined")
+    GRAMMAR_TOO_COSTLY = Row("quarantined", EndReason.ERROR, 400, "grammar_too_costly")
+    TOO_LONG = Row(
+        "refused", EndReason.ERROR, 400, "context_length_exceeded", None, param="max_tokens"
+    )
+    STUCK = Row("refused", EndReason.ERROR, 400, "invalid_request_error")
+    ERROR = Row("error", EndReason.ERROR, 500, "server_error")
+
+    @property
+    def account(self) -> str:
+        """Its column in accounts, metrics and logs."""
+        return self.value.account
+
+    def failure(self, message: str) -> Failure:
+        """Return this outcome with the error for the client."""
+        row = self.value
+        error = RequestError(
+            message,
+            status=row.status,
+            code=row.code,
+            param=row.param,
+            retry_after_s=row.retry_after_s,
+        )
+        return Failure(self, error)
+
+
+class Failure(NamedTuple):
     """One bad end.
 
     Attributes:
+      outcome: its row.
       error: for the client.
-      outcome: for the accounts.
-      reason: for the workers.
     """
 
-    error: RequestError
     outcome: Outcome
-    reason: EndReason
+    error: RequestError
 
 
-CANCELLED_STATUS: Final = 499
-"""What proxies log for a client that closed first; no client ever sees it."""
+FINISHED: Final = {one.value.finish: one for one in Outcome if one.value.finish is not None}
+"""The outcome of each good end of a completion."""
 
 
-def cancelled(reason: CancelReason, config: ServerConfig) -> End:
-    """Return the end that somebody asked for."""
+def cancelled(reason: CancelReason, config: ServerConfig) -> Failure:
+    """Return the end that was asked for from outside."""
     match reason:
         case CancelReason.CLIENT_GONE | CancelReason.WENT_AWAY:
-            return End(_cancelled("the client left"), Outcome.CLIENT_GONE, EndReason.CANCEL)
+            return Outcome.CLIENT_GONE.failure("the client left")
         case CancelReason.STOPPED:
-            return End(_cancelled("the client stopped it"), Outcome.STOPPED, EndReason.CANCEL)
+            return Outcome.STOPPED.failure("the client stopped it")
         case CancelReason.STALLED:
             return stalled(config.stall_timeout_s)
         case CancelReason.DRAIN:
             return drained()
 
 
-def drained() -> End:
-    """Return the end of what still runs when the server has to go."""
-    return End(draining(), Outcome.DRAIN, EndReason.DRAIN)
+def drained() -> Failure:
+    """Return the end of a request that still runs when the server has to stop."""
+    return Failure(Outcome.DRAIN, draining())
 
 
-def dismissed() -> End:
-    """Return the end of what runs for a tenant that was disabled or removed."""
-    error = RequestError(
-        "the tenant of this request was disabled or removed while it ran",
-        status=403,
-        code="permission_denied",
-    )
-    return End(error, Outcome.DISMISSED, EndReason.CANCEL)
+def stalled(stall_timeout_s: float) -> Failure:
+    """Return the end of a stream that is not read."""
+    return Outcome.STALLED.failure(f"the client read nothing for {stall_timeout_s:g} s")
 
 
-def stalled(stall_timeout_s: float) -> End:
-    """Return the end of a stream that nobody reads."""
-    error = RequestError(
-        f"the client read nothing for {stall_timeout_s:g} s", status=408, code="request_timeout"
-    )
-    return End(error, Outcome.STALLED, EndReason.STALLED)
-
-
-def too_late(deadline_s: float) -> End:
-    """Return the end at the deadline."""
-    error = deadline_exceeded(f"the request did not finish within its {deadline_s:g} s")
-    return End(error, Outcome.DEADLINE, EndReason.DEADLINE)
-
-
-def no_worker_left(role: str) -> End:
+def no_worker_left(role: str) -> Failure:
     """Return the end of a request that waited for workers in vain."""
-    error = no_worker(f"no {role} worker is there to take this request")
-    return End(error, Outcome.NO_WORKER, EndReason.ERROR)
+    return Outcome.NO_WORKER.failure(f"no {role} worker is there to take this request")
 
 
-def attempts_spent(num_failures: int, cause: str) -> End:
-    """Return the end of a request whose every attempt failed."""
-    error = no_worker(f"{num_failures} attempts failed, the last one: {cause.replace('_', ' ')}")
-    return End(error, Outcome.NO_WORKER, EndReason.ERROR)
+def other_model() -> Failure:
+    """Return the end of a request that no worker can continue exactly."""
+    return Outcome.NO_WORKER.failure("the model was replaced while this request ran; send it again")
 
 
-def retries_spent(cause: str) -> End:
-    """Return the end of a request whose retry this server cannot afford any more."""
-    error = no_worker(
-        f"this attempt failed ({cause.replace('_', ' ')}), and too many others failed before it"
+def quarantined() -> Failure:
+    """Return the end of a request whose prompt made workers fail, and of others with it."""
+    return Outcome.QUARANTINED.failure(
+        "this prompt made the workers that computed it fail; it is not tried again"
     )
-    return End(error, Outcome.NO_WORKER, EndReason.ERROR)
 
 
-def quarantined() -> End:
-    """Return the end of a request that killed the workers which computed it, and of every other
-    with its prompt."""
-    error = RequestError(
-        "this prompt made the workers that computed it fail; it is not tried again",
-        status=500,
-        code="quarantined",
-    )
-    return End(error, Outcome.QUARANTINED, EndReason.ERROR)
-
-
-def grammar_too_costly() -> End:
+def grammar_too_costly() -> Failure:
     """Return the end of a request with a grammar that takes a worker too long, and of every
     other of its tenant with that grammar."""
-    error = invalid_request(
+    return Outcome.GRAMMAR_TOO_COSTLY.failure(
         "the grammar or schema of this request takes too long to follow: its ambiguous or widely "
-        "branching parts cost more with every token; make it simpler",
-        code="grammar_too_costly",
+        "branching parts cost more with every token; make it simpler"
     )
-    return End(error, Outcome.QUARANTINED, EndReason.TOO_COSTLY)
-
-
-def other_model() -> End:
-    """Return the end of a sequence that no worker can continue exactly."""
-    error = no_worker("the model was replaced while this request ran; send it again")
-    return End(error, Outcome.NO_WORKER, EndReason.ERROR)
-
-
-def _cancelled(message: str) -> RequestError:
-    return RequestError(message, status=CANCELLED_STATUS, code="cancelled")

@@ -118,8 +118,6 @@ class Mailbox:
 
     def take(self, now: float) -> list[Event]:
         """Return what is here; of what is heavy a part, and the rest waits as if it came now."""
-        if len(self._puts) == 1 and self._terminal is None and not self._puts[0].scores:
-            return [self._take_one()]  # which most are
         count = self._count_light()
         puts, self._puts = self._puts[:count], self._puts[count:]
         events: list[Event] = []
@@ -134,11 +132,14 @@ class Mailbox:
         self.waiting_since = now if self._puts else None
         return events
 
-    def _take_one(self) -> Delta:
+    def take_one(self) -> list[Event] | None:
+        """Return what is here if that is one text without scores, as it mostly is; else None."""
+        if len(self._puts) != 1 or self._terminal is not None or self._puts[0].scores:
+            return None
         text, token_ids, _ = self._puts.pop()
         self.num_taken += len(token_ids)
         self.waiting_since = None
-        return Delta(text, token_ids)
+        return [Delta(text, token_ids)]
 
     def _count_light(self) -> int:
         """Return how many of the oldest are light enough together, at least one."""

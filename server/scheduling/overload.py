@@ -1,49 +1,44 @@
-"""How much is given up while there is too much: a ladder of levels, climbed and left slowly.
-
-Pure: pressures and time in, a level out. Each level takes what those below it take. One step at a
-time, each after its pressure has lasted, and down again only well below where it began, so that a
-level never flickers. Knows no queue and no requests.
-"""
+"""What a server does about too much load: admission by predicted waits, brownout by levels, and a
+limit on outstanding prompt tokens for when predictions are wrong."""
 
 from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from triolet.errors import crowded_out
+from triolet.errors import crowded_out, deadline_exceeded
 from triolet.service_class import ServiceClass
 from triolet.units import SECONDS
 
-from .on_workers import OnWorkers, Prompt
-from .request import Forecast
+from .outcome import Failure, Outcome
 from .returns import MOST_S, PATIENCE_S, Returns
 from .status import OverloadStatus
-from .wait_estimate import Prediction
+from .wait_estimate import Forecast, Outstanding, Prediction, Stage, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from triolet.config import BrownoutConfig, GuardConfig, OverloadConfig, SloConfig
     from triolet.errors import RequestError
+    from triolet.service_class import Scheduling
 
     from .observer import OverloadObserver
-    from .request import Ask
     from .wait_estimate import Capacity
 
 
 SMOOTHING_S: Final = 0.5 * SECONDS
-"""Over which pressures are averaged: the wait jumps with every long prompt."""
+"""Over which pressure is averaged: the wait jumps with every long prompt."""
 
 
 class Level(IntEnum):
-    """What is given up."""
+    """What is given up; each level includes those below it."""
 
     NORMAL = 0
     CAP_SHEDDABLE = 1
     """Answers to sheddable requests are short."""
     PAUSE_BATCH = 2
-    """Batches stand still."""
+    """Batches are paused."""
     CAP_DEFAULT = 3
     """Answers of the default class are short too, and very long prompts are refused."""
     CRITICAL_ONLY = 4
@@ -51,14 +46,15 @@ class Level(IntEnum):
 
 
 class Brownout:
-    """The level of one server.
+    """The level of one server. It moves by one step at a time, each after its pressure has lasted,
+    and falls only well below where it rose, so that it does not flicker.
 
     Args:
       config: thresholds and times.
       now: the time of the start.
 
     Attributes:
-      level: as of the last call.
+      level: as of the last call of `advance`.
     """
 
     def __init__(self, config: BrownoutConfig, now: float) -> None:
@@ -76,7 +72,7 @@ class Brownout:
         """Let time pass; return whether the level changed.
 
         Args:
-          pressure: predicted wait of a newcomer of the default class, of what it may wait.
+          pressure: predicted wait of a new request of the default class / what it may wait.
           critical_pressure: the same for the critical class.
           now: the time.
         """
@@ -98,7 +94,7 @@ class Brownout:
         return True
 
     def max_tokens(self, service_class: ServiceClass) -> int | None:
-        """Return how long answers of a class may get; None for no cap."""
+        """Return the most tokens that an answer of a class may have; None for no cap."""
         if service_class is ServiceClass.SHEDDABLE and self.level >= Level.CAP_SHEDDABLE:
             return self._config.sheddable_max_tokens
         if service_class is ServiceClass.DEFAULT and self.level >= Level.CAP_DEFAULT:
@@ -106,22 +102,22 @@ class Brownout:
         return None
 
     def refuses(
-        self, service_class: ServiceClass, prompt_tokens: int, *, is_modest: bool = False
+        self, service_class: ServiceClass, prompt_tokens: int, *, is_under_share: bool = False
     ) -> bool:
-        """Return whether a request is refused for what it is. The long prompts of a tenant that
-        asks for less than its share (`is_modest`) are not what is too much."""
+        """Return whether a request is refused by its class or its length. Long prompts of a tenant
+        that asks for less than its share are not refused."""
         if service_class is ServiceClass.CRITICAL:
             return False
         if self.level >= Level.CRITICAL_ONLY:
-            # Batches are paused, which costs nobody anything; refused they would fail.
+            # Batches are paused; refused they would fail.
             return service_class is not ServiceClass.BATCH
-        is_long = prompt_tokens > self._config.long_prompt_tokens and not is_modest
+        is_long = prompt_tokens > self._config.long_prompt_tokens and not is_under_share
         is_paused = service_class is ServiceClass.BATCH
         return self.level >= Level.CAP_DEFAULT and is_long and not is_paused
 
     @property
     def pauses_batch(self) -> bool:
-        """Whether batches stand still."""
+        """Whether batches are paused."""
         return self.level >= Level.PAUSE_BATCH
 
     def _wanted_step(self) -> int:
@@ -147,71 +143,62 @@ class Brownout:
 
 
 LEAST_SAMPLES: Final = 16
-"""First tokens without which a window says nothing and goes on: one late among few is chance."""
+"""First tokens without which a window goes on: one late among few is chance."""
 LATE: Final = 1.1
-"""Of what a class may wait: what is later was not meant by anybody. Up to there predictions are
-off now and then."""
-MODEST_ROOM: Final = 2
-"""Times the limit, up to which those are let in who go before what it was reached by."""
+"""Of what a class may wait: a first token beyond that is late. Predictions err by less."""
+UNDER_SHARE_ROOM: Final = 2
+"""Times the limit, for tenants that ask for less than their shares."""
 FORGET_WINDOWS: Final = 60
-"""Good windows in which it held nobody back, after which there is no limit: the trouble that it was
-found in is over."""
+"""Good windows without a refusal after which there is no limit: its cause is gone."""
 
 
-class Guard:
-    """The limit of one server.
+class AimdLimiter:
+    """A limit on prompt tokens without a first token: multiplied by `fall` after a window with late
+    first tokens, by `rise` after a good window in which it refused.
 
     Args:
       config: how it moves.
-      slo: which classes have one: what others are owed makes nobody late.
+      slo: which classes have a deadline: what others wait for is not counted.
+      outstanding: prompt tokens of the server's requests.
       now: the time of the start.
 
     Attributes:
-      limit_tokens: that may be owed; None as long as nothing came late.
+      limit_tokens: None as long as no first token came late.
     """
 
-    def __init__(self, config: GuardConfig, slo: SloConfig, now: float) -> None:
+    def __init__(
+        self, config: GuardConfig, slo: SloConfig, outstanding: Outstanding, now: float
+    ) -> None:
         self.limit_tokens: float | None = None
-        self._owed = [0] * len(ServiceClass)
-        self._is_timed = [slo.of(one) is not None for one in ServiceClass]
+        self._outstanding = outstanding
+        self._timed = [one for one in ServiceClass if slo.of(one) is not None]
         self._config = config
         self._began_at = now
-        self._was_felt = False
-        self._num_first = self._num_late = self._most_owed = self._num_unfelt = 0
-
-    @property
-    def owed_tokens(self) -> int:
-        """Prompt tokens of what was taken on and has no first token yet."""
-        return sum(self._owed)
+        self._has_refused = False
+        self._num_first = self._num_late = self._most_owed = self._num_unused = 0
 
     def admits(
-        self, service_class: ServiceClass, num_tokens: int, *, is_modest: bool = False
+        self, service_class: ServiceClass, num_tokens: int, *, is_under_share: bool = False
     ) -> bool:
         """Return whether so many more prompt tokens may be owed to a class and those above it,
-        which are all that it waits for. Nobody is refused alone; whoever is, has felt the limit.
-        Beyond it there is room for tenants that ask for less than their shares (`is_modest`)."""
+        which are all that they wait for. Where none are owed they always may."""
         if not self._config.is_on or self.limit_tokens is None:
             return True
-        owed = sum(self._owed[: service_class + 1])
-        limit = self.limit_tokens * (MODEST_ROOM if is_modest else 1)
+        owed = sum(self._outstanding.owed(one) for one in ServiceClass if one <= service_class)
+        limit = self.limit_tokens * (UNDER_SHARE_ROOM if is_under_share else 1)
         is_admitted = not owed or owed + num_tokens <= limit
-        self._was_felt = self._was_felt or not is_admitted
+        self._has_refused = self._has_refused or not is_admitted
         return is_admitted
 
-    def took(self, service_class: ServiceClass, num_tokens: int) -> None:
-        """Count what was taken on."""
-        self._owed[service_class] += num_tokens
-        self._most_owed = max(self._most_owed, self._timed_tokens)
-
-    def gave(self, service_class: ServiceClass, num_tokens: int) -> None:
-        """Count out what has its first token, or its end without one."""
-        self._owed[service_class] -= num_tokens
+    def took(self) -> None:
+        """Note that more is owed than before."""
+        self._most_owed = max(self._most_owed, self._owed)
 
     def came(self, share: float, now: float) -> None:
-        """Judge a first token.
+        """Note a first token.
 
         Args:
-          share: what it waited beyond its own computing, of what its class may wait.
+          share: its wait beyond its own computing / what its class may wait.
           now: the time.
         """
         self._num_first += 1
@@ -224,45 +211,75 @@ class Guard:
         if self._num_late > config.late_share * self._num_first:
             base = self._most_owed if self.limit_tokens is None else self.limit_tokens
             self.limit_tokens = max(config.fall * min(base, self._most_owed), config.least_tokens)
-            self._num_unfelt = 0
+            self._num_unused = 0
         elif self.limit_tokens is not None:
-            if self._was_felt:
+            if self._has_refused:
                 self.limit_tokens *= config.rise
-                self._num_unfelt = 0
+                self._num_unused = 0
             else:
-                self._num_unfelt += 1
-                if self._num_unfelt >= FORGET_WINDOWS:
+                self._num_unused += 1
+                if self._num_unused >= FORGET_WINDOWS:
                     self.limit_tokens = None
         self._began_at = now
         self._num_first = self._num_late = 0
-        self._most_owed = self._timed_tokens
-        self._was_felt = False
+        self._most_owed = self._owed
+        self._has_refused = False
 
     @property
-    def _timed_tokens(self) -> int:
-        """Those owed to classes with a deadline for first tokens."""
-        return sum(n for n, is_timed in zip(self._owed, self._is_timed, strict=True) if is_timed)
+    def _owed(self) -> int:
+        """Prompt tokens owed to classes with a deadline for first tokens."""
+        return sum(self._outstanding.owed(one) for one in self._timed)
+
+
+class Demand(NamedTuple):
+    """A new request in numbers.
+
+    Attributes:
+      scheduling: its tenant and class.
+      num_tokens: of its prompt, or the least that it may have.
+      deadline_s: within which all of it has to be done.
+      key: names what it asks for, the same when it is sent again; 0 for nothing.
+      draw: between 0 and 1, at random.
+      together_tokens: of all prompts that come in one request with it; 0 if it comes alone.
+      is_unread: its prompt was not tokenised yet.
+      is_under_share: its tenant asks for less than its share, beside others.
+    """
+
+    scheduling: Scheduling
+    num_tokens: int
+    deadline_s: float
+    key: int = 0
+    draw: float = 0.5
+    together_tokens: int = 0
+    is_unread: bool = False
+    is_under_share: bool = False
+
+    @property
+    def all_tokens(self) -> int:
+        """Prompt tokens that come if it is taken on."""
+        return max(self.num_tokens, self.together_tokens)
 
 
 UNKNOWN_RETRY_S: Final = 1.0
-"""When a refused client should come back where nothing is known of the pace."""
+"""`Retry-After` where the rate of the queue is unknown."""
 
 
 class Overload:
-    """The decisions of one server.
+    """The decisions of one server, in numbers.
 
     Args:
       config: bounds, and which mechanisms are on.
       observer: told of what happens.
       now: the time of the start.
-      overtaken_s: of computing; a prompt that takes longer is overtaken on workers.
+      overtaken_s: of computing; workers compute shorter prompts beside a longer one.
 
     Attributes:
+      outstanding: prompt tokens of the requests that were taken on.
       prediction: of waits.
       returns: of requests that were refused.
       brownout: the level.
-      guard: the outer bound.
-      idle_s: in which no worker could have taken anybody, in all.
+      limiter: the outer bound.
+      idle_s: seconds without a worker that could have taken a request.
     """
 
     def __init__(
@@ -272,142 +289,136 @@ class Overload:
         now: float,
         overtaken_s: float = math.inf,
     ) -> None:
-        self.prediction = Prediction(now)
+        self.outstanding = Outstanding()
+        self.prediction = Prediction(now, self.outstanding)
         self.returns = Returns(config.admission)
         self.brownout = Brownout(config.brownout, now)
-        self.guard = Guard(config.guard, config.slo, now)
+        self.limiter = AimdLimiter(config.guard, config.slo, self.outstanding, now)
+        self.idle_s = 0.0
         self._config = config
         self._observer = observer
-        self.idle_s = 0.0
+        self._overtaken_s = overtaken_s
         self._critical_until = now
-        self._on_workers = OnWorkers(overtaken_s)
 
-    def judge(self, ask: Ask, tokens_ahead: float, now: float) -> Forecast:
-        """Return what is expected of a newcomer.
+    def judge(self, demand: Demand, tokens_ahead: float, now: float) -> Forecast:
+        """Return what is expected of a new request.
 
         Args:
-          ask: what it is.
-          tokens_ahead: prompt tokens in the line that go before it.
+          demand: what it is.
+          tokens_ahead: prompt tokens in the queue that go before it.
           now: the time.
 
         Raises:
           RequestError: it is refused, with the seconds after which it will be let in.
         """
-        own = ask.scheduling.service_class
+        scheduling, num_tokens = demand.scheduling, demand.num_tokens
+        own = scheduling.service_class
         slo_s = self._config.slo.of(own)
-        is_return = self.returns.is_due(ask.key, now)
-        # Newcomers of higher classes leave room for requests that return when they were told to.
+        is_return = self.returns.is_due(demand.key, now)
+        # New requests of higher classes leave room for requests that return when they were told to.
         counted = min(own, ServiceClass.DEFAULT) if is_return else own
-        line_s = self.prediction.wait_s(counted, tokens_ahead, now)
-        if self.brownout.refuses(own, ask.num_tokens, is_modest=ask.is_modest):
-            raise self._refusal(ask, "brownout", self._room_s(own, slo_s, tokens_ahead, now), now)
-        wait_s = self._wait_s(counted, line_s, now, ask.num_tokens)
-        is_idle = tokens_ahead <= 0 and not self._backlog(own, ask.num_tokens)
+        queue_s = self.prediction.wait_s(counted, tokens_ahead, now)
+        is_under_share = demand.is_under_share
+        if self.brownout.refuses(own, num_tokens, is_under_share=is_under_share):
+            raise self._refusal(demand, "brownout", self._room_s(own, tokens_ahead, now), now)
+        wait_s = self._wait_s(counted, queue_s, now, num_tokens)
+        is_idle = tokens_ahead <= 0 and not self._backlog(own, num_tokens)
         if self._config.admission.is_on and wait_s is not None and not is_idle:
-            self._refuse_late(ask, wait_s, now, is_return=is_return)
-        if not self.guard.admits(own, ask.all_tokens, is_modest=ask.is_modest):
-            raise self._refusal(ask, "guard", self._room_s(own, slo_s, tokens_ahead, now), now)
-        own_s = self.prediction.own_s(ask.num_tokens)
+            self._refuse_late(demand, wait_s, now, is_return=is_return)
+        if not self.limiter.admits(own, demand.all_tokens, is_under_share=is_under_share):
+            raise self._refusal(demand, "guard", self._room_s(own, tokens_ahead, now), now)
+        own_s = self.prediction.own_s(num_tokens)
         first_by = None
         if self._config.admission.is_on:
-            limit_s = ask.deadline_s if slo_s is None else min(slo_s + own_s, ask.deadline_s)
-            first_by = now + limit_s
+            limit_s = demand.deadline_s
+            first_by = now + (limit_s if slo_s is None else min(slo_s + own_s, limit_s))
         return Forecast(
-            own,
-            ask.num_tokens,
-            line_s if counted is own else None,
-            None if wait_s is None else wait_s + own_s,
-            first_by,
-            slo_s,
+            standing=Standing(Stage.QUEUED, own, num_tokens),
+            submitted_at=now,
+            deadline_s=demand.deadline_s,
+            is_limited=scheduling.max_running is not None or scheduling.kv_share < 1,
+            queue_s=queue_s if counted is own else None,
+            ttft_s=None if wait_s is None else wait_s + own_s,
+            first_token_by=first_by,
+            slo_s=slo_s,
             idle_s=self.idle_s,
+            key=demand.key,
         )
 
-    def took(self, ask: Ask, forecast: Forecast, now: float) -> None:
+    def took(self, forecast: Forecast, now: float) -> None:
         """Count a request that was taken on."""
-        own = forecast.service_class
-        self.guard.took(own, forecast.num_tokens)
-        self.prediction.arrived(own, forecast.num_tokens, now)
-        self.returns.came(ask.key, now)
-        if own is ServiceClass.CRITICAL:
+        standing = forecast.standing
+        assert standing is not None, "a request is counted once"
+        self.outstanding.apply(None, standing)
+        self.limiter.took()
+        self.prediction.arrived(standing.service_class, standing.num_tokens, now)
+        self.returns.came(forecast.key, now)
+        if standing.service_class is ServiceClass.CRITICAL:
             self._critical_until = now + self._config.admission.headroom_memory_s
 
-    def is_hopeless(self, forecast: Forecast, now: float) -> bool:
-        """Return whether nothing that is spent now would make the first token come in time."""
-        if forecast.first_token_by is None or not forecast.is_owed:
-            return False
-        own = forecast.service_class
-        # A restart of workers is no overload: whoever waited for it is still to be served.
-        now -= self.idle_s - forecast.idle_s
-        backlog = self._backlog(own, forecast.num_tokens)
-        if not backlog:
-            return now > forecast.first_token_by
-        # Its own prompt as it was reckoned with when it was taken on.
-        own_s = self.prediction.own_s(forecast.num_tokens)
-        rest_s = self.prediction.residence_s(own, backlog, now) + own_s
-        return now + rest_s > forecast.first_token_by
+    def expired(self, forecast: Forecast | None, now: float) -> Failure | None:
+        """Return the end of a request that waits in vain: nothing was spent on it, and its first
+        token can not come in time any more. None for any other."""
+        if forecast is None or forecast.standing is None or forecast.dispatched_at is not None:
+            return None
+        if not self._is_too_late(forecast, forecast.standing, now):
+            return None
+        own = forecast.standing.service_class
+        waited_s = now - forecast.submitted_at
+        self._observer.refused("expired", own)
+        if forecast.queue_s is not None and not forecast.is_limited:
+            self.prediction.waited(own, forecast.queue_s, waited_s)
+        if forecast.slo_s is None or forecast.deadline_s < forecast.slo_s:
+            error = deadline_exceeded("its first token would come after the request's deadline")
+            return Failure(Outcome.EXPIRED_DEADLINE, error)
+        text = f"it waited {waited_s:.1f} s, and its first token would come too late"
+        return Failure(Outcome.EXPIRED, crowded_out(text, max(forecast.slo_s / 2, 1.0)))
 
-    def dispatched(
-        self,
-        forecast: Forecast,
-        waited_s: float,
-        *,
-        has_waited: bool,
-        is_limited: bool = False,
-        now: float,
-    ) -> None:
-        """Learn from a sequence whose first attempt begins.
-
-        Args:
-          forecast: what was expected of it.
-          waited_s: since it was submitted.
-          has_waited: it did not go at once, so that it is part of the line's pace.
-          is_limited: it may have waited by a limit of its tenant's.
-          now: the time.
-        """
-        prediction = self.prediction
-        if has_waited:
-            prediction.left(forecast.num_tokens, now, is_limited=is_limited)
-        if forecast.line_s is not None and not is_limited:
-            prediction.waited(forecast.service_class, forecast.line_s, waited_s)
-        prediction.running_tokens += forecast.num_tokens
-        forecast.on_worker = self._prompt(forecast.service_class, forecast.num_tokens)
-        self._on_workers.add(forecast.on_worker)
-        own = forecast.service_class
-        forecast.computing_s = prediction.computing_s(
-            own, self._backlog(own, forecast.num_tokens), now
-        )
-
-    def first_token(self, forecast: Forecast, ttft_s: float, resided_s: float, now: float) -> None:
-        """Learn from a first token, `resided_s` after dispatch."""
-        if not forecast.is_owed:
+    def dispatched(self, forecast: Forecast | None, now: float) -> None:
+        """Learn from a request of which an attempt begins; only the first one counts."""
+        if forecast is None or forecast.standing is None or forecast.dispatched_at is not None:
             return
-        self._settle(forecast)
-        self.prediction.resided(forecast.computing_s, resided_s)
+        standing = forecast.standing
+        own, num_tokens, prediction = standing.service_class, standing.num_tokens, self.prediction
+        forecast.dispatched_at = now
+        waited_s = now - forecast.submitted_at
+        if waited_s > 0.0:
+            prediction.left(num_tokens, now, is_limited=forecast.is_limited)
+        if forecast.queue_s is not None and not forecast.is_limited:
+            prediction.waited(own, forecast.queue_s, waited_s)
+        is_long = self._is_long(num_tokens)
+        self._move(forecast, Standing(Stage.COMPUTING, own, num_tokens, is_long))
+        backlog = self._backlog(own, num_tokens)
+        forecast.computing_s = prediction.computing_s(own, backlog, now)
+
+    def first_token(self, forecast: Forecast | None, now: float) -> None:
+        """Learn from a first token."""
+        if forecast is None:
+            return
+        standing, dispatched_at = forecast.standing, forecast.dispatched_at
+        if dispatched_at is None or standing is None or standing.stage is Stage.STREAMING:
+            return
+        self._move(forecast, standing._replace(stage=Stage.STREAMING))
+        ttft_s = now - forecast.submitted_at
+        self.prediction.resided(forecast.computing_s, now - dispatched_at)
         if forecast.slo_s is not None:
-            own_s = self.prediction.own_s(forecast.num_tokens)
-            self.guard.came(max(ttft_s - own_s, 0.0) / forecast.slo_s, now)
+            own_s = self.prediction.own_s(standing.num_tokens)
+            self.limiter.came(max(ttft_s - own_s, 0.0) / forecast.slo_s, now)
         if forecast.ttft_s is not None:
             self.prediction.came(forecast.ttft_s, ttft_s)
             self._observer.predicted(forecast.ttft_s, ttft_s)
 
-    def ended(self, forecast: Forecast, held_s: float | None) -> None:
-        """Count out a sequence; `held_s` is how long it had a row until its good end."""
-        self._settle(forecast)
-        if forecast.on_worker is not None:
-            self.prediction.running_tokens -= forecast.num_tokens
-            if held_s is not None:
-                self.prediction.ended(held_s, forecast.num_tokens)
-
-    def _settle(self, forecast: Forecast) -> None:
-        """Count out what is owed no first token any more."""
-        if forecast.is_owed:
-            forecast.is_owed = False
-            self.guard.gave(forecast.service_class, forecast.num_tokens)
-            if forecast.on_worker is not None:
-                self._on_workers.remove(forecast.on_worker)
+    def ended(self, forecast: Forecast | None, now: float, *, is_well: bool) -> None:
+        """Count a request out; a good end tells how long it had a row."""
+        if forecast is None:
+            return
+        standing = forecast.standing
+        self._move(forecast, None)
+        if is_well and standing is not None and forecast.dispatched_at is not None:
+            self.prediction.ended(now - forecast.dispatched_at, standing.num_tokens)
 
     def kept_share(self, service_class: ServiceClass, now: float) -> float:
-        """Return which share of each worker is not for this class at the moment."""
+        """Return the share of each worker that is kept from a class at the moment."""
         if service_class is ServiceClass.CRITICAL or now >= self._critical_until:
             return 0.0
         return self._config.admission.headroom_share
@@ -419,7 +430,7 @@ class Overload:
 
         Args:
           capacity: of the workers that may be used.
-          tokens_ahead: what a newcomer of a class has before it in the line.
+          tokens_ahead: prompt tokens in the queue before a new request of a class.
           now: the time.
         """
         self.prediction.see(capacity)
@@ -437,67 +448,77 @@ class Overload:
         return OverloadStatus(
             brownout=int(self.brownout.level),
             pressure=self.brownout.pressure,
-            guard_tokens=self.guard.limit_tokens,
-            owed_tokens=self.guard.owed_tokens,
+            guard_tokens=self.limiter.limit_tokens,
+            owed_tokens=self.outstanding.all_owed,
             expected_returns=len(self.returns),
             tokens_per_s=self.prediction.rate(now),
             error_s=self.prediction.error_s,
         )
 
-    def expired(self, forecast: Forecast, waited_s: float, *, is_limited: bool = False) -> None:
-        """Learn from a request that is dropped because its first token would come too late.
+    def _move(self, forecast: Forecast, after: Standing | None) -> None:
+        self.outstanding.apply(forecast.standing, after)
+        forecast.standing = after
 
-        Args:
-          forecast: what was expected of it.
-          waited_s: since it was submitted.
-          is_limited: it may have waited by a limit of its tenant's.
-        """
-        self._observer.refused("expired", forecast.service_class)
-        if forecast.line_s is not None and not is_limited:
-            self.prediction.waited(forecast.service_class, forecast.line_s, waited_s)
+    def _is_too_late(self, forecast: Forecast, standing: Standing, now: float) -> bool:
+        """Return whether nothing that is spent now would make the first token come in time."""
+        if forecast.first_token_by is None:
+            return False
+        own, num_tokens = standing.service_class, standing.num_tokens
+        # A restart of workers is no overload: requests that waited for it are still to be served.
+        now -= self.idle_s - forecast.idle_s
+        backlog = self._backlog(own, num_tokens)
+        if not backlog:
+            return now > forecast.first_token_by
+        # Its own prompt as it was counted when it was taken on.
+        own_s = self.prediction.own_s(num_tokens)
+        rest_s = self.prediction.residence_s(own, backlog, now) + own_s
+        return now + rest_s > forecast.first_token_by
 
-    def _refuse_late(self, ask: Ask, wait_s: float, now: float, *, is_return: bool) -> None:
-        config, own = self._config.admission, ask.scheduling.service_class
+    def _refuse_late(self, demand: Demand, wait_s: float, now: float, *, is_return: bool) -> None:
+        config, own = self._config.admission, demand.scheduling.service_class
         slo_s = self._config.slo.of(own)
-        share = config.return_share if is_return else self._newcomer_share(ask, now)
-        bound_s = share * (ask.deadline_s - self.prediction.own_s(ask.num_tokens))
+        share = config.return_share if is_return else self._newcomer_share(demand, now)
+        bound_s = share * (demand.deadline_s - self.prediction.own_s(demand.num_tokens))
         if slo_s is not None:
             bound_s = min(bound_s, share * slo_s)
         if wait_s > bound_s:
             reason = "returned" if is_return else "deadline"
-            # Half of what may wait goes first, or whoever comes back would meet a full line.
-            raise self._refusal(ask, reason, wait_s - bound_s / 2, now, wait_s)
+            # Half of what may wait goes first, or a request that returns would meet a full queue.
+            raise self._refusal(demand, reason, wait_s - bound_s / 2, now, wait_s)
 
-    def _newcomer_share(self, ask: Ask, now: float) -> float:
-        """Return which share of its deadline a newcomer may wait: less while refused requests are
-        expected before that, by how many of them return."""
-        config, slo_s = self._config.admission, self._config.slo.of(ask.scheduling.service_class)
-        latest = now + (ask.deadline_s if slo_s is None else min(ask.deadline_s, slo_s))
-        if not self.returns.are_due_by(latest) or _leaves_no_room(ask):
+    def _newcomer_share(self, demand: Demand, now: float) -> float:
+        """Return the share of its deadline that a new request may wait: less while refused requests
+        are expected before that, by how many of them return. Critical requests, and those of
+        tenants below their shares, leave no room."""
+        config, own = self._config.admission, demand.scheduling.service_class
+        slo_s = self._config.slo.of(own)
+        latest = now + (demand.deadline_s if slo_s is None else min(demand.deadline_s, slo_s))
+        leaves_room = not demand.is_under_share and own is not ServiceClass.CRITICAL
+        if not leaves_room or not self.returns.are_due_by(latest):
             return config.deadline_share
         kept = config.deadline_share - config.newcomer_share
         return config.deadline_share - self.returns.shown_share * kept
 
     def _refusal(
-        self, ask: Ask, reason: str, room_in_s: float, now: float, wait_s: float | None = None
+        self, demand: Demand, reason: str, room_in_s: float, now: float, wait_s: float | None = None
     ) -> RequestError:
-        own = ask.scheduling.service_class
-        # Room is kept from newcomers of every class but the critical one.
+        own = demand.scheduling.service_class
+        # Room is kept from new requests of every class but the critical one.
         counted = min(own, ServiceClass.DEFAULT)
         rate = self.prediction.class_rate(counted, now)
         if rate is None:
             retry_s = UNKNOWN_RETRY_S
         else:
-            # A prompt that nobody has looked at is as long as others are.
-            usual_tokens = round(self.prediction.prompt_tokens) if ask.is_unread else 0
-            # What would be late with nobody before it can be taken on at no time.
-            own_s = self.prediction.own_s(max(ask.num_tokens, usual_tokens))
+            # A prompt that was not read is as long as others are.
+            usual_tokens = round(self.prediction.prompt_tokens) if demand.is_unread else 0
+            # A request that would be late on an idle fleet can be taken on at no time.
+            own_s = self.prediction.own_s(max(demand.num_tokens, usual_tokens))
             retry_s = self.returns.told_s(
-                ask.key if own_s < ask.deadline_s else 0,
-                ask.scheduling,
-                max(ask.all_tokens, usual_tokens) / rate,
+                demand.key if own_s < demand.deadline_s else 0,
+                demand.scheduling,
+                max(demand.all_tokens, usual_tokens) / rate,
                 room_in_s=max(room_in_s, 0.0),
-                draw=ask.draw,
+                draw=demand.draw,
                 now=now,
                 # Brownout may be over at any time, however many it refuses.
                 most_s=PATIENCE_S if reason == "brownout" else MOST_S,
@@ -506,7 +527,7 @@ class Overload:
         what = {
             "brownout": f"the server has more to do than it can, and at brownout level "
             f"{self.brownout.level.value} does not take such requests",
-            "guard": f"first tokens come late, and {self.guard.owed_tokens} prompt tokens wait "
+            "guard": f"first tokens come late, and {self.outstanding.all_owed} prompt tokens wait "
             "for theirs already",
         }.get(
             reason, f"its first token would come too late, after {wait_s or 0.0:.1f} s of waiting"
@@ -514,43 +535,36 @@ class Overload:
         what = f"{what}; send it again when Retry-After says"
         return crowded_out(what, retry_s, is_spread=rate is not None)
 
-    def _room_s(
-        self, own: ServiceClass, slo_s: float | None, tokens_ahead: float, now: float
-    ) -> float:
-        """Return when the wait will be half of what it may be."""
+    def _room_s(self, own: ServiceClass, tokens_ahead: float, now: float) -> float:
+        """Return the seconds until the wait is half of what it may be."""
         wait_s = self._wait_s(own, self.prediction.wait_s(own, tokens_ahead, now), now)
-        return UNKNOWN_RETRY_S if wait_s is None else max(wait_s - (slo_s or 0.0) / 2, 1.0)
+        slo_s = self._config.slo.of(own) or 0.0
+        return UNKNOWN_RETRY_S if wait_s is None else max(wait_s - slo_s / 2, 1.0)
 
     def _wait_s(
-        self, own: ServiceClass, line_s: float | None, now: float, num_tokens: int = 1
+        self, own: ServiceClass, queue_s: float | None, now: float, num_tokens: int = 1
     ) -> float | None:
         """Return all that the first token of such a prompt waits for but the prompt itself."""
-        if line_s is None:
+        if queue_s is None:
             return None
         after_s = self.prediction.residence_s(own, self._backlog(own, num_tokens), now)
-        return self.prediction.corrected_s(own, line_s) + after_s
+        return self.prediction.corrected_s(own, queue_s) + after_s
 
     def _backlog(self, own: ServiceClass, num_tokens: int = 1) -> int:
-        """Return the prompt tokens on workers that are computed before a newcomer's, and those of
-        whatever else uses the workers."""
-        before = self._on_workers.before(self._prompt(own, num_tokens))
+        """Return the prompt tokens that workers compute before such a prompt, this server's and
+        others'."""
+        before = self.outstanding.before(own, is_long=self._is_long(num_tokens))
         return self.prediction.capacity.foreign_tokens + before
 
-    def _prompt(self, own: ServiceClass, num_tokens: int) -> Prompt:
-        rate = self.prediction.capacity.fastest_tokens_per_s
-        return self._on_workers.prompt(own, num_tokens, rate)
+    def _is_long(self, num_tokens: int) -> bool:
+        """Return whether workers compute shorter prompts beside one of so many tokens."""
+        return num_tokens > self._overtaken_s * self.prediction.capacity.fastest_tokens_per_s > 0
 
     def _pressure(self, own: ServiceClass, tokens_ahead: float, now: float) -> float:
         if tokens_ahead <= 0 and not self._backlog(own):
-            return 0.0  # what a first token takes by itself is nobody's doing
+            return 0.0  # a first token's own time is no load
         slo_s = self._config.slo.of(own)
         wait_s = self._wait_s(own, self.prediction.wait_s(own, tokens_ahead, now), now)
         if wait_s is None or slo_s is None:
             return 0.0
         return wait_s / (self._config.admission.deadline_share * slo_s)
-
-
-def _leaves_no_room(ask: Ask) -> bool:
-    """Return whether a newcomer leaves no room for requests that return: a critical one, and one of
-    a tenant that asks for less than its share."""
-    return ask.is_modest or ask.scheduling.service_class is ServiceClass.CRITICAL

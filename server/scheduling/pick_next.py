@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..contract.generation import GenerationRequest
-    from .fair_queue import FairQueue
+    from .queue import FairQueue
     from .recovery import Recovery
     from .request import Request
     from .routing import Need
@@ -64,7 +64,7 @@ class Turns:
         """Learn how long KV took, from prefill's first token until decode had it."""
         self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
 
-    def next(self, now: float) -> tuple[Request, Route | outcome.End] | None:
+    def next(self, now: float) -> tuple[Request, Route | outcome.Failure] | None:
         """Return who may leave the queue now, and where to or with which end."""
         line = self._line
         try:
@@ -84,7 +84,7 @@ class Turns:
             line.restore()
         return None
 
-    def _turn_of(self, sequence: Request, now: float) -> Route | outcome.End | None:
+    def _turn_of(self, sequence: Request, now: float) -> Route | outcome.Failure | None:
         """Return where one may go that is first, or how it ends; None if it has to wait."""
         need = self._need(sequence, now)
         route = fork_route(sequence, now) or self._route(need, now)
@@ -102,7 +102,7 @@ class Turns:
 
     def _waits_for_probation(self, need: Need, now: float) -> bool:
         """Return whether there is room, but not for one that workers may have died of."""
-        freely = need._replace(is_on_probation=False, is_suspect=False)
+        freely = need._replace(is_isolated=False, is_suspect=False)
         return freely != need and self._route(freely, now) is not None
 
     def _route(self, need: Need, now: float) -> Route | None:
@@ -145,8 +145,9 @@ class Background:
         one of its tenant's to end: whoever stands still would be no help to that."""
         return any(
             sequence.phase in _BEFORE_FIRST_TOKEN
+            and not sequence.is_input
             and not is_background(sequence.request)
-            and not self._line.is_skipped(sequence)
+            and not self._line.is_held(sequence)
             for sequence in self._sequences
         )
 
@@ -154,7 +155,7 @@ class Background:
         """Return for how long what would begin now stands back at most: not for ever while others
         wait, of whom its class has a part; but while its class is paused, when it would only grow
         old in the line."""
-        if self._line.lines[ServiceClass.BATCH].is_paused:
+        if self._line.classes[ServiceClass.BATCH].is_paused:
             return math.inf
         return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
 

@@ -1,140 +1,157 @@
-"""Whether a request is what kills the workers that compute it.
+"""Requests that may make workers fail: strikes, isolation, and the quarantine of their prompts.
 
-When a worker dies, or a device step raises, everything that computed there is under suspicion, and
-nothing is proved: it gets its new attempt as if nothing had happened, together with the others. The
-engine computes the same thing for the same tokens, so a request that gets well past the token at
-which it was struck was not the cause, and is cleared. So is one that is struck next in the other
-role: it has got through the first one meanwhile. One that is struck again at the same place has
-done it twice:
+The engine computes the same thing for the same tokens. So a request that is there whenever a
+worker dies or a step raises at one point of its text is the cause, and one that gets past that
+point is not:
 
-* if nothing else computed there, it is convicted;
-* if others did, each of them that is struck a second time goes on *probation*: its next attempt
-  shares no worker with another one on probation. Whoever is struck a third time there is convicted.
+    1st strike               it is tried again beside the others
+    2nd strike, with others  isolated: from now on it shares no worker with another isolated one
+    2nd strike, alone        quarantined
+    3rd strike               quarantined
 
-So nobody is convicted for having sat beside a culprit: neighbours that were struck once are
-suspects, and are cleared as soon as they get on. Of a step that raised, the worker says who was in
-it; of a death, this server knows only what it had there itself. Knows strikes and positions; what a
-conviction means is recovery.py's to say.
-
-    CLEAN ──struck──▶ SUSPECT ──struck among others──▶ ON_PROBATION ──struck──▶ CONVICTED
-                         └──────struck alone──────────────────────────────────────▲
-    and from each but the last ──cleared──▶ CLEAN
+Strikes are cleared by `CLEARING_TOKENS` more tokens, and by a strike in the other role: the request
+has got through the first one meanwhile. They are kept per request, not per prompt: several choices
+of one prompt are struck by one event. What is quarantined is the prompt.
 """
 
 from __future__ import annotations
 
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Final
+import hashlib
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from triolet.errors import LocalProtocolError
+from transport.tokens import pack_tokens
 from triolet.ids import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Sequence
+
+    from triolet.config import RecoveryConfig
+    from triolet.sampling import Grammar
 
 CLEARING_TOKENS: Final = 16
 """Tokens past the strike that clear: more than a dead worker can have computed of one stream that
 this server has not seen."""
+ISOLATING_STRIKES: Final = 2
+QUARANTINING_STRIKES: Final = 3
 
 
-class Standing(Enum):
-    """What is held of a request."""
-
-    CLEAN = auto()
-    SUSPECT = auto()
-    ON_PROBATION = auto()
-    CONVICTED = auto()
-
-
-class Finding(Enum):
-    """What changes it."""
-
-    STRUCK_ALONE = auto()
-    STRUCK_AMONG_OTHERS = auto()
-    CLEARED = auto()
-
-
-_S, _F = Standing, Finding
-
-TRANSITIONS: Final[Mapping[Standing, Mapping[Finding, Standing]]] = {
-    _S.CLEAN: {
-        _F.STRUCK_ALONE: _S.SUSPECT,
-        _F.STRUCK_AMONG_OTHERS: _S.SUSPECT,
-        _F.CLEARED: _S.CLEAN,
-    },
-    _S.SUSPECT: {
-        _F.STRUCK_ALONE: _S.CONVICTED,
-        _F.STRUCK_AMONG_OTHERS: _S.ON_PROBATION,
-        _F.CLEARED: _S.CLEAN,
-    },
-    # The others that computed beside it were not on probation.
-    _S.ON_PROBATION: {
-        _F.STRUCK_ALONE: _S.CONVICTED,
-        _F.STRUCK_AMONG_OTHERS: _S.CONVICTED,
-        _F.CLEARED: _S.CLEAN,
-    },
-    _S.CONVICTED: {},
-}
-
-
-def next_standing(standing: Standing, finding: Finding) -> Standing:
-    """Return the standing that follows.
-
-    Raises:
-      LocalProtocolError: the table has no such step.
-    """
-    following = TRANSITIONS[standing].get(finding)
-    if following is None:
-        raise LocalProtocolError(f"{finding.name} is no step from {standing.name}")
-    return following
-
-
-class Suspicion:
-    """What is held of one request.
+class PoisonDetector:
+    """The strikes of one request.
 
     Attributes:
-      standing: where it is.
+      strikes: workers and steps that failed while they computed it, at one point of its text.
+      quarantined: it made them fail.
     """
 
     def __init__(self) -> None:
-        self.standing = Standing.CLEAN
+        self.strikes = 0
+        self.quarantined = False
         self._role: Role | None = None
         self._struck_at = 0
 
     @property
-    def is_on_probation(self) -> bool:
-        """Whether it must not meet another one on probation."""
-        return self.standing is Standing.ON_PROBATION
+    def isolated(self) -> bool:
+        """Whether it must share no worker with another isolated request."""
+        return self.strikes >= ISOLATING_STRIKES
 
     @property
     def is_of_prompt(self) -> bool:
-        """Whether what a worker died of may be in its prompt."""
-        return self.standing is not Standing.CLEAN and self._role is Role.PREFILL
+        """Whether the cause of a failure may be in its prompt."""
+        return self.strikes > 0 and self._role is Role.PREFILL
 
-    def struck(self, role: Role, num_tokens: int, num_suspects: int) -> Standing:
+    def strike(self, role: Role, num_tokens: int, num_suspects: int) -> bool:
         """Note that a worker died, or its step raised, while it computed this request.
 
         Args:
-          role: whose work it was: a prompt is prefill's, wherever it was computed.
+          role: of the work: a prompt is prefill's, wherever it was computed.
           num_tokens: tokens that the request has.
           num_suspects: requests that computed there, this one included.
+
+        Returns:
+          Whether it is quarantined.
         """
         self.advanced(num_tokens)
-        if role is not self._role and self.standing is not Standing.CONVICTED:
-            self.standing = next_standing(self.standing, Finding.CLEARED)
+        if role is not self._role:
+            self.strikes = 0
         self._role = role
-        is_alone = num_suspects == 1
-        finding = Finding.STRUCK_ALONE if is_alone else Finding.STRUCK_AMONG_OTHERS
-        if self.standing is Standing.CLEAN:
+        if not self.strikes:
             self._struck_at = num_tokens
-        self.standing = next_standing(self.standing, finding)
-        return self.standing
+        self.strikes += 1
+        enough = ISOLATING_STRIKES if num_suspects == 1 else QUARANTINING_STRIKES
+        self.quarantined = self.strikes >= enough
+        return self.quarantined
 
     def advanced(self, num_tokens: int) -> bool:
-        """Note how many tokens it has; return whether that ends a probation."""
-        if self.standing is Standing.CLEAN or num_tokens - self._struck_at < CLEARING_TOKENS:
+        """Note how many tokens it has; return whether that ends an isolation."""
+        if not self.strikes or num_tokens - self._struck_at < CLEARING_TOKENS:
             return False
-        was_on_probation = self.is_on_probation
-        if self.standing is not Standing.CONVICTED:
-            self.standing = next_standing(self.standing, Finding.CLEARED)
-        return was_on_probation
+        was_isolated, self.strikes = self.isolated, 0
+        return was_isolated
+
+
+T = TypeVar("T")
+
+
+class TenantGrammar(NamedTuple):
+    """A grammar as one tenant sends it: it is refused for no other tenant.
+
+    Attributes:
+      tenant: its name; empty where there are no tenants.
+      grammar: that its request carries.
+    """
+
+    tenant: str
+    grammar: Grammar
+
+
+def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
+    """Return the digest by which a prompt is remembered."""
+    return hashlib.blake2b(pack_tokens(prompt_ids), digest_size=16).digest()
+
+
+def grammar_digest(one: TenantGrammar) -> bytes:
+    """Return the digest by which a tenant's grammar is remembered."""
+    text = f"{one.tenant}\n{one.grammar.kind}\n{one.grammar.text}".encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+class Quarantine(Generic[T]):
+    """Refused prompts, or refused grammars.
+
+    Args:
+      config: how long, and how many at most.
+      digest: by which one is remembered.
+    """
+
+    def __init__(self, config: RecoveryConfig, digest: Callable[[T], bytes]) -> None:
+        self._digest = digest
+        self._keep_s = config.quarantine_s
+        self._max_refused = config.max_quarantined
+        # In the order in which they are forgotten.
+        self._until: dict[bytes, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, one: T, now: float) -> None:
+        """Refuse one from now on."""
+        digest = self._digest(one)
+        self._until.pop(digest, None)
+        if len(self._until) >= self._max_refused:
+            del self._until[next(iter(self._until))]
+        self._until[digest] = now + self._keep_s
+
+    def remaining_s(self, one: T, now: float) -> float | None:
+        """Return for how long one is still refused, or None if it is not."""
+        self._forget(now)
+        if not self._until:  # nearly always: digests of long prompts cost time
+            return None
+        until = self._until.get(self._digest(one))
+        return None if until is None else until - now
+
+    def _forget(self, now: float) -> None:
+        while self._until:
+            digest = next(iter(self._until))
+            if self._until[digest] > now:
+                return
+            del self._until[digest]

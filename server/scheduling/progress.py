@@ -1,8 +1,4 @@
-"""What an ENDED from a worker means for the sequence: the reason decides, by table.
-
-Knows reasons and roles; knows no sequences. A reason that is not here is one that the server gave
-itself, and its echo means nothing any more.
-"""
+"""What a frame of a worker means for its request: a table for ENDED, and the order of tokens."""
 
 from __future__ import annotations
 
@@ -11,61 +7,62 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from transport.frames import EndReason
-from triolet.errors import invalid_request, server_error
+from triolet.errors import server_error
 from triolet.ids import Role
 
 from ..contract.generation import FinishReason
 from . import outcome
-from .accounting import Outcome
+from .outcome import Failure, Outcome
 from .request import Phase, Step
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from transport.frames import Ended, FirstToken, TokenRow
-    from triolet.errors import RequestError
 
     from .output import RelayEnd
     from .request import Attempt, Request
 
 
 class Verdict(Enum):
-    """What to do."""
+    """What an ENDED means for the attempt, unless it is the end of the request."""
 
     COMPLETE = auto()  # decode: all tokens exist; prefill: decode has the KV
     RETRY = auto()  # a failure: the next attempt counts
-    MOVE = auto()  # nobody's fault: the next attempt does not count
-    REFUSE = auto()  # the request's own fault: it would be the same anywhere
-    CONDEMN = auto()  # the same, and its grammar is refused for a while
-    IGNORE = auto()
+    MOVE = auto()  # no fault of the attempt: the next one does not count
 
 
-OF_DECODE: Final[dict[EndReason, Verdict]] = {
-    EndReason.STOP: Verdict.COMPLETE,
-    EndReason.LENGTH: Verdict.COMPLETE,
-    EndReason.PREEMPTED: Verdict.MOVE,
-    EndReason.FORSAKEN: Verdict.MOVE,
-    EndReason.DRAIN: Verdict.MOVE,
-    EndReason.PEER_LOST: Verdict.RETRY,
-    EndReason.LEASE_EXPIRED: Verdict.RETRY,
-    EndReason.UNKNOWN: Verdict.RETRY,
-    EndReason.STUCK: Verdict.REFUSE,
-    EndReason.TOO_COSTLY: Verdict.CONDEMN,
-    EndReason.ERROR: Verdict.RETRY,
+ENDED: Final[Mapping[Role, Mapping[EndReason, Verdict | Outcome]]] = {
+    Role.DECODE: {
+        EndReason.STOP: Verdict.COMPLETE,
+        EndReason.LENGTH: Verdict.COMPLETE,
+        EndReason.PREEMPTED: Verdict.MOVE,
+        EndReason.FORSAKEN: Verdict.MOVE,
+        EndReason.DRAIN: Verdict.MOVE,
+        EndReason.PEER_LOST: Verdict.RETRY,
+        EndReason.LEASE_EXPIRED: Verdict.RETRY,
+        EndReason.UNKNOWN: Verdict.RETRY,
+        EndReason.ERROR: Verdict.RETRY,
+        EndReason.STUCK: Outcome.STUCK,
+        EndReason.TOO_COSTLY: Outcome.GRAMMAR_TOO_COSTLY,
+    },
+    Role.PREFILL: {
+        EndReason.HANDED_OVER: Verdict.COMPLETE,
+        EndReason.EMBEDDED: Verdict.RETRY,  # before its vector: that was lost
+        EndReason.PREEMPTED: Verdict.MOVE,
+        EndReason.DRAIN: Verdict.MOVE,
+        EndReason.PEER_LOST: Verdict.RETRY,
+        EndReason.LEASE_EXPIRED: Verdict.RETRY,
+        EndReason.UNKNOWN: Verdict.RETRY,
+        EndReason.ERROR: Verdict.RETRY,
+        EndReason.STUCK: Outcome.STUCK,
+        EndReason.TOO_COSTLY: Outcome.GRAMMAR_TOO_COSTLY,
+    },
 }
-"""DEADLINE is missing on purpose: the server's own clock says when a request is too late."""
-
-OF_PREFILL: Final[dict[EndReason, Verdict]] = {
-    EndReason.HANDED_OVER: Verdict.COMPLETE,
-    EndReason.DRAIN: Verdict.MOVE,
-    EndReason.PREEMPTED: Verdict.MOVE,
-    EndReason.PEER_LOST: Verdict.RETRY,
-    EndReason.LEASE_EXPIRED: Verdict.RETRY,
-    EndReason.UNKNOWN: Verdict.RETRY,
-    EndReason.STUCK: Verdict.REFUSE,
-    EndReason.TOO_COSTLY: Verdict.CONDEMN,
-    EndReason.ERROR: Verdict.RETRY,
-}
-"""Failures count only until decode has the KV. UNWANTED is missing on purpose: decode has ended the
-attempt, and its own ENDED is on the way with the reason."""
+"""A reason without a row is ignored: the server gave it itself. Decode's DEADLINE has none because
+the server's own clock says when a request is too late; prefill's UNWANTED has none because decode
+has ended the attempt, and its own ENDED is on the way with the reason. Prefill's failures count
+only until decode has the KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +108,7 @@ class Again:
     fault: Fault | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """No attempt can help.
-
-    Attributes:
-      error: for the client.
-      outcome: for the accounts.
-      is_by_grammar: its grammar cost a worker too much, and would cost the next one as much.
-    """
-
-    error: RequestError
-    outcome: Outcome = Outcome.ERROR
-    is_by_grammar: bool = False
-
-
-Change: TypeAlias = Finish | Again | Fail
+Change: TypeAlias = Finish | Again | Failure
 
 _TOKEN_PHASES: Final = (Phase.PREFILLING, Phase.DECODING, Phase.FINISHING)
 
@@ -139,14 +121,14 @@ def take_row(sequence: Request, attempt: Attempt, row: TokenRow, now: float) -> 
         return Again("token_without_prefill", Fault(Role.DECODE))
     token_ids = sequence.relay.token_ids
     if row.position < len(token_ids):
-        return None if token_ids[row.position] == row.token_id else Fail(server_error())
+        return None if token_ids[row.position] == row.token_id else _failed()
     if row.position >= max(attempt.allowed, 1):
         return Again("token_without_credit", Fault(Role.DECODE))
     following: TokenRow | None = row
     if attempt.early or row.position > len(token_ids):
         twin = attempt.early.setdefault(row.position, row)
         if twin.token_id != row.token_id:
-            return Fail(server_error())
+            return _failed()
         following = attempt.early.pop(len(token_ids), None)
     if sequence.phase is not Phase.DECODING:  # which it would stay, at some cost for each token
         sequence.step(Step.TOKEN)
@@ -184,19 +166,17 @@ def take_ended(
         return Finish(attempt.end) if role is Role.PREFILL else None
     if role is Role.PREFILL:
         return _prefill_ended(sequence, attempt, frame)
-    verdict = OF_DECODE.get(frame.reason, Verdict.IGNORE)
-    if verdict is Verdict.IGNORE or attempt.num_tokens is not None:
+    verdict = ENDED[role].get(frame.reason)
+    if verdict is None or attempt.num_tokens is not None:
         return None
+    if isinstance(verdict, Outcome):
+        return _refused(verdict)
     if verdict is Verdict.MOVE:
         return Again(frame.reason)
-    if verdict is Verdict.REFUSE:
-        return refused_as_stuck()
-    if verdict is Verdict.CONDEMN:
-        return condemned()
     if verdict is Verdict.RETRY or sequence.phase is Phase.RESERVING:
         return Again(frame.reason, _fault_at(role, frame, is_local=attempt.pair.is_local))
     if frame.num_tokens < len(sequence.relay.token_ids):
-        return Fail(server_error())
+        return _failed()
     sequence.step(Step.COMPLETE)
     attempt.is_handed_over = True
     attempt.num_tokens = frame.num_tokens
@@ -205,33 +185,18 @@ def take_ended(
     return _settle(sequence, attempt, now)
 
 
-def refused_as_too_long() -> Fail:
-    """Return the end of a sequence that the only fitting worker finds too long: its limits are
-    tighter than those it announced, or it restarted with less."""
-    return Fail(
-        invalid_request(
-            "prompt and max_tokens are more than a worker can hold",
-            "max_tokens",
-            "context_length_exceeded",
-        ),
-        Outcome.REFUSED,
+def _failed() -> Failure:
+    """Return the end of a request whose workers contradict one another."""
+    return Failure(Outcome.ERROR, server_error())
+
+
+def _refused(how: Outcome) -> Failure:
+    """Return the end of a request that would end so on any worker."""
+    if how is Outcome.GRAMMAR_TOO_COSTLY:
+        return outcome.grammar_too_costly()
+    return how.failure(
+        "no token may follow the completion so far: the grammar allows none that this model has"
     )
-
-
-def refused_as_stuck() -> Fail:
-    """Return the end of a sequence whose grammar cannot be followed any further."""
-    return Fail(
-        invalid_request(
-            "no token may follow the completion so far: the grammar allows none that this model has"
-        ),
-        Outcome.REFUSED,
-    )
-
-
-def condemned() -> Fail:
-    """Return the end of a sequence with a grammar that takes too long to follow."""
-    end = outcome.grammar_too_costly()
-    return Fail(end.error, end.outcome, is_by_grammar=True)
 
 
 def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
@@ -254,14 +219,12 @@ def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
 
 def _prefill_ended(sequence: Request, attempt: Attempt, frame: Ended) -> Change | None:
     reason = frame.reason
-    match OF_PREFILL.get(reason, Verdict.IGNORE):
+    match ENDED[Role.PREFILL].get(reason):
         case Verdict.COMPLETE:
             attempt.is_handed_over = True
             return None
-        case Verdict.REFUSE:
-            return refused_as_stuck()
-        case Verdict.CONDEMN:
-            return condemned()
+        case Outcome() as how:
+            return _refused(how)
         case Verdict.RETRY | Verdict.MOVE as verdict if not attempt.is_handed_over:
             if reason is EndReason.UNKNOWN and sequence.phase is not Phase.PREFILLING:
                 # It has forgotten what it shipped; decode has it or will miss it.

@@ -1,7 +1,7 @@
-"""How many retries this server can afford, so that a sick fleet is not buried under them.
+"""What faults mean for the next attempts: the retry budget, broken paths, breakers, quarantine.
 
-A bucket of tokens. Every accepted request pays in a tenth of a retry, time pays in a little, so
-that a small fleet can recover at all, and the bucket holds a burst. What is taken out:
+The retry budget is a bucket of tokens. Every accepted request pays in a tenth of a retry, time pays
+in a little, so that a small fleet can recover at all, and the bucket holds a burst. Taken out:
 
 * Attempts that fail by one event are one fault and cost one token together: the loss of a worker's
   life, one device step that raised, one broken path between two workers, one silence for which a
@@ -12,32 +12,29 @@ that a small fleet can recover at all, and the bucket holds a burst. What is tak
   retries can multiply.
 
 Being refused for want of room, preemption and drain are no faults and cost nothing. A request whose
-retry cannot be paid for ends with an error. Knows faults by their names only; the clock is the
-caller's.
+retry cannot be paid for ends with an error.
 """
 
 from __future__ import annotations
 
-import hashlib
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from transport.tokens import pack_tokens
 from triolet.ids import Role
 from triolet.units import SECONDS
 
 from . import outcome
-from .paths import BrokenPaths
-from .poison import CLEARING_TOKENS, Standing
+from .outcome import Outcome
+from .poison import CLEARING_TOKENS, Quarantine, TenantGrammar, grammar_digest, prompt_digest
 from .request import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
     from triolet.config import RecoveryConfig, ServerConfig
-    from triolet.sampling import Grammar
+    from triolet.ids import PeerId
 
     from ..contract.generation import GenerationRequest
-    from .observer import FleetObserver
+    from .observer import Observer
     from .progress import Again, Fault
     from .request import Attempt, Request
     from .workers import Worker
@@ -110,76 +107,37 @@ class RetryBudget:
             del self._decided[fault]
 
 
-T = TypeVar("T")
+class BrokenPaths:
+    """Prefill and decode workers that lost one another, though both answer this server.
 
-
-class TenantGrammar(NamedTuple):
-    """A grammar as one tenant sends it: what it does there refuses nothing of another tenant.
-
-    Attributes:
-      tenant: its name; empty where there are no tenants.
-      grammar: that its request carries.
+    A partition between two workers shows as a transfer that is given up; neither worker is at
+    fault, so no breaker counts it. Pairs of lives, each for a while; no more than there are pairs.
     """
 
-    tenant: str
-    grammar: Grammar
-
-
-def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
-    """Return what a prompt is remembered by."""
-    return hashlib.blake2b(pack_tokens(prompt_ids), digest_size=16).digest()
-
-
-def grammar_digest(one: TenantGrammar) -> bytes:
-    """Return what a tenant's grammar is remembered by."""
-    text = f"{one.tenant}\n{one.grammar.kind}\n{one.grammar.text}".encode(errors="surrogatepass")
-    return hashlib.blake2b(text, digest_size=16).digest()
-
-
-class Quarantine(Generic[T]):
-    """The table of one kind.
-
-    Args:
-      config: how long, and how many at most.
-      digest: what one of the kind is remembered by.
-    """
-
-    def __init__(self, config: RecoveryConfig, digest: Callable[[T], bytes]) -> None:
-        self._digest = digest
-        self._keep_s = config.quarantine_s
-        self._max_refused = config.max_quarantined
-        # In the order in which they are forgotten.
-        self._until: dict[bytes, float] = {}
+    def __init__(self, config: RecoveryConfig) -> None:
+        self._avoid_s = config.path_avoid_s
+        self._until: dict[tuple[PeerId | None, PeerId | None], float] = {}
 
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, one: T, now: float) -> None:
-        """Refuse one from now on."""
-        digest = self._digest(one)
-        self._until.pop(digest, None)
-        if len(self._until) >= self._max_refused:
-            del self._until[next(iter(self._until))]
-        self._until[digest] = now + self._keep_s
+    def broke(self, prefill: Worker, decode: Worker, now: float) -> None:
+        """Note that KV does not get from one to the other."""
+        self._until[prefill.peer_id, decode.peer_id] = now + self._avoid_s
 
-    def remaining_s(self, one: T, now: float) -> float | None:
-        """Return how long one is refused still, or None if it is not."""
-        self._forget(now)
-        if not self._until:  # nearly always: digests of long prompts cost time
-            return None
-        until = self._until.get(self._digest(one))
-        return None if until is None else until - now
+    def is_broken(self, prefill: Worker, decode: Worker, now: float) -> bool:
+        """Return whether other workers should be paired instead."""
+        until = self._until.get((prefill.peer_id, decode.peer_id))
+        return until is not None and now < until
 
-    def _forget(self, now: float) -> None:
-        while self._until:
-            digest = next(iter(self._until))
-            if self._until[digest] > now:
-                return
-            del self._until[digest]
+    def forget(self, now: float) -> None:
+        """Drop what is long ago."""
+        for path in [path for path, until in self._until.items() if until <= now]:
+            del self._until[path]
 
 
 MAX_EXPLAINED: Final = 1024
-"""Events of which is remembered whose doing they were: at most three per conviction."""
+"""Events whose cause is known: at most three per quarantined request."""
 
 
 class Recovery:
@@ -199,7 +157,7 @@ class Recovery:
         self,
         config: ServerConfig,
         workers: Sequence[Worker],
-        observer: FleetObserver,
+        observer: Observer,
         now: float,
     ) -> None:
         self.paths = BrokenPaths(config.recovery)
@@ -226,12 +184,12 @@ class Recovery:
         """Note a request that was taken on: it pays a part of a retry."""
         self._budget.earn()
 
-    def objection(self, prompt_ids: Sequence[int], now: float) -> outcome.End | None:
+    def objection(self, prompt_ids: Sequence[int], now: float) -> outcome.Failure | None:
         """Return the end of a request whose prompt is in quarantine, or None for any other."""
         remaining_s = self._prompts.remaining_s(prompt_ids, now)
         return None if remaining_s is None else outcome.quarantined()
 
-    def objection_to(self, request: GenerationRequest, now: float) -> outcome.End | None:
+    def objection_to(self, request: GenerationRequest, now: float) -> outcome.Failure | None:
         """Return the end of a request with a prompt or grammar in quarantine."""
         grammar = request.sampling.grammar
         if grammar is not None:
@@ -245,14 +203,14 @@ class Recovery:
         grammar = request.sampling.grammar
         if grammar is not None:
             self._grammars.add(TenantGrammar(request.scheduling.tenant, grammar), now)
-            self._observer.faults.grammar_quarantined(request.request_id.hex())
+            self._observer.quarantined("grammar", request.request_id.hex())
 
     def worked(self, worker: Worker, now: float) -> None:
         """Note that a worker did for an attempt what it is there for."""
         worker.breaker.succeeded(now)
         self._show(worker)
 
-    def after(self, sequence: Request, again: Again, now: float) -> outcome.End | None:
+    def after(self, sequence: Request, again: Again, now: float) -> outcome.Failure | None:
         """Take in why the present attempt of a sequence is over.
 
         Returns:
@@ -275,16 +233,19 @@ class Recovery:
         if fault.num_suspects:
             is_prompt = attempt.pair.is_local and sequence.phase is Phase.PREFILLING
             work = Role.PREFILL if is_prompt else fault.at
-            standing = sequence.suspicion.struck(work, num_tokens, fault.num_suspects)
-            if standing is Standing.CONVICTED:
-                self._convict(sequence, now)
+            if sequence.poison.strike(work, num_tokens, fault.num_suspects):
+                self._quarantine(sequence, now)
                 return outcome.quarantined()
         sequence.faults = [fault for fault in sequence.faults if fault not in self._explained]
         if len(sequence.faults) >= self._max_attempts:
-            return outcome.attempts_spent(len(sequence.faults), again.cause)
+            return Outcome.NO_WORKER.failure(
+                f"{len(sequence.faults)} attempts failed, the last one: {_words(again.cause)}"
+            )
         if not self._budget.take(event, now):
-            self._observer.faults.retry_unaffordable()
-            return outcome.retries_spent(again.cause)
+            self._observer.retry_unaffordable()
+            return Outcome.NO_WORKER.failure(
+                f"this attempt failed ({_words(again.cause)}), and too many others failed before it"
+            )
         return None
 
     def advanced(self, sequence: Request) -> None:
@@ -292,11 +253,11 @@ class Recovery:
         num_tokens = len(sequence.relay.token_ids)
         if sequence.faults and num_tokens - sequence.faulted_at >= CLEARING_TOKENS:
             sequence.faults.clear()
-        if sequence.attempt is not None and sequence.suspicion.advanced(num_tokens):
+        if sequence.attempt is not None and sequence.poison.advanced(num_tokens):
             for worker in sequence.attempt.pair:
                 share = worker.shares.get(sequence.attempt.key)
                 if share is not None:
-                    share.is_on_probation = False
+                    share.is_isolated = False
 
     def sweep(self, now: float) -> None:
         """Let time pass."""
@@ -309,27 +270,27 @@ class Recovery:
     def _is_anothers(
         self, event: Hashable, fault: Fault, sequence: Request, worker: Worker
     ) -> bool:
-        """Return whether somebody on probation was there, whose doing this was. Its own ENDED may
-        be still to come."""
+        """Return whether an isolated request was there, which caused it. The ENDED of that request
+        may be still to come."""
         if event in self._explained:
             return True
-        if not fault.num_suspects or sequence.suspicion.is_on_probation:
+        if not fault.num_suspects or sequence.poison.isolated:
             return False
         # Not one that has just been sent there: it was in no step yet.
         is_decode = fault.at is Role.DECODE
         return any(
-            share.is_on_probation and (share.is_granted if is_decode else share.is_asked)
+            share.is_isolated and (share.is_granted if is_decode else share.is_asked)
             for share in worker.shares.values()
         )
 
-    def _convict(self, sequence: Request, now: float) -> None:
-        """Refuse its prompt, and hold what it did against no other request."""
+    def _quarantine(self, sequence: Request, now: float) -> None:
+        """Refuse its prompt, and hold its failures against no other request."""
         self._prompts.add(sequence.request.prompt_ids, now)
         for event in sequence.faults:
             self._explained[event] = None
         while len(self._explained) > MAX_EXPLAINED:
             del self._explained[next(iter(self._explained))]
-        self._observer.faults.request_quarantined(sequence.request.request_id.hex())
+        self._observer.quarantined("request", sequence.request.request_id.hex())
 
     def _count(self, worker: Worker, fault: Fault, attempt: Attempt, now: float) -> None:
         """Hold a fault against a worker or a path. Attempts that it struck together count once."""
@@ -343,7 +304,11 @@ class Recovery:
         state = worker.breaker.state
         if self._shown[worker] is not state:
             self._shown[worker] = state
-            self._observer.faults.breaker_changed(str(worker), state.value)
+            self._observer.breaker_changed(str(worker), state.value)
+
+
+def _words(cause: str) -> str:
+    return cause.replace("_", " ")
 
 
 def _event(cause: str, fault: Fault, attempt: Attempt) -> Hashable:

@@ -1,25 +1,24 @@
-"""The phases of a sequence in the server, and the steps that lead from one to the next.
+"""One accepted request: its phases and the steps between them, its attempt, its times.
 
-The table is the whole truth: a step that it does not have raises and changes nothing. Knows no
-frames, no workers and no time.
-
-A sequence may go round: whatever happens to a worker leads back to QUEUED and from there through a
-new attempt. END leads from everywhere to FINISHED, once.
+A step that the table does not have raises and changes nothing. A request may go round: the loss of
+a worker leads back to QUEUED and from there through a new attempt. END leads from everywhere to
+FINISHED, once. An input (a request for a vector) needs no lease of decode: its attempt begins in
+PREFILLING and ends with the vector.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from triolet.errors import LocalProtocolError
 from triolet.service_class import Band
 
-from ..contract.generation import Usage
-from .poison import Suspicion
+from ..contract.generation import Failed, Finished, Usage
+from .poison import PoisonDetector
+from .queue import Place
 from .routing import Need, Why
-from .tenant_queue import Place
 from .workers import PrefixChain
 
 if TYPE_CHECKING:
@@ -27,17 +26,16 @@ if TYPE_CHECKING:
 
     from transport.frames import TokenRow
     from triolet.ids import AttemptKey
-    from triolet.service_class import Scheduling, ServiceClass
 
     from ..contract.generation import FinishReason, GenerationRequest
-    from .on_workers import Prompt
     from .output import Relay, RelayEnd
     from .routing import Pair
+    from .wait_estimate import Forecast
     from .workers import Worker
 
 
 class Phase(Enum):
-    """Where a sequence is."""
+    """Where a request is."""
 
     QUEUED = auto()  # waits for workers with room
     RESERVING = auto()  # decode was asked for a lease
@@ -54,7 +52,7 @@ class Step(Enum):
     GRANT = auto()
     TOKEN = auto()
     COMPLETE = auto()  # decode says how many tokens there are
-    RETRY = auto()  # this attempt is over, the sequence is not
+    RETRY = auto()  # this attempt is over, the request is not
     END = auto()  # any terminal: finished, failed, cancelled
 
 
@@ -99,70 +97,6 @@ def after(phase: Phase, step: Step) -> Phase:
         return TRANSITIONS[phase][step]
     except KeyError:
         raise LocalProtocolError(f"{step.name} is not a step from {phase.name}") from None
-
-
-class Ask(NamedTuple):
-    """What is decided upon.
-
-    Attributes:
-      scheduling: whose it is, and of which class.
-      num_tokens: of its prompt, or the least that it may have.
-      deadline_s: within which all of it has to be done.
-      key: names what it asks for, whoever asks again; 0 for nothing.
-      draw: between 0 and 1, at random.
-      together_tokens: of all prompts that come in one request with it; 0 if it comes alone.
-      is_unread: its prompt was not looked at yet.
-      is_modest: its tenant asks for less than its share, beside others.
-    """
-
-    scheduling: Scheduling
-    num_tokens: int
-    deadline_s: float
-    key: int = 0
-    draw: float = 0.5
-    together_tokens: int = 0
-    is_unread: bool = False
-    is_modest: bool = False
-
-    @property
-    def all_tokens(self) -> int:
-        """Prompt tokens that come if it is taken on."""
-        return max(self.num_tokens, self.together_tokens)
-
-
-@dataclass(slots=True)
-class Forecast:
-    """What was expected of a request that was taken on, to learn from.
-
-    Attributes:
-      service_class: whose deadline it has.
-      num_tokens: of its prompt.
-      line_s: predicted wait in the line, uncorrected; None if nothing was known.
-      ttft_s: predicted first token; None likewise.
-      first_token_by: after which its first token is worth nothing; None for never.
-      slo_s: of its class; None for none.
-      computing_s: what workers had to compute before its first token, at dispatch.
-      idle_s: in which no worker could have taken anybody, before it came.
-      is_owed: it has neither a first token nor an end.
-      on_worker: as it counts there, since it was dispatched.
-    """
-
-    service_class: ServiceClass
-    num_tokens: int
-    line_s: float | None
-    ttft_s: float | None
-    first_token_by: float | None
-    slo_s: float | None
-    computing_s: float = 0.0
-    idle_s: float = 0.0
-    is_owed: bool = True
-    on_worker: Prompt | None = None
-
-    def of_sibling(self, due: float) -> Forecast:
-        """Return what is expected of another one of the same request, which waits for its siblings
-        and is due with the answer: nothing is to be learnt from how long that is."""
-        by = None if self.first_token_by is None else due
-        return replace(self, line_s=None, ttft_s=None, first_token_by=by, slo_s=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -239,7 +173,7 @@ class Request:
       num_attempts: tries begun so far.
       faults: what tries failed by since it last got on, that nobody else was convicted of.
       faulted_at: tokens that it had at the last of them.
-      suspicion: whether it is what workers fail by.
+      poison: whether it makes workers fail.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
       is_begun: a worker was told to compute its prompt.
@@ -248,6 +182,10 @@ class Request:
       held_tokens: of these, what decode had at the first attempt.
       forecast: what admission expected of it.
       chain: names the prompt's blocks.
+      turn: of an input, rises with its place in its client's request.
+      input_share: of an input, the share of prefill's credit that inputs may have; else 0.
+      vector: of an input, once it is there.
+      terminal: its end, once it is there.
     """
 
     request: GenerationRequest
@@ -261,7 +199,7 @@ class Request:
     num_attempts: int = 0
     faults: list[Hashable] = field(default_factory=list)
     faulted_at: int = 0
-    suspicion: Suspicion = field(default_factory=Suspicion)
+    poison: PoisonDetector = field(default_factory=PoisonDetector)
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
     is_begun: bool = False
@@ -270,6 +208,10 @@ class Request:
     held_tokens: int = 0
     forecast: Forecast | None = None
     chain: PrefixChain = field(init=False)
+    turn: int = 0
+    input_share: float = 0.0
+    vector: bytes = b""
+    terminal: Finished | Failed | None = None
 
     def __post_init__(self) -> None:
         self.chain = PrefixChain(self.request.prompt_ids, self.request.cache_salt)
@@ -281,6 +223,11 @@ class Request:
           LocalProtocolError: the table has no such step from here.
         """
         self.phase = after(self.phase, step)
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it ends with a vector: prefill computes it, and decode is not asked."""
+        return self.request.form is not None
 
     def needs(self, worker: Worker) -> bool:
         """Return whether its present attempt is over without this worker."""
@@ -298,7 +245,7 @@ class Request:
             return False
         if attempt.pair.is_local:
             return self.phase in (Phase.PREFILLING, Phase.DECODING)
-        computing = Phase.DECODING if worker is attempt.pair.decode else Phase.PREFILLING
+        computing = Phase.PREFILLING if worker is attempt.pair.prefill else Phase.DECODING
         return self.phase is computing
 
     def began_before(self, when: float) -> bool:
@@ -321,7 +268,7 @@ class Request:
         return Place(
             request.scheduling,
             request.priority,
-            self.deadline,
+            self.turn if self.is_input else self.deadline,
             self.order,
             len(request.prompt_ids),
             request.sampling.max_tokens,
@@ -336,10 +283,11 @@ class Request:
             prompt_tokens + len(self.relay.token_ids),
             self.fingerprint,
             self.shunned,
-            self.suspicion.is_on_probation,
-            self.suspicion.is_of_prompt,
+            self.poison.isolated,
+            self.poison.is_of_prompt,
             self.chain,
             band=Band(self.request.scheduling.service_class),
+            input_share=self.input_share,
         )
 
     @property

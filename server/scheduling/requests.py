@@ -1,38 +1,39 @@
-"""Conducts every request from submission to its one terminal event, over as many attempts as it
-takes.
+"""All requests of one server, from submission to the one terminal event, over all their attempts.
 
 Decides everything and does nothing: frames, times and calls come in, frames to send pile up in the
-outbox. Knows no sockets, no tasks and no HTTP. Each request is a Request that moves by the table
-in phases.py; what a frame means for it is in progress.py; which workers it gets, in dispatch.py.
+outbox.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from transport.frames import Embedded, Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
+from transport.frames import (
+    Embedded,
+    Ended,
+    FirstToken,
+    Grant,
+    Refuse,
+    Tokens,
+    WorkerHeartbeat,
+)
 from transport.liveness import PeerEvent, PeerState, SelfFence
-from triolet.audit import MAX_SECONDS
-from triolet.errors import RequestError, draining, server_error
 from triolet.ids import new_secret
 
 from ..contract.charges import NO_CHARGES
 from . import outcome
-from .admission import limits_of, missing_role, refuse_full, refuse_unfit
+from .admission import Ask, Refusal, limits_of
 from .attempt import Attempts, SweepTimes, due_at
-from .dismissal import dismiss_tenants
-from .embeddings import Embeddings
-from .gate import Doorkeeper
-from .outbox import Outbox
+from .frames import Outbox
+from .outcome import Outcome
 from .pick_next import Background, window_of
 from .progress import Again, Fault
 from .request import Phase
 from .request_table import RequestTable
-from .routing import is_ready, needed_roles
+from .routing import is_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Set
 
     from transport.frames import AnyFrame, Welcome
     from triolet.config import ServerConfig
@@ -40,20 +41,23 @@ if TYPE_CHECKING:
 
     from ..contract.charges import Charges
     from ..contract.generation import CancelReason, GenerationRequest
-    from .accounting import Accounting
-    from .observer import FleetObserver
+    from .observer import Observer
     from .output import RelayText
     from .request import Request
+    from .request_table import Accounting
     from .workers import Worker
 
 
 OWN_PAUSE: Final = "server_paused"
 FAREWELL: Final = "farewell"
-"""A worker left by itself. What it was given meanwhile goes elsewhere, and it is nobody's fault."""
+"""A worker left by itself: what it was given meanwhile goes elsewhere, and no fault is counted."""
 NO_DEATH: Final = frozenset({"silent", "link_full", "protocol"})
 """Causes of a loss for which no request is suspected. A process that dies closes its links: one
 that is only silent was stopped, or cut off. A GOODBYE that is no farewell is not among them: from
 a worker with attempts it means that a new life answers at its address."""
+INPUTS_PER_TURN: Final = 16
+"""Inputs of one request before others have theirs: a single query overtakes a request of
+thousands."""
 
 
 class Requests:
@@ -70,10 +74,9 @@ class Requests:
 
     Attributes:
       outbox: frames to send.
-      doorkeeper: refuses before anything is spent.
+      admission: decides what is taken on.
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
-      dismiss: ends whatever there is of some tenants.
       background: who stands still for others.
       table: of the requests that are live.
       queues: of all that wait: for tokens, and for vectors.
@@ -85,7 +88,7 @@ class Requests:
         config: ServerConfig,
         workers: Iterable[Worker],
         text: RelayText,
-        observer: FleetObserver,
+        observer: Observer,
         now: float,
         charges: Charges = NO_CHARGES,
         kv_secret: bytes | None = None,
@@ -106,20 +109,9 @@ class Requests:
             new_secret() if kv_secret is None else kv_secret,
         )
         self.background = Background(self.table, self._attempts.line)
-        self.doorkeeper = Doorkeeper(self._attempts.gate, self.table)
+        self.admission = self._attempts.admission
         self.recovery = self._attempts.recovery
-        self.embeddings = Embeddings(
-            config,
-            self._workers,
-            self.table.accounting,
-            self.outbox,
-            self.recovery,
-            observer,
-            text.max_model_len,
-            charges,
-        )
-        self.dismiss = partial(dismiss_tenants, self.table, self._attempts, self.embeddings)
-        self.queues = (self._attempts.line, self.embeddings.line)
+        self.queues = (self._attempts.line, self._attempts.inputs)
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
         self.sweep_times = SweepTimes(config, now)
@@ -132,23 +124,17 @@ class Requests:
     @property
     def num_queued(self) -> int:
         """Requests that wait for workers."""
-        return len(self._attempts.line) + self.embeddings.num_waiting
+        return sum(len(queue) for queue in self.queues)
 
     @property
     def num_in_flight(self) -> int:
         """Requests without a terminal event, the waiting ones included."""
-        return len(self.table) + len(self.embeddings)
+        return len(self.table)
 
     @property
     def is_restless(self) -> bool:
         """Whether what a sweep looks for may come at any time, so that none may be left out."""
-        return bool(self.num_queued or self.background or self.embeddings) or self.is_draining
-
-    @property
-    def num_running(self) -> int:
-        """Requests that have an attempt."""
-        running = sum(sequence.attempt is not None for sequence in self.table)
-        return running + len(self.embeddings) - self.embeddings.num_waiting
+        return bool(self.num_queued or self.background) or self.is_draining
 
     @property
     def max_model_len(self) -> int:
@@ -172,50 +158,62 @@ class Requests:
         absence_s = self._fence.absence_s
         if not absence_s:
             return
-        self._observer.faults.server_paused(absence_s)
+        self._observer.server_paused(absence_s)
         for sequence in self.table:
             sequence.excuse(absence_s)
         for worker in self._workers:
             worker.excuse(absence_s)
         if is_fenced:
             self._attempts.begin_anew(OWN_PAUSE, now)
-            self.embeddings.begin_anew(OWN_PAUSE, now)
 
     def submit(self, requests: Iterable[GenerationRequest], now: float) -> list[Request]:
-        """Accept requests, all of them or none; events come to the returned sequences' mailboxes.
+        """Accept requests, all of them or none; each returned one gets its events.
 
         Raises:
           RequestError: one was refused, and nothing was begun.
         """
-        requests, gate = tuple(requests), self._attempts.gate
+        requests = tuple(requests)
         for _ in requests:
             self.table.receive()
-        try:
+        decision = self.admission.decide(Ask.of(requests), now)
+        if isinstance(decision, Refusal):
             for request in requests:
-                self._refuse(request, len(requests), now)
-            forecasts = gate.judge(requests, now)
-        except RequestError as error:
-            for request in requests:
-                self.table.reject(request.scheduling, error)
-            raise
+                self.table.reject(request.scheduling, decision.error)
+            raise decision.error
         sequences = []
-        for request, forecast in zip(requests, forecasts, strict=True):
-            sequence = self.table.accept(request, now)
-            gate.took(sequence, forecast, now)
+        for at, (request, forecast) in enumerate(zip(requests, decision.forecasts, strict=True)):
+            turn = at // INPUTS_PER_TURN if forecast is None else 0
+            sequence = self.table.accept(request, now, turn=turn)
+            if forecast is not None:
+                sequence.forecast = forecast
+                self.admission.overload.took(forecast, now)
+                if not self._attempts.line:
+                    self.admission.overload.prediction.advance(now, is_waiting=False)
             self.sweep_times.note(sequence.deadline)
             self.recovery.accepted()
-            if not self._attempts.line:
-                gate.overload.prediction.advance(now, is_waiting=False)
-            self._attempts.line.add(sequence, sequence.place)
+            self._attempts.line_of(sequence).add(sequence, sequence.place)
             sequences.append(sequence)
         self._attempts.dispatch(now)
         return sequences
 
     def cancel(self, sequence: Request, reason: CancelReason, now: float) -> None:
         """End a request from outside. Idempotent."""
-        if sequence.phase is not Phase.FINISHED:
-            self._attempts.fail(sequence, outcome.cancelled(reason, self._config), now)
-            self._attempts.dispatch(now)
+        self.end((sequence,), outcome.cancelled(reason, self._config), now)
+
+    def cancel_tenants(self, tenants: Set[str], now: float) -> None:
+        """End all requests of tenants that were disabled or removed."""
+        failure = Outcome.DISMISSED.failure(
+            "the tenant of this request was disabled or removed while it ran"
+        )
+        ended = [one for one in self.table if one.request.scheduling.tenant in tenants]
+        self.end(ended, failure, now)
+
+    def end(self, sequences: Iterable[Request], failure: outcome.Failure, now: float) -> None:
+        """End requests that are live in one way. Idempotent."""
+        for sequence in sequences:
+            if sequence.phase is not Phase.FINISHED:
+                self._attempts.fail(sequence, failure, now)
+        self._attempts.dispatch(now)
 
     def taken(self, sequence: Request, *, is_released: bool = False) -> None:
         """Note that its reader has taken tokens, which makes room for as many more; of one that
@@ -251,7 +249,6 @@ class Requests:
         if worker.missing_since is not None:
             return
         left = cause == FAREWELL
-        num_inputs = sum(one.worker is worker for one in self.embeddings)
         worker.lost(now, is_its_fault=not left)
         self._attempts.note_pools()
         self._observer.worker_lost(str(worker), cause)
@@ -262,25 +259,21 @@ class Requests:
             # Whoever came to it when it stood still already is not what it stands still by.
             since = now - self._config.link.progress_timeout_s
             suspects = {s for s in suspects if s.began_before(since)}
-        # Whoever is convicted by this first: the others are told that it was not they.
-        struck.sort(key=lambda sequence: not sequence.suspicion.is_on_probation)
+        # What is quarantined by this first: the others are told that they did not cause it.
+        struck.sort(key=lambda sequence: not sequence.poison.isolated)
         for sequence in struck:
-            # An input that was there too may have been what it died of.
-            num_suspects = len(suspects) + num_inputs if sequence in suspects else 0
+            num_suspects = len(suspects) if sequence in suspects else 0
             # Its breaker knows: `Worker.lost` told it.
             fault = Fault(worker.role, is_workers=False, is_shared=True, num_suspects=num_suspects)
             again = Again(f"{worker.role}_left") if left else Again(f"{worker.role}_lost", fault)
             self._attempts.apply(sequence, again, now)
-        lost_as = f"{worker.role}_left" if left else f"{worker.role}_lost"
-        self.embeddings.lost(worker, lost_as, now, is_fault=not left)
         self._attempts.dispatch(now)
-        self.embeddings.dispatch(now)
 
     def received(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a worker that was greeted. What belongs to no present attempt is
         dropped: it is late, doubled, or from an attempt that was given up."""
         if not worker.is_connected:
-            self._observer.faults.frames_dropped("not_greeted")
+            self._observer.frames_dropped("not_greeted")
             return
         worker.monitor.heard(now)
         match frame:
@@ -290,15 +283,10 @@ class Requests:
                     self.lost(worker, "another_life", now)
                 elif before is not None:
                     num_tokens = load.computed_tokens - before.computed_tokens
-                    self._observer.work.stepped(load.steps - before.steps, num_tokens)
-                self.embeddings.dispatch(now)
+                    self._observer.worker_stepped(load.steps - before.steps, num_tokens)
             case Tokens(rows=rows):
                 self._attempts.take_rows(worker, rows, now)
-            case Embedded():
-                self.embeddings.take(worker, frame, now)
-            case Ended() if self.embeddings.take(worker, frame, now):
-                pass
-            case Grant() | Refuse() | FirstToken() | Ended():
+            case Grant() | Refuse() | FirstToken() | Embedded() | Ended():
                 self._attempts.take_answer(worker, frame, now)
             case _:
                 # Not for a server: another program, or a bug over there.
@@ -309,10 +297,9 @@ class Requests:
         """Look for whatever time alone brings about."""
         # A line in front of absent workers says nothing of how fast they are.
         is_able = is_ready(self._workers, self._config.routing, now)
-        gate = self._attempts.gate
-        gate.sweep(now, is_able=is_able)
+        self.admission.sweep(now, is_able=is_able)
         for queue in self.queues:
-            queue.pause(gate.paused)
+            queue.pause(self.admission.paused)
         self.recovery.sweep(now)
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
@@ -327,40 +314,17 @@ class Requests:
         self.sweep_times.swept(now, is_round_over=not self.table.has_unswept)
         for sequence in self.background.released(now):
             self.taken(sequence, is_released=True)
-        self._attempts.end_hopeless(now)
+        self._attempts.end_without_workers(now)
         self._attempts.dispatch(now)
-        self.embeddings.sweep(self._drain_until, now)
 
     def begin_drain(self, now: float) -> None:
         """Refuse what is new; what runs may finish until `drain_timeout_s`. Idempotent."""
         if self._drain_until is None:
             self._drain_until = now + self._config.drain_timeout_s
+            self.admission.is_draining = True
 
     def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
         """Return whether a request in flight has this as its present attempt, on this worker."""
-        if self.embeddings.is_wanted(worker, key):
-            return True
         sequence = self.table.running(key)
         attempt = None if sequence is None else sequence.attempt
         return attempt is not None and worker in attempt.pair
-
-    def overdue_s(self, now: float) -> float:
-        """Return by how much the most overdue request has outlived its deadline; negative if none
-        has."""
-        deadlines = [one.deadline for one in (*self.table, *self.embeddings)]
-        return now - min(deadlines) if deadlines else -MAX_SECONDS
-
-    def _refuse(self, request: GenerationRequest, num_together: int, now: float) -> None:
-        if self.is_draining:
-            raise draining()
-        if request.request_id in self.table:
-            raise server_error()  # two requests with one id could not be told apart
-        objection = self.recovery.objection_to(request, now)
-        if objection is not None:
-            raise objection.error
-        refuse_unfit(request, limits_of(self._workers, self.table.text.max_model_len))
-        roles = needed_roles(self._config.routing)
-        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
-        if role is not None:
-            raise outcome.no_worker_left(role).error
-        refuse_full(self._attempts.line, request.scheduling, num_together, self._config)

@@ -1,7 +1,5 @@
-"""When refused requests are told to come back, and how those that do are known again.
-
-Pure. A virtual schedule of each tenant's refused requests, and a bounded table of due times by key.
-"""
+"""When refused requests are told to return, and which of them are known when they do: a virtual
+schedule of each tenant's refused requests, and a bounded table of due times by key."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ GRACE_S: Final = 3 * SECONDS
 TRUST: Final = 0.03
 """How far one request that returns, or does not, moves `shown_share`."""
 LEAST_S: Final = 0.1
-"""A shorter wait would be over before the answer has arrived."""
+"""Shortest time that is told: less would be over before the answer has arrived."""
 PATIENCE_S: Final = 120 * SECONDS
 """Official clients do not retry at all when told to wait longer; others do."""
 NEVER: Final = (-inf, "")
 MOST_S: Final = 3600 * SECONDS
-"""The longest time that is told; what would be due later is not remembered."""
+"""Longest time that is told; a request that would be due later is not remembered."""
 
 
 class Returns:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from triolet.ids import AttemptKey
     from triolet.service_class import Band
 
-    from .paths import BrokenPaths
+    from .recovery import BrokenPaths
     from .workers import PrefixChain, Worker
 
 
@@ -57,6 +57,7 @@ class Why(StrEnum):
     SHORT = "short"  # decode: it is sooner done there
     NO_PREFILL = "no_prefill"  # decode: nobody else is there
     ALWAYS = "always"  # decode: nothing else was allowed
+    VECTOR = "vector"  # prefill: no tokens follow
     FORK = "fork"  # decode: it shares the prompt of another completion there
 
 
@@ -182,30 +183,32 @@ class Need(NamedTuple):
       kv_tokens: prompt and replayed tokens, which decode holds from the start.
       fingerprint: of the model that it began with; empty if it has not begun.
       shunned: addresses of workers where it failed.
-      is_on_probation: it must not share a worker with another one that is.
+      is_isolated: it must not share a worker with another isolated request.
       is_suspect: its prompt may be what a worker died of.
       chain: names the prompt's blocks; None if nobody is asked for them.
       kept_share: of each worker, which is kept for others.
       backlog_s: of computing that a prefill worker may have ahead; None for all of its credit.
       overtaken_s: of computing beyond which a prompt does not count for shorter ones.
       band: what is computed before it, and after it.
+      input_share: of prefill's credit that inputs may have; 0 for a request for tokens.
     """
 
     prompt_tokens: int
     kv_tokens: int
     fingerprint: str = ""
     shunned: frozenset[str] = frozenset()
-    is_on_probation: bool = False
+    is_isolated: bool = False
     is_suspect: bool = False
     chain: PrefixChain | None = None
     kept_share: float = 0.0
     backlog_s: float | None = None
     overtaken_s: float = math.inf
     band: Band = DEFAULT_BAND
+    input_share: float = 0.0
 
 
 class Pair(NamedTuple):
-    """Where it goes; the same worker twice if decode computes the prompt."""
+    """Where it goes; the same worker twice if decode computes the prompt, or prefill a vector."""
 
     decode: Worker
     prefill: Worker
@@ -213,7 +216,7 @@ class Pair(NamedTuple):
     @property
     def is_local(self) -> bool:
         """Whether decode computes the prompt."""
-        return self.prefill is self.decode
+        return self.prefill is self.decode and self.decode.role is Role.DECODE
 
     def of(self, role: Role) -> Worker:
         """Return the one of this role."""
@@ -255,6 +258,8 @@ def choose_route(
       now: the time.
     """
     workers = tuple(workers)
+    if need.input_share:
+        return _input_route(workers, need)
     need = need._replace(backlog_s=config.backlog_s, overtaken_s=config.overtaken_s)
     if config.local_prefill is LocalPrefill.OFF:
         return _over_prefill(workers, need, paths, Why.OFF, now)
@@ -280,6 +285,32 @@ def choose_route(
     if tokens_to_compute(decode_worker, need) > local_tokens:
         return None
     return _local(decode_worker, need, Why.SHORT)
+
+
+def _input_route(workers: tuple[Worker, ...], need: Need) -> Route | None:
+    """Return the prefill worker that computes an input, or None if it has to wait.
+
+    Inputs take no prompt credit, only a part of it beside, so no prompt waits for them. An input
+    larger than that part goes alone.
+    """
+    usable = [worker for worker in workers if worker.is_usable]
+    admitted = [w for w in _admitted(usable, Role.PREFILL, need) if w.beat is not None]
+
+    def rank(worker: Worker) -> tuple[bool, int, str]:
+        return worker.address in need.shunned, _input_tokens(worker), worker.address
+
+    for worker in sorted(admitted, key=rank):
+        assert worker.beat is not None, "see above"
+        under_way = _input_tokens(worker)
+        credit = need.input_share * worker.beat.token_credit
+        if not under_way or under_way + need.prompt_tokens <= credit:
+            return Route(Pair(worker, worker), 0, (Why.VECTOR, Why.VECTOR))
+    return None
+
+
+def _input_tokens(worker: Worker) -> int:
+    """Return the tokens of this server's inputs on a worker."""
+    return sum(share.input_tokens for share in worker.shares.values())
 
 
 def is_prefill_away(workers: Iterable[Worker], grace_s: float, now: float) -> bool:
@@ -470,12 +501,12 @@ def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:
         for w in pool
         if w not in left_out
         and need.fingerprint in ("", w.fingerprint)
-        and not (need.is_on_probation and _has_probation(w))
+        and not (need.is_isolated and _has_isolated(w))
     ]
 
 
-def _has_probation(worker: Worker) -> bool:
-    return any(share.is_on_probation for share in worker.shares.values())
+def _has_isolated(worker: Worker) -> bool:
+    return any(share.is_isolated for share in worker.shares.values())
 
 
 def _has_token_credit(worker: Worker, need: Need) -> bool:

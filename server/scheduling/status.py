@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transport.frames import Capacity, Load
     from triolet.ids import Role
 
-    from .fair_queue import FairQueue
+    from .queue import FairQueue
     from .workers import Worker
 
 
@@ -114,7 +114,7 @@ class FleetStatus:
     @property
     def queue_lag_tokens(self) -> float:
         """By how many tokens of weight 1 the tenants that wait are apart, when this is asked."""
-        return max((queue.lag_tokens for queue in self.queues), default=0.0)
+        return max((one.lag_tokens for queue in self.queues for one in queue.classes), default=0.0)
 
 
 def present(workers: Iterable[Worker], spare_addresses: Collection[str]) -> list[Worker]:
@@ -126,7 +126,7 @@ def queued_by_class(queues: Iterable[FairQueue[Any]]) -> dict[str, int]:
     """Return how many wait, by the names of service classes."""
     queues = tuple(queues)
     return {
-        service_class.name.lower(): sum(q.lines[service_class].num_waiting for q in queues)
+        service_class.name.lower(): sum(q.classes[service_class].num_waiting for q in queues)
         for service_class in ServiceClass
     }
 
@@ -143,7 +143,7 @@ def worker_status(worker: Worker) -> WorkerStatus:
         fingerprint=worker.fingerprint,
         capacity=worker.capacity,
         load=worker.load,
-        attempts=len(worker.shares) + len(worker.inputs),
+        attempts=len(worker.shares),
         breaker=worker.breaker.state.value,
         trouble=worker.trouble,
     )

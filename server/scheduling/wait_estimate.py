@@ -1,56 +1,162 @@
-"""How long a newcomer will wait for its first token, and how far that is to be trusted.
+"""Predicts when a new request gets its first token, and learns from the error of each prediction.
 
-Pure. The wait in the line is what is ahead by the rate at which the line moves: measured where
-somebody waits, whatever holds it up, and before that guessed from what workers say of themselves.
-What comes after is what is ahead on workers by their rate, and what has come on top lately. The
-error of each prediction corrects the next ones, within bounds. Knows numbers; neither the line nor
-workers.
+The wait in the queue is `tokens_ahead / rate`. The rate of the queue is measured while requests
+wait, and guessed before that from what workers announce. The time on workers is the tokens that are
+computed before by the workers' rate, plus what came on top lately.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from triolet.service_class import ServiceClass
 from triolet.units import MILLISECONDS, SECONDS
 
 MEMORY_S: Final = 15 * SECONDS
-"""How far back the line's pace is measured: several generations long, so that a batch that ends all
+"""Over which the rate of the queue is measured: several generations long, so that a batch that ends
 at once does not look like speed, nor the time before it like a standstill."""
 LEAST_PRIOR_S: Final = 1 * SECONDS
 MOST_PRIOR_S: Final = 4 * SECONDS
-"""Of waiting, after which the measured pace counts as much as what was guessed before: as long as a
-row is held, within these bounds."""
+"""Of waiting, after which the measured rate counts as much as the guessed one: as long as a row is
+held, within these bounds."""
 ARRIVALS_S: Final = 5 * SECONDS
-"""Over which is measured what higher classes bring."""
+"""Over which the tokens per second that higher classes bring are measured."""
 TRUST: Final = 0.05
-"""How far one request moves what is believed of all: a score of them settle it."""
+"""How far one request moves an estimate: some twenty settle it."""
 LEAST_BIAS: Final = 1 / 3
 MOST_BIAS: Final = 3.0
-"""Bounds of the correction: what is further off is no bias but another world, in which the pace has
-to be measured anew."""
+"""Bounds of the correction: a larger error is no bias, the rate has to be measured anew."""
 NOISE_S: Final = 50 * MILLISECONDS
 """Waits below this are chance, and say nothing of a bias."""
 LEAST_SHARE: Final = 0.1
-"""Of the rate that a class is always believed to have, whatever higher classes bring: they too are
-bounded."""
+"""Of the rate that a class is assumed to have at least, whatever higher classes bring: they are
+bounded too."""
 
 
 class Capacity(NamedTuple):
-    """What workers say of themselves.
+    """What the workers that may be used announce.
 
     Attributes:
-      rows: of decode, on workers that may be used.
-      tokens_per_s: prompt tokens that all of them compute; 0 if nobody has said so.
-      fastest_tokens_per_s: the same of the fastest of them, which is all that one prompt can have.
-      foreign_tokens: prompt tokens that wait there and are not this server's.
+      rows: of decode.
+      tokens_per_s: prompt tokens that all of them compute; 0 if unknown.
+      fastest_tokens_per_s: of the fastest worker, which is all that one prompt can have.
+      foreign_tokens: prompt tokens that wait there and are another server's.
     """
 
     rows: int = 0
     tokens_per_s: float = 0.0
     fastest_tokens_per_s: float = 0.0
     foreign_tokens: int = 0
+
+
+class Stage(Enum):
+    """How far an accepted request is."""
+
+    QUEUED = auto()
+    COMPUTING = auto()  # dispatched, without a first token
+    STREAMING = auto()  # has its first token
+
+
+class Standing(NamedTuple):
+    """What a request counts as in `Outstanding`.
+
+    Attributes:
+      stage: how far it is.
+      service_class: of the request.
+      num_tokens: of its prompt.
+      is_long: workers compute shorter prompts of its class beside it.
+    """
+
+    stage: Stage
+    service_class: ServiceClass
+    num_tokens: int
+    is_long: bool = False
+
+
+class Outstanding:
+    """Prompt tokens of the accepted requests that have not ended, by stage and class: the one
+    place where they are summed up."""
+
+    def __init__(self) -> None:
+        self._tokens: Counter[tuple[Stage, ServiceClass, bool]] = Counter()
+
+    def apply(self, before: Standing | None, after: Standing | None) -> None:
+        """Count a request as `after` which was counted as `before`; None for not at all."""
+        if before is not None:
+            self._tokens[before.stage, before.service_class, before.is_long] -= before.num_tokens
+        if after is not None:
+            self._tokens[after.stage, after.service_class, after.is_long] += after.num_tokens
+
+    def owed(self, service_class: ServiceClass) -> int:
+        """Return the prompt tokens of a class without a first token."""
+        return sum(
+            self._tokens[stage, service_class, is_long]
+            for stage in (Stage.QUEUED, Stage.COMPUTING)
+            for is_long in (False, True)
+        )
+
+    @property
+    def all_owed(self) -> int:
+        """Prompt tokens of all classes without a first token."""
+        return sum(n for (stage, _, _), n in self._tokens.items() if stage is not Stage.STREAMING)
+
+    @property
+    def running(self) -> int:
+        """Prompt tokens of the requests on workers."""
+        return sum(n for (stage, _, _), n in self._tokens.items() if stage is not Stage.QUEUED)
+
+    def before(self, service_class: ServiceClass, *, is_long: bool) -> int:
+        """Return the prompt tokens on workers that are computed before a prompt: all of the classes
+        above, and of its class the short ones, the long ones too if it is long itself."""
+        return sum(
+            self._tokens[Stage.COMPUTING, one, of_long]
+            for one in ServiceClass
+            for of_long in (False, True)
+            if one < service_class or (one is service_class and (is_long or not of_long))
+        )
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What was expected of an accepted request, and what it counts as.
+
+    Attributes:
+      standing: in `Outstanding`; None once it has ended.
+      submitted_at: when it came.
+      deadline_s: of the whole request.
+      is_limited: it may wait for a limit of its tenant, which says nothing of the queue.
+      queue_s: predicted wait in the queue, uncorrected; None if unknown.
+      ttft_s: predicted time to the first token; None if unknown.
+      first_token_by: when its first token becomes useless; None for never.
+      slo_s: of its class; None for none.
+      idle_s: seconds without a worker that could have taken a request, until it came.
+      dispatched_at: of its first attempt; None before.
+      computing_s: what workers had to compute before its first token, at dispatch.
+      key: names what it asks for.
+    """
+
+    standing: Standing | None
+    submitted_at: float
+    deadline_s: float
+    is_limited: bool
+    queue_s: float | None
+    ttft_s: float | None
+    first_token_by: float | None
+    slo_s: float | None
+    idle_s: float = 0.0
+    dispatched_at: float | None = None
+    computing_s: float = 0.0
+    key: int = 0
+
+    def of_sibling(self, due: float) -> Forecast:
+        """Return the forecast of another one of the same client's request, which waits for the
+        first and is due with the answer: its wait teaches nothing."""
+        by = None if self.first_token_by is None else due
+        return replace(self, queue_s=None, ttft_s=None, first_token_by=by, slo_s=None)
 
 
 class Fading:
@@ -87,20 +193,20 @@ class Prediction:
 
     Args:
       now: the time of the start.
+      outstanding: prompt tokens of its requests.
 
     Attributes:
       capacity: as of the last call of `see`.
       error_s: mean absolute error of predicted first tokens, of late.
       bias: by which the predicted waits of each class are corrected.
-      running_tokens: prompt tokens of what left the line and has not ended.
       prompt_tokens: of the usual request; 0 before any ended well.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, outstanding: Outstanding) -> None:
         self.capacity = Capacity()
+        self._outstanding = outstanding
         self.error_s = 0.0
         self.bias = [1.0] * len(ServiceClass)
-        self.running_tokens = 0
         self._left = Fading(MEMORY_S, now)
         self._waited = Fading(MEMORY_S, now)
         self._is_waiting = False
@@ -112,7 +218,7 @@ class Prediction:
         self._worker_bias = 1.0
 
     def advance(self, now: float, *, is_waiting: bool) -> None:
-        """Let time pass. `is_waiting`: somebody was in the line since the last call, before workers
+        """Let time pass. `is_waiting`: requests have waited since the last call, before workers
         that could take them."""
         elapsed_s, self._advanced_at = now - self._advanced_at, now
         self._is_waiting = is_waiting
@@ -120,7 +226,7 @@ class Prediction:
             self._waited.add(elapsed_s, now)
 
     def see(self, capacity: Capacity) -> None:
-        """Take in what workers say; what was measured with more or fewer of them is scaled."""
+        """Take in what workers announce; what was measured with more or fewer is scaled."""
         was, self.capacity = self.capacity, capacity
         shares = [
             new / old
@@ -130,7 +236,7 @@ class Prediction:
             )
             if old > 0.0 and new > 0.0
         ]
-        # A rate that creeps is seen by the pace itself; a worker that goes takes a part of it.
+        # A slow change shows in the measured rate; the loss of a worker takes a part of it.
         if shares and not 0.8 < min(shares) < 1.25:
             self._left.scale(min(shares))
 
@@ -139,32 +245,31 @@ class Prediction:
         self._arrived[service_class].add(num_tokens, now)
 
     def left(self, num_tokens: int, now: float, *, is_limited: bool = False) -> None:
-        """Count a sequence that waited and was dispatched. One that may have waited by a limit of
-        its tenant's (`is_limited`) is part of the pace only while there is a line."""
+        """Count a request that waited and was dispatched. One that may have waited for a limit of
+        its tenant (`is_limited`) counts only while others wait."""
         if self._is_waiting or not is_limited:
             self._left.add(num_tokens, now)
 
     def ended(self, served_s: float, num_tokens: int) -> None:
-        """Learn from a sequence that ended well how long it had a row, and of its prompt."""
+        """Learn from a request that ended well how long it had a row, and from its prompt."""
         self._served_s = _moved(self._served_s, served_s)
         self.prompt_tokens = _moved(self.prompt_tokens, float(num_tokens))
 
     def rate(self, now: float) -> float | None:
-        """Return the tokens per second at which the line moves, or None if nothing is known."""
+        """Return the tokens per second at which the queue moves; None if unknown."""
         guess = self._guessed_rate()
         waited_s, left = self._waited.total(now), self._left.total(now)
         if guess is None:
             if waited_s < LEAST_PRIOR_S:
                 return None
-            # Whatever runs will end and let as much in, so it counts as done now.
-            return max(left + self.running_tokens, 1.0) / waited_s
-        # A line that has not moved yet has not stood still: what it waits for may be a generation.
+            # What runs will end and let as much in, so it counts as done now.
+            return max(left + self._outstanding.running, 1.0) / waited_s
+        # A queue that has not moved yet has not stood still: it may wait for one generation.
         prior_s = min(max(self._served_s, LEAST_PRIOR_S), MOST_PRIOR_S)
         return (left + guess * prior_s) / (waited_s + prior_s)
 
     def wait_s(self, service_class: ServiceClass, tokens_ahead: float, now: float) -> float | None:
-        """Return how long a newcomer will be in the line, before any correction; None if that is
-        not known."""
+        """Return the wait of a new request in the queue, uncorrected; None if unknown."""
         if tokens_ahead <= 0.0:
             return 0.0
         rate = self.class_rate(service_class, now)
@@ -178,16 +283,16 @@ class Prediction:
         return max(rate - self._higher_rate(service_class, now), LEAST_SHARE * rate, 1e-3)
 
     def corrected_s(self, service_class: ServiceClass, wait_s: float) -> float:
-        """Return a wait with what was learnt of such predictions."""
+        """Return a wait, corrected by the error of such predictions."""
         return wait_s * self.bias[service_class]
 
     def own_s(self, num_tokens: int) -> float:
-        """Return how long a prompt computes by itself; 0 if no rate is known."""
+        """Return the seconds that a prompt alone computes; 0 if no rate is known."""
         rate = self.capacity.fastest_tokens_per_s
         return num_tokens / rate if rate > 0.0 else 0.0
 
     def computing_s(self, service_class: ServiceClass, num_tokens: int, now: float) -> float:
-        """Return how long workers compute so many prompt tokens, beside what goes before them."""
+        """Return the seconds that workers compute so many prompt tokens beside higher classes."""
         rate = self.capacity.tokens_per_s
         if rate <= 0.0:
             return 0.0
@@ -199,7 +304,7 @@ class Prediction:
         return self._worker_bias * computing_s + self._rest_s
 
     def waited(self, service_class: ServiceClass, predicted_s: float, waited_s: float) -> None:
-        """Learn from a sequence that left the line. `predicted_s` is what `wait_s` said."""
+        """Learn from the wait of a request. `predicted_s` is what `wait_s` said."""
         if max(predicted_s, waited_s) < NOISE_S:
             return
         self.bias[service_class] = _bias(self.bias[service_class], predicted_s, waited_s)
@@ -208,7 +313,7 @@ class Prediction:
         """Learn what comes on top of computing.
 
         Args:
-          computing_s: what `own_s` said at dispatch of the prompt and all that was there before it.
+          computing_s: predicted at dispatch, for the prompt and all that was there before it.
           resided_s: from dispatch to the first token.
         """
         if computing_s < NOISE_S:
@@ -218,7 +323,7 @@ class Prediction:
             self._worker_bias = _bias(self._worker_bias, computing_s + self._rest_s, resided_s)
 
     def came(self, predicted_s: float, ttft_s: float) -> None:
-        """Learn how far a predicted first token was off."""
+        """Learn from the error of a predicted first token."""
         self.error_s += TRUST * (abs(ttft_s - predicted_s) - self.error_s)
 
     def _higher_rate(self, service_class: ServiceClass, now: float) -> float:
@@ -226,8 +331,8 @@ class Prediction:
         return sum(one.total(now) for one in self._arrived[:service_class]) / ARRIVALS_S
 
     def _guessed_rate(self) -> float | None:
-        """Return the rate that workers should have: of prefill, or of rows that become free, by
-        Little's law, whichever is less."""
+        """Return the rate that workers should have: the lower one of prefill's rate and, by
+        Little's law, that of rows that become free."""
         rates = []
         if self.capacity.tokens_per_s > 0.0:
             rates.append(self.capacity.tokens_per_s)
@@ -237,7 +342,7 @@ class Prediction:
 
 
 def _bias(believed: float, predicted_s: float, seen_s: float) -> float:
-    """Return by what predictions are to be corrected, after another one that was not corrected."""
+    """Return the factor that corrects predictions, after another uncorrected one."""
     seen = math.log((seen_s + NOISE_S) / (predicted_s + NOISE_S))
     was = math.log(believed)
     return min(max(math.exp(was + TRUST * (seen - was)), LEAST_BIAS), MOST_BIAS)

@@ -258,17 +258,19 @@ class Share:
     Attributes:
       num_blocks: blocks that its prompt needs on decode.
       num_tokens: prompt tokens that this worker has still to compute.
+      input_tokens: of an input that becomes a vector, which takes no prompt credit.
       is_asked: the worker was told of the attempt. Prefill is not before decode has granted it.
       is_granted: decode has leased the blocks, so its heartbeats from now on count them.
-      is_on_probation: its request may be what workers fail by.
+      is_isolated: its request may make workers fail.
       band: what is computed before it, and after it.
     """
 
     num_blocks: int = 0
     num_tokens: int = 0
+    input_tokens: int = 0
     is_asked: bool = False
     is_granted: bool = False
-    is_on_probation: bool = False
+    is_isolated: bool = False
     band: Band = DEFAULT_BAND
 
 
@@ -287,7 +289,6 @@ class Worker:
       foreign_streams: sequences of other servers there, as of the last heartbeat.
       foreign_tokens: prompt tokens of other servers that waited there, likewise.
       shares: this server's attempts there.
-      inputs: the same of inputs that become vectors, and their tokens.
       prefixes: what its prefix cache probably holds.
       missing_since: when it was last seen to be gone; None while it is there.
       trouble: why it does not answer or is not used, as far as the link or its GOODBYE says; empty
@@ -307,7 +308,6 @@ class Worker:
         self.available_blocks = 0
         self.foreign_streams = self.foreign_tokens = 0
         self.shares: dict[AttemptKey, Share] = {}
-        self.inputs: dict[AttemptKey, int] = {}
         self.prefixes = PrefixIndex()
         self.missing_since: float | None = now
         self.trouble = ""
@@ -390,7 +390,7 @@ class Worker:
     @property
     def live_keys(self) -> list[AttemptKey]:
         """Attempts that the worker was told of and that are still wanted."""
-        return [key for key, share in self.shares.items() if share.is_asked] + list(self.inputs)
+        return [key for key, share in self.shares.items() if share.is_asked]
 
     def reserve(
         self,
@@ -398,14 +398,16 @@ class Worker:
         *,
         num_blocks: int = 0,
         num_tokens: int = 0,
-        is_on_probation: bool = False,
+        input_tokens: int = 0,
+        is_isolated: bool = False,
         band: Band = DEFAULT_BAND,
     ) -> None:
         """Count an attempt that is about to be sent there."""
         self.shares[key] = Share(
             num_blocks,
             num_tokens,
-            is_on_probation=is_on_probation,
+            input_tokens,
+            is_isolated=is_isolated,
             band=band,
         )
         self.available_blocks -= num_blocks
@@ -447,4 +449,3 @@ class Worker:
         self.beat = None
         self.missing_since = now
         self.shares.clear()
-        self.inputs.clear()

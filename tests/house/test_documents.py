@@ -30,6 +30,7 @@ OPTIONS = DOCS / "operations" / "options.md"
 METRICS = sorted((DOCS / "operations").glob("metrics*.md"))
 DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
 PAGES = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in DOCUMENTS]
+TOUR = [DOCS / "ARCHITECTURE.md", *sorted((DOCS / "architecture").glob("*.md"))]
 
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -39,6 +40,10 @@ SOURCE_FILE = re.compile(r"[\w./-]+\.(?:py|js|css|html|md|toml|txt)\b")
 ROOMS = "triolet|transport|engine|worker|prefill|decode|server|ops|loadtest|tests|docs"
 MADE = {"tenants.toml"}
 """Files that commands make."""
+MAX_PAGE_WORDS = 1000
+REFERENCES = {"metrics.md", "options.md"}
+"""Pages that are one long table."""
+METHOD = re.compile(r"([A-Z][a-z]\w+)\.(_?[a-z]\w*)")
 PLACE = re.compile(rf"(?:{ROOMS})(?:/\w+)*/?")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 METRIC = re.compile(r"\btriolet_[a-z_]+")
@@ -101,6 +106,34 @@ def test_every_source_file_that_is_named_exists(page: Path) -> None:
         for name in named
         if name not in MADE and not any(f"/{known}".endswith(f"/{name}") for known in repository())
     )
+    assert not missing
+
+
+def test_a_page_has_one_subject() -> None:
+    pages = (page for page in DOCUMENTS if page.parent.name in {"operations", "architecture"})
+    lengths = {page.name: len(text_of(page).split()) for page in pages}
+    assert {
+        name for name, words in lengths.items() if words > MAX_PAGE_WORDS
+    } == REFERENCES & lengths.keys()
+
+
+@cache
+def source() -> str:
+    """Return the code of every room as one text."""
+    rooms = ROOMS.removesuffix("|tests|docs").split("|")
+    names = (name for name in repository() if name.startswith(tuple(f"{room}/" for room in rooms)))
+    return "".join(text_of(ROOT / name) for name in names if name.endswith((".py", ".js")))
+
+
+@pytest.mark.parametrize("page", TOUR, ids=lambda page: page.stem)
+def test_every_method_that_is_named_exists(page: Path) -> None:
+    named = {match.groups() for span in code_in(text_of(page)) if (match := METHOD.fullmatch(span))}
+    missing = [
+        f"{owner}.{name}"
+        for owner, name in sorted(named)
+        if not re.search(rf"\bclass {owner}\b", source())
+        or not re.search(rf"\b{name}\b\s*[(:=]", source())
+    ]
     assert not missing
 
 

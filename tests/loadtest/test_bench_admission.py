@@ -32,7 +32,7 @@ from server.scheduling.request_table import RequestTable
 from server.scheduling.requests import Requests
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
-from tests.server.support.fakes import FakeDoorkeeper, FakeFleet, FakeText, answer_hello
+from tests.server.support.fakes import FakeAdmission, FakeFleet, FakeText, answer_hello
 from tests.server.support.surface import surface
 from triolet.errors import overloaded
 from triolet.tenants_form import read_tenants
@@ -99,7 +99,7 @@ class Choosy(FakeFleet):
     def __init__(self, quotas: Quotas) -> None:
         super().__init__(self.answer)
         self.charges = quotas
-        self.doorkeeper = ChoosyDoorkeeper()
+        self.admission = ChoosyAdmission()
 
     def begin(self, request: GenerationRequest) -> FakeGeneration:
         self.charges.accepted(request.request_id)
@@ -114,7 +114,7 @@ class LargeText(FakeText):
     vocab_size = 1000
 
 
-class ChoosyDoorkeeper(FakeDoorkeeper):
+class ChoosyAdmission(FakeAdmission):
     def refuse_early(
         self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:

@@ -16,7 +16,7 @@ import trio
 from ops.simulation.fleet import worker_of
 from server.contract.generation import Delta, Failed, GenerationRequest, TokenLogprob
 from server.scheduling.links import Links
-from server.scheduling.observer import SilentObserver
+from server.scheduling.observer import Observer
 from tests.server.scheduling.fakes import server_config
 from tests.server.tiny_text import tiny_text
 from transport.memory_network import MemoryConnection, MemoryNetwork
@@ -72,16 +72,15 @@ class Record:
             self.end = (event.reason.value, event.stop_string, *counts)
 
 
-class Observer(SilentObserver):
+class SeenByServer(Observer):
     """Counts what the tests ask for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.faults = self
         self.causes: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.routes: Counter[str] = Counter()
-        self.quarantined: list[str] = []
+        self.poisonous: list[str] = []
         self.breakers: list[tuple[str, str]] = []
         self.pauses: list[float] = []
         self.unaffordable = 0
@@ -95,8 +94,8 @@ class Observer(SilentObserver):
     def retry_unaffordable(self) -> None:
         self.unaffordable += 1
 
-    def request_quarantined(self, request_id: str) -> None:
-        self.quarantined.append(request_id)
+    def quarantined(self, what: str, request_id: str) -> None:
+        self.poisonous.append(request_id)
 
     def breaker_changed(self, worker: str, state: str) -> None:
         self.breakers.append((worker.split("@", maxsplit=1)[0], state))
@@ -238,7 +237,7 @@ class House:
             ]
             for role, count in zip((Role.PREFILL, Role.DECODE), counts, strict=True)
         )
-        self.seen = Observer()
+        self.seen = SeenByServer()
         self.records: dict[int, Record] = {}
         addresses = {
             "prefill_addresses": tuple(slot.config.control_address for slot in self.prefills),

@@ -82,7 +82,7 @@ async def test_the_culprit_ends_and_its_neighbours_are_exact(
         assert culprit.end is not None
         assert culprit.end[0] == "quarantined"
         assert records == expected
-        assert house.seen.quarantined == [poisoned().request_id.hex()]
+        assert house.seen.poisonous == [poisoned().request_id.hex()]
         await _check_quarantine(house)
         await house.check_idle()
 
@@ -103,7 +103,7 @@ async def test_its_choices_end_with_it(autojump_clock: MockClock) -> None:
     async with open_house(1, 2, prepare=deadly_on(Role.DECODE)) as house:
         records = await read_all(house, [poisoned(number) for number in range(1, 5)])
         assert {record.end and record.end[0] for record in records} <= {"quarantined", "no_worker"}
-        assert len(house.seen.quarantined) >= 1
+        assert len(house.seen.poisonous) >= 1
         await _check_quarantine(house)
 
 

@@ -318,10 +318,10 @@ MUTANTS: Final = (
            f"{_CROWDS}::"
            "test_connections_on_which_something_runs_stay_and_their_address_gets_a_429"),
     Mutant("A34", "server/edge/tcp.py",
-           "if not self._arrival.proxies.trusts(opening.host):", "if not opening.host:",
+           "if not self._edge.proxies.trusts(opening.host):", "if not opening.host:",
            f"{_CROWDS}::test_connections_by_proxy_protocol_count_for_their_client"),
     Mutant("A34", "server/edge/http.py",
-           "self._speaks_for_others = peer.is_unix or proxies.trusts(peer.host)",
+           "self._speaks_for_others = remote.is_unix or self._proxies.trusts(remote.host)",
            "self._speaks_for_others = True",
            f"{_CROWDS}::test_a_trusted_proxy_names_the_client_and_nobody_else_does"),
     Mutant("A34", "server/edge/http.py",

@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 from structlog.testing import capture_logs
 
 from server.contract.generation import Usage
-from server.metrics.metrics import MAX_WORDS, Metrics
+from server.metrics.fleet import MAX_WORDS
+from server.metrics.metrics import Metrics
 from server.tenants.amounts import NANOS
 from server.tenants.spend_watch import SpendWatch
 from server.tenants.tenancy import TenancyReport
@@ -45,16 +46,15 @@ def lines(metrics: Metrics) -> set[str]:
 
 
 def test_a_request_is_counted_once_in_each_of_its_measures(metrics: Metrics) -> None:
-    metrics.request_received()
-    metrics.request_accepted()
-    metrics.request_dispatched(0.02, ServiceClass.CRITICAL)
-    metrics.prefill_computed(0.001, 0.2)
-    metrics.first_token(0.03)
-    metrics.next_token(0.012)
+    metrics.fleet.request_accepted(16)
+    metrics.fleet.request_dispatched(0.02, ServiceClass.CRITICAL)
+    metrics.fleet.prompt_computed(0.001, 0.2)
+    metrics.fleet.first_token(0.03)
+    metrics.fleet.next_token(0.012)
     usage = Usage(
         prompt_tokens=100, completion_tokens=2, cached_tokens=64, queue_s=0.02, ttft_s=0.03
     )
-    metrics.request_ended("stop", usage, 0.5)
+    metrics.fleet.request_ended("stop", usage, 0.5)
     labels = 'engine="0",model_name="demo"'
     assert {
         "triolet_requests_received_total 1.0",
@@ -107,7 +107,7 @@ def test_what_dashboards_of_vllm_ask_for_is_there(metrics: Metrics) -> None:
 
 def test_sizes_of_requests_and_steps_are_counted(metrics: Metrics) -> None:
     world = World()
-    world.observer.work = metrics.work
+    world.observe(metrics.fleet)
     first, second, third = (
         make_request(number, max_tokens=n) for number, n in enumerate((5, 3, 7))
     )
@@ -138,9 +138,9 @@ def test_tenants_are_counted_by_class_and_outcome_and_nobody_where_there_are_non
 ) -> None:
     alice = Scheduling("alice", service_class=ServiceClass.CRITICAL)
     usage = Usage(prompt_tokens=100, completion_tokens=2, cached_tokens=64)
-    metrics.request_ended("stop", usage, 0.5, alice)
-    metrics.request_ended("stop", Usage(10, 0), 0.5, DEFAULT_SCHEDULING)
-    metrics.request_rejected("overloaded", alice)
+    metrics.fleet.request_ended("stop", usage, 0.5, alice)
+    metrics.fleet.request_ended("stop", Usage(10, 0), 0.5, DEFAULT_SCHEDULING)
+    metrics.fleet.request_rejected("overloaded", alice)
     metrics.tenants.watch(lambda: TenancyReport(2, 3, 1, "no TOML"))
     of_tenants = {line for line in lines(metrics) if line.startswith("triolet_tenant")}
     labels = 'class="critical"'
@@ -158,11 +158,11 @@ def test_tenants_are_counted_by_class_and_outcome_and_nobody_where_there_are_non
 
 
 def test_refusals_and_losses_are_counted_by_cause(metrics: Metrics) -> None:
-    metrics.request_rejected("overloaded")
-    metrics.attempt_failed("peer_lost")
-    metrics.worker_joined("decode-0")
-    metrics.worker_lost("decode-0", "silent")
-    metrics.worker_refused("decode-0", "another model")
+    metrics.fleet.request_rejected("overloaded")
+    metrics.fleet.attempt_failed("peer_lost")
+    metrics.fleet.worker_joined("decode-0")
+    metrics.fleet.worker_lost("decode-0", "silent")
+    metrics.fleet.worker_refused("decode-0", "another model")
     assert {
         'triolet_requests_rejected_total{class="default",code="overloaded"} 1.0',
         'triolet_attempts_failed_total{cause="peer_lost"} 1.0',
@@ -175,7 +175,7 @@ def test_refusals_and_losses_are_counted_by_cause(metrics: Metrics) -> None:
 @pytest.mark.parametrize(("cause", "level"), [("farewell", "info"), ("silent", "warning")])
 def test_a_worker_that_was_drained_is_no_warning(metrics: Metrics, cause: str, level: str) -> None:
     with capture_logs() as logs:
-        metrics.worker_lost("decode-0", cause)
+        metrics.fleet.worker_lost("decode-0", cause)
     assert [(entry["event"], entry["log_level"]) for entry in logs] == [("worker_lost", level)]
 
 
@@ -185,11 +185,11 @@ def test_faults_and_what_is_done_about_them_are_counted() -> None:
     fleet.status().workers[1].load = Load(stale_frames=5, dropped={"stale": 3, "foreign": 2})
     subject = Metrics("demo", "none")
     subject.watch(fleet.status, lambda: 0)
-    subject.faults.retry_unaffordable()
-    subject.faults.request_quarantined("ab")
-    subject.faults.breaker_changed("decode-0", "open")
-    subject.faults.frames_dropped("old_attempt", 7)
-    subject.faults.server_paused(2.5)
+    subject.fleet.retry_unaffordable()
+    subject.fleet.quarantined("request", "ab")
+    subject.fleet.breaker_changed("decode-0", "open")
+    subject.fleet.frames_dropped("old_attempt", 7)
+    subject.fleet.server_paused(2.5)
     assert {
         "triolet_retries_refused_total 1.0",
         "triolet_requests_quarantined_total 1.0",
@@ -223,7 +223,7 @@ def test_what_alerts_see_increase_is_there_before_its_first_time(metrics: Metric
 
 def test_a_label_never_has_more_words_than_its_bound(metrics: Metrics) -> None:
     for number in range(10 * MAX_WORDS):
-        metrics.request_rejected(f"code-{number}")
+        metrics.fleet.request_rejected(f"code-{number}")
     series = [line for line in lines(metrics) if line.startswith("triolet_requests_rejected_total")]
     assert len(series) == MAX_WORDS + 1
     labels = 'class="default",code="other"'
@@ -348,7 +348,7 @@ async def test_scrapes_at_once_share_one_text_that_was_begun_after_they_asked() 
 
 def test_the_text_is_the_client_library_s_byte_for_byte(metrics: Metrics) -> None:
     metrics._registry.register(Families())
-    metrics.first_token(12345678.9)
+    metrics.fleet.first_token(12345678.9)
     metrics.tenants.ended(Scheduling('a "quoted"\n\\ name'), "stop", Usage(10**9, 3))
     for _ in range(2):  # names are remembered from the first time on
         ours = metrics.exposition().decode().splitlines()

@@ -13,9 +13,8 @@ def exposition(requests: int) -> str:
     metrics = Metrics("demo", "vllm")
     metrics.watch(FakeFleet().status, lambda: requests, lambda: {"direct": 1})
     for _ in range(requests):
-        metrics.request_received()
-        metrics.first_token(0.01)
-        metrics.request_rejected('a"b} c')
+        metrics.fleet.first_token(0.01)
+        metrics.fleet.request_rejected('a"b} c')
     return metrics.exposition().decode()
 
 

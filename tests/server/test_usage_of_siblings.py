@@ -99,7 +99,7 @@ async def test_whichever_is_asked_the_parts_of_all_are_added_up(tmp_path: Path) 
 async def test_one_that_does_not_answer_is_not_counted(tmp_path: Path) -> None:
     paths = (("server-0", str(tmp_path / "server-0")), ("nobody", str(tmp_path / "nobody")))
     alone = Peers(SiblingConfig("server-0", 0, paths))
-    async with both(tmp_path, siblings=[alone] * 2):
+    async with both(tmp_path, peers=[alone] * 2):
         usage = await usage_of_alice(tmp_path, "server-0")
     assert usage["limits"]["tokens_per_minute"] == 300
     assert usage["servers"] == {"counted": 1, "all": 2}

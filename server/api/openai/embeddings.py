@@ -15,7 +15,7 @@ from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
 from triolet.pooling import VectorForm
 
-from ...contract.embedding import EmbeddingRequest
+from ...contract.generation import input_request
 from ...tenants.quotas import Asked
 from ...tenants.tenancy import current_tenant
 from .. import fields
@@ -99,7 +99,7 @@ async def embed(
     renew_tenant(services.tenancy)
     scheduling = current_scheduling(fields.service_tier, services.quotas.store.num_servers)
     requests = [
-        EmbeddingRequest(
+        input_request(
             request_id=new_request_id(),
             input_ids=ids,
             form=form,
@@ -110,7 +110,7 @@ async def embed(
         )
         for ids in inputs
     ]
-    asked = [Asked(one.request_id, len(one.input_ids), 0) for one in requests]
+    asked = [Asked(one.request_id, len(one.prompt_ids), 0) for one in requests]
     with await reserve_for(asked, services):
         run = services.fleet.embed(requests)
         live.hold(run)

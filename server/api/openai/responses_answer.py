@@ -111,7 +111,7 @@ class WsOutbox:
 POSITION: Final = "sequence_number"
 
 
-def own_name(response_id: str) -> Name:
+def response_name(response_id: str) -> Name:
     """Return what the running task's tenant finds a response by: another one has no such response.
 
     An id has 128 random bits, so that where there are no tenants, to know it is to own it.
@@ -185,7 +185,7 @@ class ResumedAnswer:
         self._services = services
         self._conversations = conversations
         self._connection = connection
-        answer = services.kept.find(own_name(resume.response_id))
+        answer = services.kept.find(response_name(resume.response_id))
         if answer is None:
             raise http_error(
                 404,
@@ -334,7 +334,7 @@ class ResponseAnswer:
         answer = self._resumable = ResumableAnswer(events, b"", config)
         with await reserved([request], self._services), params_called({KEY: RESUMABLE}):
             kept.begin(
-                own_name(self.id),
+                response_name(self.id),
                 answer,
                 partial(self._services.fleet.submit, request),
             )

@@ -40,8 +40,8 @@ async def test_refusals_are_told_by_code_whatever_their_class() -> None:
     async with surface() as server:
         for service_class in (ServiceClass.DEFAULT, ServiceClass.BATCH):
             scheduling = Scheduling(service_class=service_class)
-            server.services.metrics.request_rejected("overloaded", scheduling)
-        server.services.metrics.request_rejected("no_worker")
+            server.services.metrics.fleet.request_rejected("overloaded", scheduling)
+        server.services.metrics.fleet.request_rejected("no_worker")
         status = (await server.request("GET", "/fleet/status")).json
     assert status["rejected_by_code"] == {"overloaded": 2, "no_worker": 1}
     assert status["counters"]["requests_rejected"] == 3
@@ -69,11 +69,11 @@ async def test_the_last_seconds_are_told_at_once_and_no_more_than_those(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recent.run)
         await trio.testing.wait_all_tasks_blocked()
-        metrics.first_token(0.02)
+        metrics.fleet.first_token(0.02)
         await trio.sleep(CONFIG.recent_s - CONFIG.sample_s / 2)
         assert recent.since_then()["latencies"]["ttft"]["totals"][-1] == 1
         await trio.sleep(CONFIG.recent_s)
-        metrics.first_token(0.02)
+        metrics.fleet.first_token(0.02)
         await trio.sleep(CONFIG.sample_s)
         told = recent.since_then()
         assert told["latencies"]["ttft"]["totals"][-1] == 1, "the first one was before"

@@ -175,10 +175,10 @@ async def test_only_what_may_be_kept_is_not_refused_early() -> None:
     async with surface(response_cache=CACHE) as server:
         await ask(server)
         await ask(server, response_cache="refresh")
-        assert len(server.fleet.doorkeeper.keys) == 1
+        assert len(server.fleet.admission.keys) == 1
     async with surface() as server:
         await ask(server)
-        assert len(server.fleet.doorkeeper.keys) == 1
+        assert len(server.fleet.admission.keys) == 1
 
 
 async def test_a_worker_that_is_gone_has_no_say_in_what_is_served() -> None:

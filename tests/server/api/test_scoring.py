@@ -20,7 +20,8 @@ from triolet.tenants import Plan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from server.contract.embedding import EmbeddingRequest
+    from server.contract.generation import GenerationRequest
+
 
 RANKINGS = ("/v1/rerank", "/v2/rerank", "/rerank")
 SCORES = ("/v1/score", "/score")
@@ -30,20 +31,20 @@ ASK: dict[str, Any] = {"query": "aaa", "documents": ["bbb", "aab", "aaa", "aab"]
 class LetterRun(FakeRun):
     """The vector of an input: how often it has the letters a and b."""
 
-    def __init__(self, requests: Sequence[EmbeddingRequest]) -> None:
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
         super().__init__(len(requests))
         self._requests = requests
 
     async def vectors(self) -> Sequence[bytes]:
         await trio.lowlevel.checkpoint()
-        texts = [bytes(one.input_ids) for one in self._requests]
+        texts = [bytes(one.prompt_ids) for one in self._requests]
         return [struct.pack("<2f", text.count(b"a"), text.count(b"b")) for text in texts]
 
 
 class LetterFleet(FakeFleet):
     """Makes such vectors."""
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> FakeRun:
         self.inputs += requests
         return LetterRun(requests)
 
@@ -54,7 +55,7 @@ async def test_documents_are_ordered_by_their_cosine_and_each_text_is_computed_o
 ) -> None:
     async with surface(LetterFleet()) as server:
         answer = (await server.post(path, ASK)).json
-        num_tokens = sum(len(one.input_ids) for one in server.fleet.inputs)
+        num_tokens = sum(len(one.prompt_ids) for one in server.fleet.inputs)
         assert len(server.fleet.inputs) == 3
     assert [one["index"] for one in answer["results"]] == [2, 1, 3, 0]
     scores = [one["relevance_score"] for one in answer["results"]]

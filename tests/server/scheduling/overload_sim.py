@@ -15,9 +15,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from server.scheduling.observer import SilentOverloadObserver
-from server.scheduling.overload import Overload
-from server.scheduling.request import Ask
+from server.scheduling.observer import OverloadObserver
+from server.scheduling.overload import Demand, Overload
 from server.scheduling.wait_estimate import Capacity
 from triolet.errors import RequestError
 from triolet.service_class import Scheduling, ServiceClass
@@ -25,7 +24,7 @@ from triolet.service_class import Scheduling, ServiceClass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from server.scheduling.overload import Forecast
+    from server.scheduling.wait_estimate import Forecast
     from triolet.config import OverloadConfig
 
 SWEEP_S = 0.05
@@ -41,12 +40,11 @@ class Client:
     output_tokens: int
     came_at: float = 0.0
     first_at: float = 0.0
-    dispatched_at: float = 0.0
     forecast: Forecast | None = None
     times_told: int = 0
 
 
-class Reasons(SilentOverloadObserver):
+class Reasons(OverloadObserver):
     """Counts why who was refused."""
 
     def __init__(self) -> None:
@@ -173,7 +171,7 @@ class FleetSim:
     def _come(self, client: Client) -> None:
         if client.times_told:
             self.report.returned += 1
-        ask = Ask(
+        demand = Demand(
             Scheduling(service_class=client.service_class),
             client.prompt_tokens,
             600.0,
@@ -182,7 +180,7 @@ class FleetSim:
         )
         try:
             ahead = self._tokens_ahead(client.service_class)
-            forecast = self.overload.judge(ask, ahead, self.now)
+            forecast = self.overload.judge(demand, ahead, self.now)
         except RequestError as error:
             self.report.refused[client.service_class] += 1
             client.times_told += 1
@@ -192,7 +190,7 @@ class FleetSim:
                 self.at(self.now + wait_s, partial(self._come, client))
             return
         self.report.returned_in += client.times_told > 0
-        self.overload.took(ask, forecast, self.now)
+        self.overload.took(forecast, self.now)
         client.came_at, client.forecast = self.now, forecast
         self._ahead[client.service_class] += client.prompt_tokens
         heapq.heappush(self._line, (client.service_class, next(self._numbers), client))
@@ -203,19 +201,16 @@ class FleetSim:
             _, _, client = self._line[0]
             forecast = client.forecast
             assert forecast is not None
-            if self.overload.is_hopeless(forecast, self.now):
+            if self.overload.expired(forecast, self.now) is not None:
                 self._leave_line()
-                self.overload.expired(forecast, self.now - client.came_at)
-                self.overload.ended(forecast, None)
+                self.overload.ended(forecast, self.now, is_well=False)
                 self.report.dropped += 1
                 continue
             kept = self.overload.kept_share(client.service_class, self.now)
             if self._running >= (1 - kept) * self.rows or self._backlog > 8192:
                 return
             self._leave_line()
-            waited_s = self.now - client.came_at
-            self.overload.dispatched(forecast, waited_s, has_waited=waited_s > 0, now=self.now)
-            client.dispatched_at = self.now
+            self.overload.dispatched(forecast, self.now)
             self._running += 1
             self._backlog += client.prompt_tokens
             heapq.heappush(self._prompts, (client.service_class, next(self._numbers), client))
@@ -238,9 +233,7 @@ class FleetSim:
         self.report.prefilled_tokens += client.prompt_tokens
         ttft_s = self.now - client.came_at
         assert client.forecast is not None
-        self.overload.first_token(
-            client.forecast, ttft_s, self.now - client.dispatched_at, self.now
-        )
+        self.overload.first_token(client.forecast, self.now)
         self.report.ttfts.append(ttft_s)
         self.at(self.now + client.output_tokens * self._token_s, partial(self._end, client, ttft_s))
         self._prefill()
@@ -249,7 +242,7 @@ class FleetSim:
     def _end(self, client: Client, ttft_s: float) -> None:
         self._running -= 1
         assert client.forecast is not None
-        self.overload.ended(client.forecast, self.now - client.dispatched_at)
+        self.overload.ended(client.forecast, self.now, is_well=True)
         slo_s = self.config.slo.of(client.service_class)
         if slo_s is None or ttft_s <= slo_s:
             self.report.good[client.service_class] += 1

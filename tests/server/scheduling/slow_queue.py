@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from server.scheduling.tenant_queue import Place
+    from server.scheduling.queue import Place
 
 
 @dataclass

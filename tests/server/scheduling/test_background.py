@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from server.contract.embedding import EmbeddingRequest
+from server.contract.generation import input_request
 from server.scheduling.delivery import RequestOutput
-from server.scheduling.embedding_run import begin_embeddings
+from server.scheduling.embeddings import EmbeddingRun
 from triolet.config import BACKGROUND_HOLD_S
 from triolet.pooling import VectorForm
 from triolet.service_class import Scheduling, ServiceClass
@@ -54,8 +54,9 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
         queue.pause({ServiceClass.BATCH})
     sequence = world.submit(make_request(1, scheduling=scheduling)).sequence
     stream = RequestOutput(sequence, lambda _: None, lambda *_: None)
-    asked = EmbeddingRequest(bytes(16), (1, 2), VectorForm(), 600.0, scheduling=scheduling)
-    run = begin_embeddings(world.requests, world.config, world.collect, [asked])
+    asked = input_request(bytes(16), (1, 2), VectorForm(), 600.0, scheduling=scheduling)
+    run = EmbeddingRun(world.requests, world.config, world.collect)
+    run.begin([asked])
     world.deliver()
     assert (stream.has_begun, run.has_begun) == (False, False)
     world.sweep(1.0)  # there is no brownout

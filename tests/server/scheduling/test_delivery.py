@@ -35,7 +35,7 @@ class FakeStream:
         self._delivery = delivery
         self._again = again
 
-    def deliver(self) -> None:
+    def deliver(self, now: float) -> None:
         self._order.append(self.tenant)
         if self._again:
             self.add()
@@ -44,7 +44,7 @@ class FakeStream:
         self._delivery.add(cast("OutputStream", self))
 
 
-def test_a_tenant_with_many_streams_delays_another_one_by_one_stream() -> None:
+async def test_a_tenant_with_many_streams_delays_another_one_by_one_stream() -> None:
     delivery, order = Delivery(), list[str]()
     delivery.collect()
     for tenant in (*("many",) * 500, "one", "other"):
@@ -54,7 +54,7 @@ def test_a_tenant_with_many_streams_delays_another_one_by_one_stream() -> None:
     assert len(order) == STREAMS_PER_CHECKPOINT
 
 
-def test_what_one_turn_leaves_comes_in_the_next_ones() -> None:
+async def test_what_one_turn_leaves_comes_in_the_next_ones() -> None:
     delivery, order = Delivery(), list[str]()
     delivery.collect()
     for number in range(300):
@@ -66,7 +66,7 @@ def test_what_one_turn_leaves_comes_in_the_next_ones() -> None:
     assert sorted(order) == sorted(f"tenant {number % 3}" for number in range(300))
 
 
-def test_a_stream_that_is_due_again_at_once_keeps_nobody_waiting_for_ever() -> None:
+async def test_a_stream_that_is_due_again_at_once_keeps_nobody_waiting_for_ever() -> None:
     delivery, order = Delivery(), list[str]()
     delivery.collect()
     FakeStream("greedy", order, delivery, again=True).add()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.contract.embedding import EmbeddingRequest
+from server.contract.generation import Failed, Finished, input_request
 from triolet.pooling import VectorForm
 from triolet.service_class import Scheduling
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def test_a_dismissed_tenants_sequences_end_in_every_phase(phase: Phase) -> None:
     world = World()
     reader = brought_to(world, phase)
-    world.requests.dismiss({reader.sequence.request.scheduling.tenant}, world.now)
+    world.requests.cancel_tenants({reader.sequence.request.scheduling.tenant}, world.now)
     world.read(reader)
     error = reader.failed.error
     assert (error.status, error.code) == (403, "permission_denied")
@@ -36,7 +36,7 @@ def test_others_go_on() -> None:
         name: world.submit(make_request(n, max_tokens=8, scheduling=Scheduling(name)))
         for n, name in enumerate(("alice", "bob"), 1)
     }
-    world.requests.dismiss({"alice", "nobody"}, world.now)
+    world.requests.cancel_tenants({"alice", "nobody"}, world.now)
     world.settle()
     for reader in readers.values():
         world.read(reader)
@@ -47,22 +47,18 @@ def test_others_go_on() -> None:
 def test_inputs_of_a_dismissed_tenant_end_too() -> None:
     world = World()
     inputs = [
-        EmbeddingRequest(
+        input_request(
             n.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, scheduling=Scheduling(name)
         )
         for n, name in enumerate(("alice", "bob"), 1)
     ]
-    embeddings = world.requests.embeddings
-    running = [
-        running
-        for one in inputs
-        for running in embeddings.submit([one], lambda: None, world.now, is_draining=False)
-    ]
+    running = world.requests.submit(inputs, world.now)
     world.collect()
-    world.requests.dismiss({"alice"}, world.now)
+    world.requests.cancel_tenants({"alice"}, world.now)
     world.settle()
-    alice, bob = (one.result for one in running)
-    assert alice.error is not None
-    assert alice.error.status == 403
-    assert (bob.error, bob.vector is not None) == (None, True)
+    alice, bob = running
+    assert isinstance(alice.terminal, Failed)
+    assert alice.terminal.error.status == 403
+    assert isinstance(bob.terminal, Finished)
+    assert bob.vector
     world.check_idle()

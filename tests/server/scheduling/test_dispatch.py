@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.scheduling.admission import FULL_RETRY_S, Limits, refuse_full, refuse_unfit
-from server.scheduling.fair_queue import FairQueue
-from server.scheduling.paths import BrokenPaths
+from server.scheduling.admission import FULL_RETRY_S, Limits, refuse_unfit
+from server.scheduling.queue import FairQueue, num_crowding
+from server.scheduling.recovery import BrokenPaths
 from server.scheduling.routing import Need, choose_pair, streams_on
 from transport.frames import Reserve
 from transport.liveness import PeerState
@@ -16,7 +16,7 @@ from triolet.errors import RequestError
 from triolet.ids import AttemptKey
 from triolet.service_class import Band, Scheduling, ServiceClass
 
-from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request, server_config
+from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request
 from .test_fair_queue import place
 from .world import World
 
@@ -236,26 +236,24 @@ def test_what_just_fits_is_taken() -> None:
     refuse_unfit(make_request(prompt="x" * 10, max_tokens=31), Limits(41, 40, 10))
 
 
-def test_a_full_line_refuses_with_the_time_to_come_back() -> None:
-    config, line = server_config(max_queued_requests=8), FairQueue[int](QueueConfig())
+def test_a_full_queue_has_no_room_but_for_higher_classes_and_tenants_below_their_part() -> None:
+    most, queue = 8, FairQueue[int](QueueConfig())
     loud, quiet = Scheduling("loud"), Scheduling("quiet")
-    refuse_full(line, loud, 9, config)  # one that is empty moves
+    assert not num_crowding(queue, loud, 9, most), "one that is empty moves"
     for number in range(8):
-        refuse_full(line, loud, 1, config)
-        line.add(number, place(loud))
-    with pytest.raises(RequestError, match="8 requests wait") as refusal:
-        refuse_full(line, loud, 1, config)
-    assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
-    assert refusal.value.retry_after_s == FULL_RETRY_S
+        assert not num_crowding(queue, loud, 1, most)
+        queue.add(number, place(loud))
+    assert num_crowding(queue, loud, 1, most) == 8
     # Nor is it full of lower classes, nor for a tenant that has less than its part.
-    refuse_full(line, Scheduling("loud", service_class=ServiceClass.CRITICAL), 1, config)
+    assert not num_crowding(queue, Scheduling("loud", service_class=ServiceClass.CRITICAL), 1, most)
     for number in range(8, 12):
-        refuse_full(line, quiet, 1, config)
-        line.add(number, place(quiet))
-    with pytest.raises(RequestError, match="12 requests wait"):
-        refuse_full(line, quiet, 1, config)
-    with pytest.raises(RequestError, match="12 requests wait"):
-        refuse_full(line, Scheduling("quiet", service_class=ServiceClass.SHEDDABLE), 1, config)
+        assert not num_crowding(queue, quiet, 1, most)
+        queue.add(number, place(quiet))
+    assert num_crowding(queue, quiet, 1, most) == 12
+    assert (
+        num_crowding(queue, Scheduling("quiet", service_class=ServiceClass.SHEDDABLE), 1, most)
+        == 12
+    )
 
 
 def test_limits_follow_what_workers_said_last() -> None:
@@ -278,8 +276,10 @@ def test_a_long_line_is_refused_by_the_conductor() -> None:
     world.deliver()
     for number in range(1, 5):
         world.submit(make_request(number, prompt="x" * 100))
-    with pytest.raises(RequestError, match="3 requests wait"):
+    with pytest.raises(RequestError, match="3 requests wait") as refusal:
         world.submit(make_request(9))
+    assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
+    assert refusal.value.retry_after_s == FULL_RETRY_S
     world.settle()
     world.check_idle()
 

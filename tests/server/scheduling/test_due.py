@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.contract.embedding import EmbeddingRequest
-from server.contract.generation import CancelReason
+from server.contract.generation import CancelReason, Failed, input_request
 from server.scheduling.attempt import SweepTimes, due_at
 from server.scheduling.request import Phase
 from transport.frames import TokenCredit
@@ -61,14 +60,22 @@ def test_no_sweep_is_left_out_while_somebody_waits_for_workers(phase: Phase) -> 
     assert not world.requests.is_restless
 
 
-def test_no_sweep_is_left_out_while_an_input_is_under_way() -> None:
+def test_no_sweep_is_left_out_while_an_input_waits_and_its_deadline_is_kept_later() -> None:
     world = World()
-    request = EmbeddingRequest(bytes(16), (1, 2, 3), VectorForm(), 600.0)
-    world.requests.embeddings.submit([request], lambda: None, world.now, is_draining=False)
+    world.prefill.token_credit = 0
+    world.greet(world.worker(world.prefill))
+    requests = [input_request(bytes([n]) * 16, (1, 2, 3), VectorForm(), 600.0) for n in range(2)]
+    first, second = world.requests.submit(requests, world.now)
     world.collect()
+    assert first.attempt is not None
+    assert second.attempt is None
     assert world.requests.is_restless
-    world.settle()
+    world.requests.cancel(second, CancelReason.CLIENT_GONE, world.now)
     assert not world.requests.is_restless
+    assert due_at(first, world.config) == first.deadline
+    world.sweep(601.0)
+    assert isinstance(first.terminal, Failed)
+    assert first.terminal.error.code == "deadline_exceeded"
 
 
 def test_no_sweep_is_left_out_while_a_drain_may_end() -> None:

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.contract.embedding import EmbeddingRequest
-from server.contract.generation import CancelReason
-from server.scheduling import outcome
+from server.contract.generation import CancelReason, Failed, Finished, input_request
 from transport.frames import Embed, End, Ended, EndReason
 from triolet.config import EmbeddingLimits
 from triolet.errors import RequestError
@@ -20,23 +18,27 @@ from .world import World
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from server.scheduling.embeddings import Input
+    from server.contract.generation import GenerationRequest
+    from server.scheduling.request import Request
 
 ERROR = EndReason.ERROR
 
 
-def request(number: int, text: str = "Hallo", priority: int = 0) -> EmbeddingRequest:
-    return EmbeddingRequest(
+def request(number: int, text: str = "Hallo", priority: int = 0) -> GenerationRequest:
+    return input_request(
         number.to_bytes(16, "big"), tuple(text.encode()), VectorForm(), 600.0, priority
     )
 
 
-def submit(world: World, requests: Sequence[EmbeddingRequest]) -> list[Input]:
-    inputs = world.requests.embeddings.submit(
-        requests, lambda: None, world.now, is_draining=world.requests.is_draining
-    )
+def submit(world: World, requests: Sequence[GenerationRequest]) -> list[Request]:
+    inputs = world.requests.submit(requests, world.now)
     world.collect()
     return inputs
+
+
+def error_of(one: Request) -> RequestError:
+    assert isinstance(one.terminal, Failed)
+    return one.terminal.error
 
 
 def fail_all(world: World) -> None:
@@ -48,10 +50,10 @@ def fail_all(world: World) -> None:
         world.down[worker].append(ended)
 
 
-def check_done(world: World, inputs: Sequence[Input]) -> None:
+def check_done(world: World, inputs: Sequence[Request]) -> None:
     for one in inputs:
-        assert one.is_over
-        assert one.result.vector == vector_of(one.request.request_id)
+        assert isinstance(one.terminal, Finished)
+        assert one.vector == vector_of(one.request.request_id)
     world.check_idle()
 
 
@@ -60,7 +62,7 @@ def test_each_input_gets_its_vector() -> None:
     inputs = submit(world, [request(n) for n in range(40)])
     world.settle()
     check_done(world, inputs)
-    assert world.requests.accounting.ended["embedded"] == 40  # type: ignore[index]
+    assert world.requests.accounting.ended["embedded"] == 40
     assert {fake.steps for fake in world.prefills} == {1}
 
 
@@ -91,7 +93,7 @@ def test_a_single_input_overtakes_a_request_of_many() -> None:
     single = submit(world, [request(100, "x" * 500)])
     background = submit(world, [request(200, "x" * 500, priority=9)])
     order = []
-    while not all(one.is_over for one in (*many, *single, *background)):
+    while not all(one.terminal for one in (*many, *single, *background)):
         world.deliver()
         order += [key.request_id for key in world.prefill.inputs]
         world.compute(world.worker(world.prefill))
@@ -108,7 +110,7 @@ def test_a_worker_that_dies_costs_another_attempt() -> None:
     world.deliver()
     worker = world.worker(world.prefill)
     world.lose(worker)
-    assert not any(one.is_over for one in inputs)
+    assert not any(one.terminal for one in inputs)
     world.greet(worker)
     world.settle()
     check_done(world, inputs)
@@ -117,17 +119,16 @@ def test_a_worker_that_dies_costs_another_attempt() -> None:
 
 def test_an_input_that_makes_steps_fail_ends_and_takes_nobody_with_it() -> None:
     world = World(num_prefills=1)
-    bad, *good = submit(world, [request(n) for n in range(6)])
+    bad, *good = submit(world, [request(0, "böse"), *(request(n) for n in range(1, 6))])
     for _ in range(40):
         world.deliver()
         if any(key.request_id == bad.request.request_id for key in world.prefill.inputs):
             fail_all(world)
         else:
             world.compute(world.worker(world.prefill))
-    assert bad.result.error is not None
-    assert bad.result.error.code == "no_worker"
-    assert bad.num_faults == 3
-    assert max(one.num_faults for one in good) == 1
+    assert error_of(bad).code == "quarantined"
+    with pytest.raises(RequestError, match="not tried again"):
+        submit(world, [request(100, "böse")])
     check_done(world, good)
 
 
@@ -166,13 +167,12 @@ def test_a_cancel_ends_it_here_and_there(is_sent: bool) -> None:
     inputs = submit(world, [request(n) for n in range(2)])
     world.deliver()
     for one in inputs:
-        end = outcome.cancelled(CancelReason.CLIENT_GONE, world.config)
-        world.requests.embeddings.cancel(one, end, world.now)
+        world.requests.cancel(one, CancelReason.CLIENT_GONE, world.now)
     world.collect()
     world.deliver()
     sent = [type(frame) for frame in world.prefill.received]
     assert sent == ([Embed, Embed, End, End] if is_sent else [])
-    assert all(one.result.error is not None for one in inputs)
+    assert all(error_of(one).code == "cancelled" for one in inputs)
     world.check_idle()
 
 
@@ -187,23 +187,22 @@ def test_a_drain_moves_it_to_another_worker() -> None:
     worker = world.worker(leaving)
     world.hear(worker, leaving.heartbeat())
     world.hear(worker, Ended(*key, EndReason.DRAIN, 0, 1))
-    assert one.num_faults == 0
+    assert not one.faults
     world.settle()
     check_done(world, [one])
 
 
 def test_a_deadline_and_the_servers_own_drain_end_it() -> None:
     world = World()
-    late = submit(world, [EmbeddingRequest(bytes(16), (1,), VectorForm(), deadline_s=1.0)])
+    late = submit(world, [input_request(bytes(16), (1,), VectorForm(), deadline_s=1.0)])
     world.sweep(1.5)
-    assert late[0].result.error is not None
-    assert late[0].result.error.code == "deadline_exceeded"
+    assert error_of(late[0]).code == "deadline_exceeded"
     rest = submit(world, [request(2)])
     world.requests.begin_drain(world.now)
     with pytest.raises(RequestError, match="shutting down"):
         submit(world, [request(3)])
     world.sweep(world.config.drain_timeout_s + 1)
-    assert rest[0].result.error is not None
+    assert error_of(rest[0]).code == "draining"
     world.deliver()
     world.check_idle()
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.scheduling.fair_queue import FairQueue
-from server.scheduling.tenant_queue import Place
+from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, Place
 from triolet.config import QueueConfig
 from triolet.errors import ConfigError
 from triolet.service_class import Scheduling, ServiceClass
@@ -42,10 +41,10 @@ def place(
     scheduling: Scheduling,
     prompt_tokens: int = 10,
     max_tokens: int = 10,
-    own: int = 0,
+    priority: int = 0,
     due: float = 9.0,
 ) -> Place:
-    return Place(scheduling, own, due, next(ORDERS), prompt_tokens, max_tokens)
+    return Place(scheduling, priority, due, next(ORDERS), prompt_tokens, max_tokens)
 
 
 @settings(deadline=None)
@@ -100,7 +99,7 @@ def test_it_is_the_slow_obvious_queue(seed: int, steps: int, head_start: int) ->
 
 
 def assert_ahead(queue: FairQueue[int], slow: SlowQueue, new: Place) -> None:
-    ahead = queue.tokens_ahead(new.scheduling, new.own, new.due)
+    ahead = queue.tokens_ahead(new._replace(prompt_tokens=0, max_tokens=UNKNOWN_TOKENS))
     all_of_class = sum(
         one.place.prompt_tokens
         for one in slow.all.values()
@@ -113,8 +112,8 @@ def assert_nothing_is_left(queue: FairQueue[int], slow: SlowQueue) -> None:
     for name in list(slow.all):
         queue.end(name, 0)
     assert (len(queue), queue.num_running, queue.num_tenants) == (0, 0, 0)
-    for line in queue.lines:
-        assert (line.num_waiting, line.prompt_tokens, line.earned) == (0, 0, 0.0)
+    for line in queue.classes:
+        assert (line.num_waiting, line.num_running, line.aging_credit) == (0, 0, 0.0)
         assert line.ready_tokens == 0
         assert not line.is_waiting
 
@@ -232,7 +231,7 @@ def test_who_comes_alone_in_the_midst_of_a_flood_is_next() -> None:
         if number % 3 == 0:
             queue.take(f"flood {number}")
     quiet = Scheduling("quiet")
-    assert queue.tokens_ahead(quiet, 0, 9.0, 10, 10) <= 10
+    assert queue.tokens_ahead(place(quiet)) <= 10
     queue.add("quiet", place(quiet))
     turns = []
     while "quiet" not in turns:
@@ -246,14 +245,14 @@ def test_who_comes_alone_in_the_midst_of_a_flood_is_next() -> None:
 def test_of_a_tenant_its_priority_then_who_is_due_then_who_came_first() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     scheduling = Scheduling("one")
-    for name, own, due in (
+    for name, priority, due in (
         ("late", 0, 9.0),
         ("soon", 0, 1.0),
         ("later", 0, 9.0),
         ("urgent", -1, 50.0),
         ("patient", 3, 0.0),
     ):
-        queue.add(name, place(scheduling, own=own, due=due))
+        queue.add(name, place(scheduling, priority=priority, due=due))
     turns = []
     while (turn := queue.first()) is not None:
         queue.take(turn)
@@ -352,7 +351,7 @@ def test_what_is_ahead_is_what_will_go_first() -> None:
             tokens[name] = rng.randrange(1, largest)
             queue.add(name, place(skewed, tokens[name], max_tokens=0))
         newcomer = rng.choice(schedulings)
-        predicted = queue.tokens_ahead(newcomer, 0, 9.0)
+        predicted = queue.tokens_ahead(place(newcomer, 0, UNKNOWN_TOKENS))
         queue.add(-1, place(newcomer, 5, max_tokens=0))
         truth = 0
         while (turn := queue.first()) != -1:
@@ -374,7 +373,7 @@ def test_many_tenants_leave_nothing_behind() -> None:
         queue.take(name)
         queue.end(name, 3)
     assert queue.num_tenants == 0
-    assert sum(len(line) for line in queue.lines) == 0
+    assert sum(len(line) for line in queue.classes) == 0
 
 
 def test_tenants_that_come_once_beside_others_are_forgotten() -> None:
@@ -392,7 +391,7 @@ def test_tenants_that_come_once_beside_others_are_forgotten() -> None:
             else:
                 queue.end(turn, 10)
     assert queue.num_tenants <= 3
-    assert len(queue.lines[ServiceClass.DEFAULT]) <= 4
+    assert len(queue.classes[ServiceClass.DEFAULT]) <= 4
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from server.contract.generation import CancelReason
-from server.scheduling.observer import SilentObserver
-from server.scheduling.poison import Standing
+from server.scheduling.observer import Observer
 from server.scheduling.request import Phase
 from transport.frames import EndReason, Grant, Prefill, Reserve, Tokens
 from triolet.config import LocalPrefill, RoutingConfig
@@ -20,7 +19,7 @@ from .world import World
 ALWAYS = RoutingConfig(LocalPrefill.ALWAYS)
 
 
-class Routes(SilentObserver):
+class Routes(Observer):
     """Counts who computed prompts."""
 
     def __init__(self) -> None:
@@ -37,8 +36,7 @@ class Routes(SilentObserver):
 
 def world_of(num_prefills: int, num_decodes: int = 1, **config: object) -> tuple[World, Routes]:
     world, routes = World(num_prefills, num_decodes, **config), Routes()
-    world.observer = routes
-    world.requests._observer = world.requests._attempts._observer = routes
+    world.observe(routes)
     return world, routes
 
 
@@ -223,8 +221,8 @@ def test_whoever_came_to_a_worker_that_stood_still_is_not_what_it_stands_still_b
     world.deliver()
     assert late.sequence.phase is Phase.PREFILLING
     world.lose(world.worker(world.decode), "wedged")
-    assert early.sequence.suspicion.standing is Standing.SUSPECT
-    assert late.sequence.suspicion.standing is Standing.CLEAN
+    assert early.sequence.poison.strikes == 1
+    assert late.sequence.poison.strikes == 0
     world.greet(world.worker(world.decode))
     world.settle()
     for reader in (early, late):

@@ -131,8 +131,8 @@ def test_everything_returns_to_zero() -> None:
     overload = sim.overload
     overload.returns.forget(1e9)
     assert len(overload.returns) == 0
-    assert overload.guard.owed_tokens == 0
-    assert overload.prediction.running_tokens == 0
+    assert all(overload.outstanding.owed(one) == 0 for one in C)
+    assert overload.outstanding.running == 0
     assert overload.status(sim.now).owed_tokens == 0
 
 
@@ -185,9 +185,9 @@ def test_long_prompts_of_who_asks_for_little_are_not_what_is_too_much() -> None:
     long = BrownoutConfig().long_prompt_tokens + 1
     ladder.level = Level.CAP_DEFAULT
     assert ladder.refuses(C.DEFAULT, long)
-    assert not ladder.refuses(C.DEFAULT, long, is_modest=True)
+    assert not ladder.refuses(C.DEFAULT, long, is_under_share=True)
     ladder.level = Level.CRITICAL_ONLY
-    assert ladder.refuses(C.DEFAULT, 1, is_modest=True)
+    assert ladder.refuses(C.DEFAULT, 1, is_under_share=True)
 
 
 def test_without_brownout_nothing_is_ever_given_up() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.scheduling.paths import BrokenPaths
+from server.scheduling.recovery import BrokenPaths
 from server.scheduling.routing import TOKENS_PER_STREAM, Need, choose_pair, counted_tokens
 from server.scheduling.workers import PrefixChain, PrefixIndex
 from triolet.config import RecoveryConfig

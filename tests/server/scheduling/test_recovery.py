@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.scheduling.observer import SilentFaultObserver
-from server.scheduling.poison import Standing
+from server.scheduling.observer import Observer
 from server.scheduling.request import Phase
 from server.scheduling.requests import FAREWELL
 from server.scheduling.workers import BreakerState
@@ -26,15 +25,16 @@ POOR = RecoveryConfig(retry_burst=1.0, retry_share=0.0, retry_floor_per_s=0.0)
 """Can pay for one retry, ever."""
 
 
-class Seen(SilentFaultObserver):
+class Seen(Observer):
     """Remembers what it was told."""
 
     def __init__(self, world: World) -> None:
+        super().__init__()
         self.dropped: list[str] = []
         self.breakers: list[str] = []
         self.pauses: list[float] = []
         self.unaffordable = 0
-        world.observer.faults = self
+        world.observe(self)
 
     def frames_dropped(self, reason: str, count: int = 1) -> None:
         self.dropped.append(reason)
@@ -287,7 +287,7 @@ def test_workers_that_leave_by_themselves_are_held_against_nobody(phase: Phase) 
             world.lose(worker, FAREWELL)
             world.greet(worker)
     world.settle()
-    assert reader.sequence.suspicion.standing is Standing.CLEAN
+    assert reader.sequence.poison.strikes == 0
     assert reader.token_ids == completion_ids(0, len(reader.token_ids))
     assert reader.finished
     assert not seen.breakers

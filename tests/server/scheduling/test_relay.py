@@ -10,7 +10,7 @@ import pytest
 
 from server.contract.generation import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
 from server.contract.generation import Finished as FinishedEvent
-from server.scheduling.outbox import Outbox
+from server.scheduling.frames import Outbox
 from server.scheduling.output import MAX_WEIGHT, Mailbox, Relay, RelayEnd, Scores, packed
 from tests.server.tiny_text import EOS_ID, PAD_ID
 from transport.frames import End, EndReason, TokenRow, TopToken

@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from server.scheduling.observer import SilentOverloadObserver
-from server.scheduling.overload import Level, Overload
-from server.scheduling.request import Ask
+from server.scheduling.observer import OverloadObserver
+from server.scheduling.overload import Demand, Level, Overload
 from server.scheduling.returns import GRACE_S, MOST_S, PATIENCE_S, Returns
 from server.scheduling.wait_estimate import Capacity
 from triolet.config import AdmissionConfig, OverloadConfig, SloConfig
@@ -126,58 +125,61 @@ def test_beyond_the_longest_time_requests_are_told_apart_and_not_remembered() ->
 
 def refusing() -> Overload:
     slo = SloConfig(2.0, 2.0, 2.0)
-    one = Overload(OverloadConfig(slo, EXACT), SilentOverloadObserver(), 0.0)
+    one = Overload(OverloadConfig(slo, EXACT), OverloadObserver(), 0.0)
     one.prediction.see(Capacity(64, RATE, RATE))
     return one
 
 
-def told_by(one: Overload, ask: Ask, tokens_ahead: float, now: float = 0.0) -> float:
+def told_by(one: Overload, demand: Demand, tokens_ahead: float, now: float = 0.0) -> float:
     with pytest.raises(RequestError) as refusal:
-        one.judge(ask, tokens_ahead, now)
+        one.judge(demand, tokens_ahead, now)
     assert refusal.value.retry_after_s is not None
     return refusal.value.retry_after_s
 
 
 def test_before_the_rate_is_known_the_time_is_left_to_be_spread() -> None:
-    one = Overload(OverloadConfig(), SilentOverloadObserver(), 0.0)
+    one = Overload(OverloadConfig(), OverloadObserver(), 0.0)
     one.brownout.level = Level.CRITICAL_ONLY
     with pytest.raises(RequestError) as refusal:
-        one.judge(Ask(ONE, 50, 600.0, 1), 0.0, 0.0)
+        one.judge(Demand(ONE, 50, 600.0, 1), 0.0, 0.0)
     assert (refusal.value.retry_after_s, refusal.value.is_spread) == (1.0, False)
     assert len(one.returns) == 0
 
 
 def test_a_request_that_could_never_be_in_time_moves_no_other() -> None:
     calm, lied_to = refusing(), refusing()
-    told_by(lied_to, Ask(ONE, 300_000, 0.01, 1), 50_000.0)
-    ask = Ask(OTHER, 50, 600.0, 2)
-    assert told_by(lied_to, ask, 50_000.0) == told_by(calm, ask, 50_000.0)
+    told_by(lied_to, Demand(ONE, 300_000, 0.01, 1), 50_000.0)
+    demand = Demand(OTHER, 50, 600.0, 2)
+    assert told_by(lied_to, demand, 50_000.0) == told_by(calm, demand, 50_000.0)
 
 
 def test_a_flood_moves_neither_tenants_below_their_share_nor_critical_requests() -> None:
     calm, flooded = refusing(), refusing()
     for key in range(1, 1000):
-        told_by(flooded, Ask(ONE, 5000, 600.0, key), 50_000.0)
-    for ask in (Ask(OTHER, 50, 600.0, 1000, is_modest=True), Ask(CRITICAL, 50, 600.0, 1001)):
-        assert told_by(flooded, ask, 50_000.0) == told_by(calm, ask, 50_000.0)
+        told_by(flooded, Demand(ONE, 5000, 600.0, key), 50_000.0)
+    for demand in (
+        Demand(OTHER, 50, 600.0, 1000, is_under_share=True),
+        Demand(CRITICAL, 50, 600.0, 1001),
+    ):
+        assert told_by(flooded, demand, 50_000.0) == told_by(calm, demand, 50_000.0)
 
 
 def test_in_brownout_no_request_is_told_more_than_official_clients_bear() -> None:
     one = refusing()
     one.brownout.level = Level.CRITICAL_ONLY
-    waits = [told_by(one, Ask(ONE, 5000, 600.0, key), 50_000.0) for key in range(1, 1000)]
+    waits = [told_by(one, Demand(ONE, 5000, 600.0, key), 50_000.0) for key in range(1, 1000)]
     assert max(waits) <= PATIENCE_S
 
 
 def test_newcomers_leave_room_for_expected_requests_and_critical_ones_do_not() -> None:
     one = refusing()
     ahead = 1.2 * RATE  # between what a newcomer may wait beside expected requests and without
-    assert one.judge(Ask(OTHER, 50, 600.0, 9), ahead, 0.0)
-    due = told_by(one, Ask(ONE, 50, 600.0, 1), 50_000.0)
-    assert one.judge(Ask(OTHER, 50, 600.0, 2), ahead, 0.0), "over before the return is due"
-    told_by(one, Ask(OTHER, 50, 600.0, 4), ahead, due - 1.0)
-    assert one.judge(Ask(CRITICAL, 50, 600.0, 3), ahead, due - 1.0)
-    assert one.judge(Ask(ONE, 50, 600.0, 1), ahead, due)
+    assert one.judge(Demand(OTHER, 50, 600.0, 9), ahead, 0.0)
+    due = told_by(one, Demand(ONE, 50, 600.0, 1), 50_000.0)
+    assert one.judge(Demand(OTHER, 50, 600.0, 2), ahead, 0.0), "over before the return is due"
+    told_by(one, Demand(OTHER, 50, 600.0, 4), ahead, due - 1.0)
+    assert one.judge(Demand(CRITICAL, 50, 600.0, 3), ahead, due - 1.0)
+    assert one.judge(Demand(ONE, 50, 600.0, 1), ahead, due)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.scheduling.paths import BrokenPaths
+from server.scheduling.recovery import BrokenPaths
 from server.scheduling.routing import (
     DecodeRates,
     Need,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.scheduling.fair_queue import FairQueue
+from server.scheduling.queue import FairQueue
 from triolet.service_class import Scheduling
 
 from .test_fair_queue import CONFIG, place

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.scheduling.poison import Standing
 from server.scheduling.request import Phase
 from transport.frames import EndReason
 from triolet.errors import RequestError
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from server.contract.generation import GenerationRequest
 
 
-def test_suspects_meet_again_and_probationers_do_not() -> None:
+def test_suspects_meet_again_and_isolated_ones_do_not() -> None:
     world = World(num_decodes=2)
     first, other = world.decodes
     world.worker(other).busy_until = world.now + 1e9
@@ -37,7 +36,7 @@ def test_suspects_meet_again_and_probationers_do_not() -> None:
         first = world.decode
         world.greet(world.worker(first))
     world.deliver()
-    assert all(reader.sequence.suspicion.is_on_probation for reader in readers)
+    assert all(reader.sequence.poison.isolated for reader in readers)
     assert [reader.sequence.phase for reader in readers][1:] == [Phase.QUEUED] * 2
     newcomer = world.submit(make_request(4, prompt="neu"))
     world.deliver()
@@ -56,7 +55,7 @@ def all_decode(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_culprit_first", [True, False])
-def test_what_a_convict_did_is_held_against_nobody_else(is_culprit_first: bool) -> None:
+def test_what_a_quarantined_request_did_is_held_against_nobody_else(is_culprit_first: bool) -> None:
     world = World()
     culprit, other = (
         world.submit(make_request(number, prompt=f"{number}", max_tokens=60)) for number in (1, 2)
@@ -67,21 +66,21 @@ def test_what_a_convict_did_is_held_against_nobody_else(is_culprit_first: bool) 
     all_decode(world)
     fail_step(world, world.decode)
     assert len(neighbour.sequence.faults) == 1
-    assert neighbour.sequence.suspicion.standing is Standing.SUSPECT
+    assert neighbour.sequence.poison.strikes == 1
     all_decode(world)
     assert culprit.sequence.phase is neighbour.sequence.phase is Phase.DECODING
-    assert other.sequence.phase is Phase.QUEUED, "only one on probation at a time"
+    assert other.sequence.phase is Phase.QUEUED, "only one isolated request at a time"
     if not is_culprit_first:
         world.decode.rows = dict(reversed(world.decode.rows.items()))
     fail_step(world, world.decode)
     world.read(culprit)
     assert culprit.failed.error.code == "quarantined"
     assert len(neighbour.sequence.faults) == 1
-    assert neighbour.sequence.suspicion.standing is Standing.SUSPECT
+    assert neighbour.sequence.poison.strikes == 1
     world.deliver()
     [key] = [k for k in world.decode.rows if k.request_id == (3).to_bytes(16, "big")]
     world.hear(world.worker(world.decode), world.decode.end(key, EndReason.ERROR))
-    assert neighbour.sequence.faults == [key], "what the convict did before is forgotten too"
+    assert neighbour.sequence.faults == [key], "what the culprit did before is forgotten too"
     world.settle()
     for reader in (other, neighbour):
         assert reader.token_ids == completion_ids(0, 60)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.contract.generation import FinishReason
-from server.scheduling.observer import SilentObserver
+from server.scheduling.observer import Observer
 from server.scheduling.output import RelayEnd
 from server.scheduling.request_table import MAX_SWEPT, MIN_SWEPT, SWEEP_TURNS, RequestTable
 
@@ -12,7 +12,7 @@ from .world import TEXT
 
 
 def book_of(count: int) -> RequestTable:
-    book = RequestTable(server_config(), TEXT, SilentObserver())
+    book = RequestTable(server_config(), TEXT, Observer())
     for number in range(count):
         book.accept(make_request(number), now=0.0)
     return book

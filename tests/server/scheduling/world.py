@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ops.simulation.charges import RecordingCharges
 from server.contract.generation import Delta, Failed, Finished
-from server.scheduling.observer import SilentObserver
+from server.scheduling.observer import Observer
 from server.scheduling.requests import Requests
 from server.scheduling.workers import Worker
 from tests.server.tiny_text import tiny_text
@@ -90,7 +90,7 @@ class World:
             self.of[worker] = fake
         self.workers = tuple(self.of)
         self.config = server_config(**config)
-        self.observer = SilentObserver()
+        self.observer = Observer()
         self.wrongly_charged: list[str] = []
         self.charges = RecordingCharges(self.wrongly_charged.append)
         self.requests = Requests(
@@ -102,6 +102,13 @@ class World:
         if connect:
             for worker in self.workers:
                 self.greet(worker)
+
+    def observe(self, observer: Observer) -> None:
+        """Let another observer be told from now on."""
+        requests = self.requests
+        for part in (requests, requests.table, requests._attempts, requests.recovery):
+            part._observer = observer
+        self.observer = observer
 
     @property
     def prefill(self) -> FakePrefill:
@@ -238,7 +245,6 @@ class World:
             assert (len(queue), queue.num_running, queue.num_tenants) == (0, 0, 0)
         for worker, fake in self.of.items():
             assert not worker.shares
-            assert not worker.inputs
             if isinstance(fake, FakeDecode):
                 assert fake.free_blocks == fake.num_blocks
             else:
@@ -250,7 +256,7 @@ class World:
         """Assert that every request has or will have exactly one terminal event, and is charged
         with it."""
         self.requests.accounting.check(self.requests.num_in_flight)
-        live = (*self.requests.table, *self.requests.embeddings)
+        live = self.requests.table
         self.charges.check(one.request.request_id for one in live)
         assert self.wrongly_charged == []
         for reader in self.readers:

@@ -35,7 +35,6 @@ from triolet.ids import Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from server.contract.embedding import EmbeddingRequest
     from server.contract.generation import Event, GenerationRequest
     from server.metrics.metrics import Metrics
     from server.scheduling.links import Fleet
@@ -163,7 +162,7 @@ class FakeWorker:
     address: str = "ipc:///w"
 
 
-class FakeDoorkeeper:
+class FakeAdmission:
     """Lets everybody in.
 
     Attributes:
@@ -233,7 +232,7 @@ class FakeFleet:
     """Begins generations that follow a script.
 
     Attributes:
-      doorkeeper: refuses early.
+      admission: refuses early.
       script: what happens to a new generation; nothing, if a test drives it by hand.
       generations: all of them, in order.
       inputs: all that vectors were asked for, in order.
@@ -245,8 +244,8 @@ class FakeFleet:
     def __init__(self, script: Callable[[FakeGeneration], None] = answer_hello) -> None:
         self.script = script
         self.generations: list[FakeGeneration] = []
-        self.inputs: list[EmbeddingRequest] = []
-        self.doorkeeper = FakeDoorkeeper()
+        self.inputs: list[GenerationRequest] = []
+        self.admission = FakeAdmission()
         self.refuse_with: RequestError | None = None
         self.refusals = 0
         self.accounts = ServerAudit("server", "1", 3, 2, {"overloaded": 1}, {"stop": 2}, 0, 0, 0)
@@ -268,7 +267,7 @@ class FakeFleet:
         self._submitted.set()
         return generation
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> FakeRun:
         self.inputs += requests
         return FakeRun(len(requests))
 
@@ -307,11 +306,11 @@ class ChargingFleet(FakeFleet):
             self.end(generation)
         return generation
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> FakeRun:
         for request in requests:
             self.charges.accepted(request.request_id)
             self.charges.ended(request.request_id, Usage(0, 0), is_begun=True)
-            self.used += len(request.input_ids)
+            self.used += len(request.prompt_ids)
         return super().embed(requests)
 
     def end(self, generation: FakeGeneration, *, is_begun: bool = True) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from itertools import count
 
-from server.scheduling.fair_queue import FairQueue
-from server.scheduling.newcomer import is_modest
-from server.scheduling.tenant_queue import Place
+from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, Place, is_under_share
 from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 
@@ -40,19 +37,19 @@ def turns_of(queue: FairQueue[str], num_turns: int) -> list[tuple[str, bool]]:
     return turns
 
 
-def is_modest_with(queue: FairQueue[str], scheduling: Scheduling, prompt_tokens: int) -> bool:
+def is_under_share_with(queue: FairQueue[str], scheduling: Scheduling, prompt_tokens: int) -> bool:
     """Ask for a newcomer whose completion is as long as others'."""
-    return is_modest(queue, scheduling, [(prompt_tokens, math.inf)])
+    return is_under_share(queue, [Place(scheduling, 0, 9.0, 0, prompt_tokens, UNKNOWN_TOKENS)])
 
 
 def test_a_burst_of_who_asks_for_little_goes_before_a_flood_and_is_computed_before_it() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     flooded(queue, 20)
     for number in range(5):
-        assert is_modest_with(queue, QUIET, 10)
-        assert queue.tokens_ahead(QUIET, 0, 9.0, 10, 10) == 10 * number
+        assert is_under_share_with(queue, QUIET, 10)
+        assert queue.tokens_ahead(place(QUIET)) == 10 * number
         queue.add(f"quiet {number}", place(QUIET))
-    assert not is_modest_with(queue, QUIET, 1)
+    assert not is_under_share_with(queue, QUIET, 1)
     turns = turns_of(queue, 12)
     assert turns[:5] == [("quiet", False)] * 5
     assert turns[5:] == [("flood", True)] * 7
@@ -74,15 +71,15 @@ def test_who_asks_for_more_than_it_left_unused_is_ahead_of_nobody() -> None:
 
 def test_alone_nobody_is_spared_but_its_first_ones_are_within_its_share() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    assert not is_modest_with(queue, FLOOD, 1)
+    assert not is_under_share_with(queue, FLOOD, 1)
     for number in range(8):
         queue.add(f"flood {number}", place(FLOOD))
-        assert not is_modest_with(queue, FLOOD, 1)
+        assert not is_under_share_with(queue, FLOOD, 1)
         turns = turns_of(queue, 1)
         assert turns == [("flood", number >= 5)]
-    assert is_modest_with(queue, QUIET, 90)
-    assert not is_modest_with(queue, QUIET, 91)
-    assert is_modest_with(queue, Scheduling("quiet", weight=2.0), 190)
+    assert is_under_share_with(queue, QUIET, 90)
+    assert not is_under_share_with(queue, QUIET, 91)
+    assert is_under_share_with(queue, Scheduling("quiet", weight=2.0), 190)
 
 
 def test_a_flood_is_not_modest_in_a_moment_in_which_nothing_of_it_waits() -> None:
@@ -91,17 +88,19 @@ def test_a_flood_is_not_modest_in_a_moment_in_which_nothing_of_it_waits() -> Non
     for number in range(50):
         queue.add(f"flood {number}", place(FLOOD))
         queue.take(f"flood {number}")
-    assert not is_modest_with(queue, FLOOD, 1)
-    assert not is_modest_with(queue, FLOOD, 0)
+    assert not is_under_share_with(queue, FLOOD, 1)
+    assert not is_under_share_with(queue, FLOOD, 0)
 
 
 def test_all_completions_of_one_request_count() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     queue.add("flood 0", place(FLOOD))
-    assert is_modest(queue, QUIET, [(10, 10)] * 5)
-    assert not is_modest(queue, QUIET, [(10, 10)] * 6)
-    assert not is_modest(queue, QUIET, [(10, 1000)] * 6), "as many tokens as are expected of it"
-    assert is_modest(queue, QUIET, [(10, 1)] * 6)
+    assert is_under_share(queue, [Place(QUIET, 0, 9.0, 0, 10, 10)] * 5)
+    assert not is_under_share(queue, [Place(QUIET, 0, 9.0, 0, 10, 10)] * 6)
+    assert not is_under_share(queue, [Place(QUIET, 0, 9.0, 0, 10, 1000)] * 6), (
+        "as many tokens as are expected of it"
+    )
+    assert is_under_share(queue, [Place(QUIET, 0, 9.0, 0, 10, 1)] * 6)
 
 
 def test_who_uses_all_of_its_share_one_by_one_is_ahead_of_nobody() -> None:
@@ -128,9 +127,9 @@ def test_what_is_left_unused_comes_back_as_others_are_served() -> None:
     for number in range(5):
         queue.add(f"quiet {number}", place(QUIET))
     turns_of(queue, 5)
-    assert not is_modest_with(queue, QUIET, 10)
+    assert not is_under_share_with(queue, QUIET, 10)
     turns_of(queue, 10)  # the flood's, of 20 tokens each
-    assert is_modest_with(queue, QUIET, 50)
+    assert is_under_share_with(queue, QUIET, 50)
 
 
 def test_who_left_all_of_it_unused_is_forgotten() -> None:
@@ -141,4 +140,4 @@ def test_who_left_all_of_it_unused_is_forgotten() -> None:
         turns_of(queue, 2)
         queue.end(f"once {number}", 10)
         turns_of(queue, 4)
-    assert len(queue.lines[ServiceClass.DEFAULT]) <= 6
+    assert len(queue.classes[ServiceClass.DEFAULT]) <= 6

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from itertools import count, pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 
-from server.contract.embedding import EmbeddingRequest
+from server.contract.generation import input_request
+from server.scheduling.admission import Admission, Admit, Ask, Refusal
 from server.scheduling.attempt import due_at
-from server.scheduling.fair_queue import FairQueue
-from server.scheduling.gate import Gate
-from server.scheduling.observer import SilentOverloadObserver
-from server.scheduling.overload import LEAST_SAMPLES, Guard, Level, Overload
-from server.scheduling.request import Ask, Phase
-from server.scheduling.wait_estimate import Capacity
+from server.scheduling.observer import OverloadObserver
+from server.scheduling.overload import LEAST_SAMPLES, AimdLimiter, Demand, Level, Overload
+from server.scheduling.queue import FairQueue
+from server.scheduling.request import Phase
+from server.scheduling.wait_estimate import Capacity, Outstanding, Stage, Standing
 from triolet.config import (
     AdmissionConfig,
     BrownoutConfig,
@@ -31,13 +32,16 @@ from .fakes import make_request
 from .test_fair_queue import place
 from .world import World
 
+if TYPE_CHECKING:
+    from server.contract.generation import GenerationRequest
+
 TICK_S = 0.05
 D = ServiceClass.DEFAULT
 DEADLINE_S = 600.0
 
 
 class Scene:
-    """A gate before a line of strings, and workers that say how fast they are.
+    """Admission before a queue of strings, and workers that say how fast they are.
 
     Args:
       tokens_per_s: of prefill.
@@ -52,11 +56,13 @@ class Scene:
         self.now = 0.0
         self.line: FairQueue[str] = FairQueue(QueueConfig())
         self.line.note_pools(10**6, rows)
-        self.gate = Gate(
+        self.admission = Admission(
             ServerConfig("", "tiny", (), ()),
             world.workers,
-            self.line,  # type: ignore[arg-type]
-            SilentOverloadObserver(),
+            (self.line, self.line),  # type: ignore[arg-type]
+            world.requests.table,
+            world.requests.recovery,
+            OverloadObserver(),
             self.now,
         )
         self._names = count()
@@ -68,49 +74,55 @@ class Scene:
         self.line.add(name, place(scheduling, prompt_tokens))
         return name
 
+    def decide(self, requests: list[GenerationRequest]) -> Admit | Refusal:
+        """Ask for requests that come together."""
+        return self.admission.decide(Ask.of(tuple(requests)), self.now)
+
     def sweep(self, seconds: float) -> None:
         """Let time pass."""
         end = self.now + seconds
         while self.now < end:
             self.now += TICK_S
-            self.gate.sweep(self.now, is_able=True)
+            self.admission.sweep(self.now, is_able=True)
 
 
 def overload(tokens_per_s: float, slo_s: float = 10.0, **changes: object) -> Overload:
     """Return one of a fleet with 64 rows."""
     config = OverloadConfig(SloConfig(slo_s, slo_s, slo_s), **changes)  # type: ignore[arg-type]
-    one = Overload(config, SilentOverloadObserver(), 0.0)
+    one = Overload(config, OverloadObserver(), 0.0)
     one.sweep(Capacity(64, tokens_per_s, tokens_per_s), lambda _: 0.0, 0.0)
     return one
 
 
 def served(one: Overload, num_tokens: int, ttft_s: float, now: float) -> None:
     """Let somebody have its first token and its end."""
-    ask = Ask(Scheduling(), num_tokens, DEADLINE_S)
-    forecast = one.judge(ask, 0.0, now)
-    one.took(ask, forecast, now)
-    one.dispatched(forecast, 0.0, has_waited=False, now=now)
-    one.first_token(forecast, ttft_s, ttft_s, now + ttft_s)
-    one.ended(forecast, 1.0)
+    demand = Demand(Scheduling(), num_tokens, DEADLINE_S)
+    forecast = one.judge(demand, 0.0, now)
+    one.took(forecast, now)
+    one.dispatched(forecast, now)
+    one.first_token(forecast, now + ttft_s)
+    one.ended(forecast, now + 1.0, is_well=True)
 
 
 def test_nobody_is_refused_for_a_long_prompt_that_it_overtakes() -> None:
     config = OverloadConfig(SloConfig(10.0, 10.0, 10.0))
-    one = Overload(config, SilentOverloadObserver(), 0.0, overtaken_s=1.0)
+    one = Overload(config, OverloadObserver(), 0.0, overtaken_s=1.0)
     one.sweep(Capacity(64, 100.0, 100.0), lambda _: 0.0, 0.0)
-    long = Ask(Scheduling(), 5000, DEADLINE_S)
+    long = Demand(Scheduling(), 5000, DEADLINE_S)
     forecast = one.judge(long, 0.0, 0.0)
-    one.took(long, forecast, 0.0)
-    one.dispatched(forecast, 0.0, has_waited=False, now=0.0)
-    short = one.judge(Ask(Scheduling(), 100, DEADLINE_S), 0.0, 0.0)
+    one.took(forecast, 0.0)
+    one.dispatched(forecast, 0.0)
+    short = one.judge(Demand(Scheduling(), 100, DEADLINE_S), 0.0, 0.0)
     assert short.ttft_s == pytest.approx(1.0)
     with pytest.raises(RequestError, match="too late"):
-        one.judge(Ask(Scheduling(), 101, DEADLINE_S), 0.0, 0.0)  # as long as to wait for its turn
+        one.judge(
+            Demand(Scheduling(), 101, DEADLINE_S), 0.0, 0.0
+        )  # as long as to wait for its turn
     lower = Scheduling(service_class=ServiceClass.SHEDDABLE)
     with pytest.raises(RequestError, match="too late"):
-        one.judge(Ask(lower, 100, DEADLINE_S), 0.0, 0.0)
-    one.first_token(forecast, 50.0, 50.0, 50.0)
-    one.judge(Ask(lower, 100, DEADLINE_S), 0.0, 50.0)
+        one.judge(Demand(lower, 100, DEADLINE_S), 0.0, 0.0)
+    one.first_token(forecast, 50.0)
+    one.judge(Demand(lower, 100, DEADLINE_S), 0.0, 50.0)
 
 
 @pytest.mark.parametrize("max_running", [1, None])
@@ -122,22 +134,26 @@ def test_who_waits_by_its_own_limit_is_load_to_nobody(max_running: int | None) -
         scene.wait(limited, 100)
     scene.sweep(5.0)
     is_load = max_running is None
-    assert (scene.gate.overload.brownout.pressure > 0.5) == is_load
-    assert (scene.gate.overload.brownout.level > Level.NORMAL) == is_load
+    assert (scene.admission.overload.brownout.pressure > 0.5) == is_load
+    assert (scene.admission.overload.brownout.level > Level.NORMAL) == is_load
 
 
-def test_who_waited_by_its_own_limit_teaches_nothing_of_the_line() -> None:
+def test_a_wait_for_a_tenants_own_limit_teaches_nothing_of_the_queue() -> None:
     one = overload(1000.0)
-    forecast = one.judge(Ask(Scheduling(max_running=1), 100, DEADLINE_S), 200.0, 1.0)
-    for _ in range(50):
-        one.expired(forecast, 9.0, is_limited=True)
+    limited = Demand(Scheduling(max_running=1), 100, DEADLINE_S)
+    forecasts = [one.judge(limited, 200.0, 1.0) for _ in range(52)]
+    for forecast in forecasts[:50]:
+        one.took(forecast, 1.0)
+        assert one.expired(forecast, 100.0) is not None
+        one.ended(forecast, 100.0, is_well=False)
     assert one.prediction.bias[D] == 1.0
-    rate = one.prediction.rate(1.0)
-    one.dispatched(forecast, 9.0, has_waited=True, is_limited=True, now=1.0)
-    assert one.prediction.rate(1.0) == rate
-    one.prediction.advance(1.0, is_waiting=True)
-    one.dispatched(forecast, 9.0, has_waited=True, is_limited=True, now=1.0)
-    assert one.prediction.rate(1.0) != rate
+    rate = one.prediction.rate(100.0)
+    one.dispatched(forecasts[50], 100.0)
+    assert one.prediction.rate(100.0) == rate
+    one.prediction.advance(100.0, is_waiting=True)
+    rate = one.prediction.rate(100.0)
+    one.dispatched(forecasts[51], 100.0)
+    assert one.prediction.rate(100.0) != rate
 
 
 def test_the_pace_of_a_line_is_seen_while_it_leaves_rows_to_others() -> None:
@@ -150,7 +166,7 @@ def test_the_pace_of_a_line_is_seen_while_it_leaves_rows_to_others() -> None:
     while (turn := scene.line.first()) is not None:
         scene.line.take(turn)
         running.append(turn)
-    assert scene.line.lines[D].is_waiting
+    assert scene.line.classes[D].is_waiting
     for number in range(60):
         scene.sweep(1.0)
         scene.line.end(running.pop(0), 10)
@@ -158,9 +174,9 @@ def test_the_pace_of_a_line_is_seen_while_it_leaves_rows_to_others() -> None:
         assert turn is not None
         scene.line.take(turn)
         running.append(turn)
-        scene.gate.overload.prediction.left(100, scene.now)
+        scene.admission.overload.prediction.left(100, scene.now)
         scene.wait(both[number % 2], 100)
-    rate = scene.gate.overload.prediction.rate(scene.now)
+    rate = scene.admission.overload.prediction.rate(scene.now)
     assert rate is not None
     # What was guessed before still counts for a second or so of fifteen.
     assert rate < 3000.0
@@ -189,25 +205,30 @@ def test_rows_that_one_class_leaves_free_are_for_those_below_it() -> None:
 def test_a_request_of_many_prompts_is_taken_on_by_an_idle_fleet() -> None:
     scene = Scene(tokens_per_s=300.0)
     requests = [make_request(n, prompt="x" * 300, deadline_s=DEADLINE_S) for n in range(32)]
-    first, *others = scene.gate.judge(requests, scene.now)
+    decision = scene.decide(requests)
+    assert isinstance(decision, Admit)
+    first, *others = decision.forecasts
     assert first.first_token_by is not None
     assert first.first_token_by < scene.now + 60.0
     for other in others:
         assert other.first_token_by == scene.now + DEADLINE_S
-        assert (other.line_s, other.ttft_s, other.slo_s) == (None, None, None)
+        assert (other.queue_s, other.ttft_s, other.slo_s) == (None, None, None)
 
 
-def test_the_guard_adds_up_what_comes_together() -> None:
+def test_the_limit_adds_up_what_comes_together() -> None:
     scene = Scene(tokens_per_s=300.0)
-    guard = scene.gate.overload.guard
-    guard.limit_tokens = 1024.0
+    overload = scene.admission.overload
+    overload.limiter.limit_tokens = 1024.0
     pair = [make_request(n, prompt="x" * 300) for n in (1, 2)]
-    scene.gate.judge(pair, scene.now)
-    scene.gate.judge([make_request(n, prompt="x" * 300) for n in range(9)], scene.now)
-    guard.took(D, 600)
-    scene.gate.judge(pair[:1], scene.now)
-    with pytest.raises(RequestError, match="600 prompt tokens wait"):
-        scene.gate.judge(pair, scene.now)
+    many = [make_request(n, prompt="x" * 300) for n in range(9)]
+    assert isinstance(scene.decide(pair), Admit)
+    assert isinstance(scene.decide(many), Admit), "where none are owed"
+    overload.outstanding.apply(None, Standing(Stage.QUEUED, D, 600))
+    assert isinstance(scene.decide(pair[:1]), Admit)
+    refusal = scene.decide(pair)
+    assert isinstance(refusal, Refusal)
+    assert "600 prompt tokens wait" in str(refusal.error)
+    assert refusal.error.status == 503
 
 
 def test_what_a_first_token_takes_by_itself_is_no_pressure() -> None:
@@ -228,45 +249,53 @@ def test_who_is_taken_on_is_not_dropped_in_the_same_breath() -> None:
     for _ in range(100):  # prompts take more than twice what workers say of themselves
         now += 1.0
         served(one, 100, 0.25, now)
-    ask = Ask(Scheduling(), 100, DEADLINE_S)
-    forecast = one.judge(ask, 0.0, now)
-    one.took(ask, forecast, now)
-    one.dispatched(forecast, 0.0, has_waited=False, now=now)
-    long = one.judge(Ask(Scheduling(), 4000, DEADLINE_S), 0.0, now)
-    assert not one.is_hopeless(long, now)
-    assert one.is_hopeless(long, now + 3.0)
+    demand = Demand(Scheduling(), 100, DEADLINE_S)
+    forecast = one.judge(demand, 0.0, now)
+    one.took(forecast, now)
+    one.dispatched(forecast, now)
+    long = one.judge(Demand(Scheduling(), 4000, DEADLINE_S), 0.0, now)
+    assert one.expired(long, now) is None
+    assert one.expired(long, now + 3.0) is not None
 
 
-def test_a_guard_that_refuses_is_felt_however_little_is_owed() -> None:
-    guard = Guard(GuardConfig(), SloConfig(), 0.0)
-    guard.limit_tokens = 1024.0
+def limiter() -> tuple[AimdLimiter, Outstanding]:
+    outstanding = Outstanding()
+    return AimdLimiter(GuardConfig(), SloConfig(), outstanding, 0.0), outstanding
+
+
+def test_a_limit_that_refuses_rises_however_little_is_owed() -> None:
+    limit, outstanding = limiter()
+    limit.limit_tokens = 1024.0
     now = 0.0
     for _ in range(100):
         now += 0.2
-        guard.took(D, 600)
-        guard.admits(D, 600)
-        guard.came(0.1, now)
-        guard.gave(D, 600)
-    assert guard.limit_tokens > 1200.0
+        owed = Standing(Stage.QUEUED, D, 600)
+        outstanding.apply(None, owed)
+        limit.took()
+        limit.admits(D, 600)
+        limit.came(0.1, now)
+        outstanding.apply(owed, None)
+    assert limit.limit_tokens > 1200.0
 
 
-def test_the_guard_has_room_for_who_asks_for_less_than_its_share() -> None:
-    guard = Guard(GuardConfig(), SloConfig(), 0.0)
-    guard.limit_tokens = 1024.0
-    guard.took(D, 1000)
-    assert not guard.admits(D, 100)
-    assert guard.admits(D, 100, is_modest=True)
-    guard.took(D, 1000)
-    assert not guard.admits(D, 100, is_modest=True)
+def test_the_limit_has_room_for_tenants_that_ask_for_less_than_their_share() -> None:
+    limit, outstanding = limiter()
+    limit.limit_tokens = 1024.0
+    outstanding.apply(None, Standing(Stage.QUEUED, D, 1000))
+    assert not limit.admits(D, 100)
+    assert limit.admits(D, 100, is_under_share=True)
+    outstanding.apply(None, Standing(Stage.COMPUTING, D, 1000))
+    assert not limit.admits(D, 100, is_under_share=True)
 
 
-def test_what_batches_are_owed_is_no_measure_of_the_guard() -> None:
-    guard = Guard(GuardConfig(), SloConfig(), 0.0)
-    guard.took(ServiceClass.BATCH, 100_000)
-    guard.took(D, 4000)
+def test_what_batches_are_owed_is_no_measure_of_the_limit() -> None:
+    limit, outstanding = limiter()
+    outstanding.apply(None, Standing(Stage.QUEUED, ServiceClass.BATCH, 100_000))
+    outstanding.apply(None, Standing(Stage.QUEUED, D, 4000))
+    limit.took()
     for _ in range(LEAST_SAMPLES):
-        guard.came(2.0, 1.0)
-    assert guard.limit_tokens == pytest.approx(0.7 * 4000)
+        limit.came(2.0, 1.0)
+    assert limit.limit_tokens == pytest.approx(0.7 * 4000)
 
 
 def test_one_prompt_has_one_worker_and_is_not_late_for_that() -> None:
@@ -274,7 +303,7 @@ def test_one_prompt_has_one_worker_and_is_not_late_for_that() -> None:
     one.prediction.see(Capacity(64, 400.0, 100.0))
     for number in range(200):
         served(one, 5000, 50.0, 100.0 * number)
-    assert one.guard.limit_tokens is None
+    assert one.limiter.limit_tokens is None
 
 
 def test_who_was_refused_unread_is_reckoned_with_like_the_usual_request() -> None:
@@ -284,7 +313,7 @@ def test_who_was_refused_unread_is_reckoned_with_like_the_usual_request() -> Non
     waits = []
     for key in (7, 8, 9):
         with pytest.raises(RequestError) as refusal:
-            one.judge(Ask(Scheduling(), 1, DEADLINE_S, key, is_unread=True), 10_000.0, 1.0)
+            one.judge(Demand(Scheduling(), 1, DEADLINE_S, key, is_unread=True), 10_000.0, 1.0)
         assert refusal.value.retry_after_s is not None
         waits.append(refusal.value.retry_after_s)
     jitter = (AdmissionConfig().retry_jitter_least + AdmissionConfig().retry_jitter_most) / 2
@@ -314,22 +343,21 @@ def test_who_waits_in_vain_is_swept_when_its_first_token_is_too_late() -> None:
 
 def test_brownout_pauses_inputs_of_batches_too() -> None:
     world = World()
-    inputs = world.requests.embeddings
     world.prefill.token_credit = 0
     world.greet(world.worker(world.prefill))
     scheduling = Scheduling(service_class=ServiceClass.BATCH)
     for number in range(2):
-        request = EmbeddingRequest(
+        request = input_request(
             number.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, scheduling=scheduling
         )
-        inputs.submit([request], lambda: None, world.now, is_draining=False)
-    [line] = (queue for queue in world.requests.queues if queue is inputs.line)
+        world.requests.submit([request], world.now)
+    line = world.requests._attempts.inputs
     assert line.first() is not None
-    world.requests._attempts.gate.overload.brownout.level = Level.PAUSE_BATCH
+    world.requests.admission.overload.brownout.level = Level.PAUSE_BATCH
     world.sweep()
     assert line.first() is None
     assert len(line) == 1
-    world.requests._attempts.gate.overload.brownout.level = Level.NORMAL
+    world.requests.admission.overload.brownout.level = Level.NORMAL
     world.sweep()
     assert line.first() is not None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.scheduling.fair_queue import FairQueue
+from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue
 from triolet.service_class import Scheduling, ServiceClass
 
 from .test_fair_queue import CONFIG, place
@@ -13,13 +13,13 @@ def test_who_waits_by_its_own_limit_is_ahead_of_nobody_but_itself() -> None:
     full = Scheduling("full", max_running=1, service_class=ServiceClass.CRITICAL)
     for number in range(5):
         queue.add(f"full {number}", place(full, 100))
-    line = queue.lines[ServiceClass.CRITICAL]
+    line = queue.classes[ServiceClass.CRITICAL]
     assert line.ready_tokens == 500
     queue.take("full 0")
     assert queue.first() is None
-    assert (line.prompt_tokens, line.ready_tokens) == (400, 0)
-    assert queue.tokens_ahead(Scheduling("other"), 0, 9.0) == 0
-    assert queue.tokens_ahead(Scheduling("full", max_running=1), 0, 9.0) == 400
+    assert (line.num_waiting, line.ready_tokens) == (4, 0)
+    assert queue.tokens_ahead(place(Scheduling("other"), 0, UNKNOWN_TOKENS)) == 0
+    assert queue.tokens_ahead(place(Scheduling("full", max_running=1), 0, UNKNOWN_TOKENS)) == 400
     queue.end("full 0", 5)
     assert line.ready_tokens == 400
 
@@ -28,9 +28,9 @@ def test_a_crowd_of_tenants_with_one_request_each_is_ahead_of_a_newcomer() -> No
     queue: FairQueue[int] = FairQueue(CONFIG)
     for name in range(500):
         queue.add(name, place(Scheduling(f"tenant {name}"), 10))
-    assert 2000 <= queue.tokens_ahead(Scheduling("new"), 0, 9.0, 10, 10) <= 5000
+    assert 2000 <= queue.tokens_ahead(place(Scheduling("new"))) <= 5000
     # As much larger as they are, it has less of them before it.
-    assert queue.tokens_ahead(Scheduling("new"), 0, 9.0, 1, 1) < 1000
+    assert queue.tokens_ahead(place(Scheduling("new"), 1, 1)) < 1000
 
 
 def test_who_had_one_stream_running_has_saved_nothing() -> None:
@@ -76,7 +76,7 @@ def test_who_comes_and_goes_while_others_stand_still_leaves_no_notes() -> None:
     queue.add("long", place(Scheduling("ahead")))
     queue.take("long")
     queue.end("long", 10)
-    line = queue.lines[ServiceClass.DEFAULT]
+    line = queue.classes[ServiceClass.DEFAULT]
     for _ in range(100):
         queue.add("again", place(Scheduling("ahead")))
         queue.end("again", 0)

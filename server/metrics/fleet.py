@@ -1,0 +1,257 @@
+"""Metrics of requests and workers: the scheduler's observer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from prometheus_client import Counter, Histogram
+
+from triolet.service_class import DEFAULT_SCHEDULING
+
+from ..scheduling.observer import Observer
+from ..scheduling.requests import FAREWELL
+from .counters import NO_USAGE, REJECTED, OverloadMetrics, TenantMetrics
+from .histogram import TokenHistogram
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from triolet.service_class import Scheduling, ServiceClass
+
+    from ..contract.generation import Usage
+
+log = structlog.get_logger(__name__)
+
+TTFT_BUCKETS: Final = (
+    .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
+)  # fmt: skip
+ITL_BUCKETS: Final = (
+    .001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5,
+)  # fmt: skip
+SECONDS_BUCKETS: Final = (.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)  # fmt: skip
+TOKEN_BUCKETS: Final = tuple(float(2**power) for power in range(18))
+CHOICE_BUCKETS: Final = (1, 2, 5, 10, 20)
+WAIT_BUCKETS: Final = (.001, .005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 60, 300)  # fmt: skip
+
+COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    ("requests_received", "Sequences submitted", ()),
+    ("requests_accepted", "Sequences taken on", ()),
+    ("requests_rejected", "Sequences refused at once", ("code", "class")),
+    ("requests", "Sequences by how they ended", ("outcome",)),
+    ("prompts_routed", "Prompts by who computes them, and why", ("role", "why")),
+    ("attempts_failed", "Attempts that another one followed", ("cause",)),
+    ("prompt_tokens", "Tokens in prompts", ()),
+    ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
+    ("completion_tokens", "Tokens generated", ()),
+    ("grammars_checked", "Grammars of requests by what became of them", ("verdict",)),
+    ("workers_joined", "Lives of workers that were greeted", ()),
+    ("workers_lost", "Workers given up", ("cause",)),
+    ("workers_refused", "Workers that do not fit this server", ()),
+    ("retries_refused", "Requests ended because the retry budget was spent", ()),
+    ("requests_quarantined", "Requests that killed the workers which computed them", ()),
+    ("grammars_quarantined", "Requests whose grammar took a worker too long to follow", ()),
+    ("breaker_changes", "Circuit breakers of workers by the state they took", ("state",)),
+    ("frames_dropped", "Frames of workers that belonged to nothing present", ("reason",)),
+    ("server_pauses", "Times that this process stood still", ()),
+    ("server_paused_seconds", "Time that this process stood still", ()),
+)
+HISTOGRAMS: Final[tuple[tuple[str, str, tuple[float, ...]], ...]] = (
+    ("time_to_first_token_seconds", "From submission to the first token", TTFT_BUCKETS),
+    ("inter_token_latency_seconds", "Between tokens of one sequence", ITL_BUCKETS),
+    ("request_seconds", "From submission to the end", SECONDS_BUCKETS),
+    ("queue_seconds", "From submission to dispatch", SECONDS_BUCKETS),
+    ("prefill_queue_seconds", "In the prefill worker before it computed", SECONDS_BUCKETS),
+    ("prefill_seconds", "A prefill worker computed", SECONDS_BUCKETS),
+    ("local_prefill_seconds", "Decode computed a prompt itself", SECONDS_BUCKETS),
+    ("decode_seconds", "From the first token to the end", SECONDS_BUCKETS),
+    ("inference_seconds", "From dispatch to the end, where there was a token", SECONDS_BUCKETS),
+    ("request_token_seconds", "Mean time between the tokens of a completion", ITL_BUCKETS),
+    ("request_prompt_tokens", "Prompt by size", TOKEN_BUCKETS),
+    ("request_completion_tokens", "Completion by size", TOKEN_BUCKETS),
+    ("request_longest_completion_tokens", "Longest completion of a prompt", TOKEN_BUCKETS),
+    ("request_max_tokens", "Most tokens that a completion may have", TOKEN_BUCKETS),
+    ("request_choices", "Completions of one prompt", CHOICE_BUCKETS),
+    ("step_tokens", "Tokens of a worker's step, as means between heartbeats", TOKEN_BUCKETS),
+)
+LOSSES: Final = (
+    *("restarted", "another_life", "protocol", "goodbye", "farewell", "link_gone", "link_full"),
+    *("silent", "wedged", "server_paused"),
+)
+"""Causes of a worker's loss, shown at 0 before the first: Prometheus sees no increase in a counter
+that is born at 1."""
+MAX_WORDS: Final = 32
+"""Values of one label that come from elsewhere in this process; the next ones are `other`."""
+
+
+class Words:
+    """Bounds a label: the first words keep their names."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def bounded(self, word: str) -> str:
+        """Return the word, or `other` where there are too many."""
+        if word not in self._seen:
+            if len(self._seen) >= MAX_WORDS:
+                return "other"
+            self._seen.add(word)
+        return word
+
+
+class FleetMetrics(Observer):
+    """Counts requests, attempts, faults and workers.
+
+    Args:
+      registry: where the counters are shown.
+      tenants: told of each request at its end.
+
+    Attributes:
+      counters: by name, without the prefix.
+      histograms: likewise.
+    """
+
+    def __init__(self, registry: CollectorRegistry, tenants: TenantMetrics) -> None:
+        super().__init__(OverloadMetrics(registry))
+        self._tenants = tenants
+        self._words = {name: Words() for name in ("outcome", "code", "cause")}
+        self._waits = Histogram(
+            "triolet_class_queue_seconds",
+            "From submission to dispatch, by service class",
+            ("class",),
+            buckets=WAIT_BUCKETS,
+            registry=registry,
+        )
+        self.counters = {
+            name: Counter(f"triolet_{name}", text, labels, registry=registry)
+            for name, text, labels in COUNTERS
+        }
+        self.histograms = {
+            name: TokenHistogram(f"triolet_{name}", text, buckets, registry)
+            for name, text, buckets in HISTOGRAMS
+        }
+        for cause in LOSSES:
+            self.counters["workers_lost"].labels(cause)
+        self._itl = self.histograms["inter_token_latency_seconds"]
+
+    def request_rejected(self, code: str, scheduling: Scheduling = DEFAULT_SCHEDULING) -> None:
+        """A request was refused before anything was begun."""
+        self.counters["requests_received"].inc()
+        code = self._words["code"].bounded(code)
+        service_class = scheduling.service_class.name.lower()
+        self.counters["requests_rejected"].labels(code, service_class).inc()
+        self._tenants.ended(scheduling, REJECTED, NO_USAGE)
+
+    def request_accepted(self, max_tokens: int | None) -> None:
+        """A request was taken on; None for an input, which has no tokens."""
+        self.counters["requests_received"].inc()
+        self.counters["requests_accepted"].inc()
+        if max_tokens is not None:
+            self.histograms["request_max_tokens"].observe(max_tokens)
+
+    def choices_ended(self, num_choices: int, longest_tokens: int) -> None:
+        """All completions of one prompt have ended."""
+        self.histograms["request_choices"].observe(num_choices)
+        self.histograms["request_longest_completion_tokens"].observe(longest_tokens)
+
+    def worker_stepped(self, num_steps: int, num_tokens: int) -> None:
+        """A worker did so many steps between two heartbeats. Count and sum are exact."""
+        if num_steps > 0:
+            self.histograms["step_tokens"].observe(num_tokens / num_steps, num_steps)
+
+    def request_dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
+        """Its first attempt begins, after so long in the queue."""
+        self.histograms["queue_seconds"].observe(queue_s)
+        self._waits.labels(service_class.name.lower()).observe(queue_s)
+
+    def prompt_computed(self, queue_s: float | None, compute_s: float) -> None:
+        """A prefill worker computed a prompt; or, with None, decode computed one itself."""
+        if queue_s is None:
+            self.histograms["local_prefill_seconds"].observe(compute_s)
+            return
+        self.histograms["prefill_queue_seconds"].observe(queue_s)
+        self.histograms["prefill_seconds"].observe(compute_s)
+
+    def prompt_routed(self, role: str, why: str) -> None:
+        """It is settled who computes a prompt, and why; both are words of our own."""
+        self.counters["prompts_routed"].labels(str(role), str(why)).inc()
+
+    def first_token(self, ttft_s: float) -> None:
+        """Its first token came."""
+        self.histograms["time_to_first_token_seconds"].observe(ttft_s)
+
+    def next_token(self, itl_s: float) -> None:
+        """Another token came, so long after the one before."""
+        self._itl.observe(itl_s)
+
+    def attempt_failed(self, cause: str) -> None:
+        """An attempt is over and the request goes on with another one."""
+        self.counters["attempts_failed"].labels(self._words["cause"].bounded(cause)).inc()
+
+    def request_ended(
+        self,
+        outcome: str,
+        usage: Usage,
+        elapsed_s: float,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
+    ) -> None:
+        """It got its terminal event."""
+        outcome = self._words["outcome"].bounded(str(outcome))
+        self.counters["requests"].labels(outcome).inc()
+        self._tenants.ended(scheduling, outcome, usage)
+        self.counters["prompt_tokens"].inc(usage.prompt_tokens)
+        self.counters["cached_prompt_tokens"].inc(usage.cached_tokens)
+        self.counters["completion_tokens"].inc(usage.completion_tokens)
+        self.histograms["request_seconds"].observe(elapsed_s)
+        if usage.prompt_tokens:
+            self.histograms["request_prompt_tokens"].observe(usage.prompt_tokens)
+        self.histograms["request_completion_tokens"].observe(usage.completion_tokens)
+        if usage.ttft_s is not None:
+            decode_s = max(0.0, elapsed_s - usage.ttft_s)
+            self.histograms["decode_seconds"].observe(decode_s)
+            self.histograms["inference_seconds"].observe(max(0.0, elapsed_s - usage.queue_s))
+            if usage.completion_tokens > 1:
+                mean_s = decode_s / (usage.completion_tokens - 1)
+                self.histograms["request_token_seconds"].observe(mean_s)
+
+    def worker_joined(self, worker: str) -> None:
+        """A worker, or its next life, was greeted."""
+        self.counters["workers_joined"].inc()
+        log.info("worker_joined", worker=worker)
+
+    def worker_lost(self, worker: str, cause: str) -> None:
+        """A worker was given up."""
+        self.counters["workers_lost"].labels(self._words["cause"].bounded(cause)).inc()
+        # One that was drained has moved or ended what it ran: a restart by an operator.
+        tell = log.info if cause == FAREWELL else log.warning
+        tell("worker_lost", worker=worker, cause=cause)
+
+    def worker_refused(self, worker: str, reason: str) -> None:
+        """A worker and this server cannot work together; an operator has to act."""
+        self.counters["workers_refused"].inc()
+        log.error("worker_refused", worker=worker, reason=reason)
+
+    def retry_unaffordable(self) -> None:
+        """A request ends because too many others are tried again already."""
+        self.counters["retries_refused"].inc()
+
+    def quarantined(self, what: str, request_id: str) -> None:
+        """A `request` made workers fail, or its `grammar` took one too long to follow."""
+        self.counters[f"{what}s_quarantined"].inc()
+        tell = log.error if what == "request" else log.warning
+        tell(f"{what}_quarantined", request_id=request_id)
+
+    def breaker_changed(self, worker: str, state: str) -> None:
+        """A worker is left out, tried, or used again."""
+        self.counters["breaker_changes"].labels(state).inc()
+        log.warning("breaker", worker=worker, state=state)
+
+    def frames_dropped(self, reason: str, count: int = 1) -> None:
+        """Frames of workers were not acted upon."""
+        self.counters["frames_dropped"].labels(reason).inc(count)
+
+    def server_paused(self, seconds: float) -> None:
+        """This process itself stood still for so long."""
+        self.counters["server_pauses"].inc()
+        self.counters["server_paused_seconds"].inc(seconds)
+        log.warning("stood_still", seconds=round(seconds, 3))

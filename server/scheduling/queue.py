@@ -1,0 +1,599 @@
+"""The queue: by service class, then by tenant with weighted shares of tokens, then by the order
+within a tenant. A lower class that waits earns a part of what the classes above it are given, so
+that it is never starved."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling, ServiceClass
+
+from .tenant_usage import TenantUsages
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Iterable, Iterator
+
+    from triolet.config import QueueConfig
+
+    from .tenant_usage import TenantUsage
+
+T = TypeVar("T", bound="Hashable")
+
+UNKNOWN_TOKENS: Final = 1 << 31
+"""As `max_tokens` of a request that was not read yet: as many as its tenant's usual completion."""
+OVERDUE: Final = 4
+"""Times its cost: with so much aging credit the first request of a class no longer lets others pass
+when it finds no room. A large request would otherwise never find it."""
+
+
+class Place(NamedTuple):
+    """Where a request belongs in the queue.
+
+    Attributes:
+      scheduling: its tenant, the tenant's weight and limits, and the service class.
+      priority: among the requests of its tenant and class; lower is earlier.
+      due: deadline; of equal priority the earliest is first.
+      order: number of arrival, unique; decides between equal deadlines.
+      prompt_tokens: to compute.
+      max_tokens: of its completion.
+    """
+
+    scheduling: Scheduling
+    priority: int
+    due: float
+    order: int
+    prompt_tokens: int
+    max_tokens: int = 0
+
+
+class Entry(Generic[T]):
+    """A request that waits or runs.
+
+    Attributes:
+      item: the caller's name for it.
+      place: where it belongs.
+      queue: of its tenant and class.
+      cost: tokens that it is charged at dispatch.
+      tag: virtual time of its first dispatch; None before.
+      is_running: dispatched and not ended.
+    """
+
+    __slots__ = ("cost", "is_running", "item", "place", "queue", "tag")
+
+    def __init__(self, item: T, place: Place, queue: TenantQueue[T], cost: int) -> None:
+        self.item = item
+        self.place = place
+        self.queue = queue
+        self.cost = cost
+        self.tag: float | None = None
+        self.is_running = False
+
+
+class TenantQueue(Generic[T]):
+    """The requests of one tenant in one class.
+
+    Attributes:
+      tenant: name.
+      of_class: the queue of its class.
+      usage: what the tenant has on workers, in all classes.
+      weight: of its latest request.
+      charged: virtual time up to which the tenant was served: tokens / weight.
+      cost: tokens to be charged for all that wait.
+      prompt_tokens: of all that wait.
+      num_running: requests of this class on workers.
+      credit: tokens / weight of its share that it left unused lately.
+      head_start: virtual time by which its turn is earlier than `charged`; 0 for a tenant that
+        asks for more than its credit.
+      turn: its entry in the turns of the class; None while it has none.
+      idle: its entry among the idle tenants of the class; None while it is not idle.
+    """
+
+    __slots__ = (
+        "_entries",
+        "_tokens",
+        "charged",
+        "cost",
+        "credit",
+        "head_start",
+        "idle",
+        "num_running",
+        "of_class",
+        "prompt_tokens",
+        "tenant",
+        "turn",
+        "usage",
+        "weight",
+    )
+
+    def __init__(
+        self, tenant: str, of_class: ClassQueue[T], usage: TenantUsage, credit: float
+    ) -> None:
+        self.tenant = tenant
+        self.of_class = of_class
+        self.usage = usage
+        self.weight = 1.0
+        self.charged = of_class.virtual_time
+        self.cost = 0
+        self.prompt_tokens = 0
+        self.num_running = 0
+        self.credit = credit
+        self.head_start = 0.0
+        self.turn: Turn[T] | None = None
+        self.idle: tuple[float, str] | None = None
+        self._entries: list[tuple[int, float, int, Entry[T]]] = []
+        self._tokens: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def head(self) -> Entry[T]:
+        """The first entry; there must be one."""
+        return self._entries[0][3]
+
+    @property
+    def tag(self) -> float:
+        """The virtual time of the next turn: a head that is tried again keeps its first one."""
+        tag = self.head.tag
+        return self.charged - self.head_start if tag is None else tag
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its requests wait for a limit of the tenant's own, not for workers."""
+        return bool(self._entries) and self.turn is None
+
+    def add(self, entry: Entry[T]) -> None:
+        """Put an entry in."""
+        place = entry.place
+        at = bisect_left(self._entries, place[1:4])
+        self._entries.insert(at, (*place[1:4], entry))
+        self._tokens.insert(at, place.prompt_tokens)
+        self.cost += entry.cost
+        self.prompt_tokens += place.prompt_tokens
+
+    def remove(self, entry: Entry[T]) -> None:
+        """Take an entry out."""
+        at = bisect_left(self._entries, entry.place[1:4])
+        assert self._entries[at][3] is entry, "only an entry that waits can be taken out"
+        del self._entries[at], self._tokens[at]
+        self.cost -= entry.cost
+        self.prompt_tokens -= entry.place.prompt_tokens
+
+    def credit_at(self, virtual_time: float, most: float) -> float:
+        """Return its credit with what it has left unused until then, at most `most`."""
+        unused = 0.0 if self else max(virtual_time - self.charged, 0.0)
+        return min(self.credit + unused, most)
+
+    def tokens_before(self, priority: int, due: float) -> int:
+        """Return the prompt tokens of those that go before a new request."""
+        return sum(self._tokens[: bisect_left(self._entries, (priority, due, math.inf))])
+
+
+Turn: TypeAlias = tuple[float, int, TenantQueue[T]]
+"""Virtual time; the order of the first request, which decides between equal times; the tenant."""
+
+
+class ClassQueue(Generic[T]):
+    """The tenants of one service class.
+
+    Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM '96) over tokens, as a virtual token
+    counter for each tenant (Sheng et al., "Fairness in Serving Large Language Models", OSDI '24):
+    the tenant that was charged least by its weight is next; a tenant that comes back from idling
+    starts where the others are.
+
+    Args:
+      usages: of all tenants, with their limits.
+      head_start: tokens / weight by which a tenant that asks for little may be ahead of the others.
+
+    Attributes:
+      is_paused: no request is dispatched.
+      virtual_time: of the latest turn.
+      aging_credit: tokens that the class may send ahead of higher classes, for having waited.
+      num_waiting: requests.
+      num_running: requests on workers.
+    """
+
+    def __init__(self, usages: TenantUsages, head_start: int) -> None:
+        self.is_paused = False
+        self.virtual_time = 0.0
+        self.aging_credit = 0.0
+        self.num_waiting = 0
+        self.num_running = 0
+        self._usages = usages
+        self._head_start = head_start
+        self._tenants: dict[str, TenantQueue[T]] = {}
+        self._turns: list[Turn[T]] = []
+        self._idle: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        """Tenants that are remembered."""
+        return len(self._tenants)
+
+    def __iter__(self) -> Iterator[TenantQueue[T]]:
+        """Go through the tenants that are remembered."""
+        return iter(self._tenants.values())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request waits for workers that may be dispatched."""
+        return bool(self._turns) and not self.is_paused
+
+    @property
+    def ready_tokens(self) -> int:
+        """Prompt tokens that wait for workers; what waits for a tenant's own limit says nothing of
+        the load."""
+        return sum(queue.prompt_tokens for _, _, queue in self._turns)
+
+    @property
+    def lag_tokens(self) -> float:
+        """Tokens of weight 1 between the most and the least charged tenant that waits."""
+        charged = [queue.charged for _, _, queue in self._turns]
+        return max(charged) - min(charged) if charged else 0.0
+
+    def find(self, tenant: str) -> TenantQueue[T] | None:
+        """Return a tenant's queue, if there is one."""
+        return self._tenants.get(tenant)
+
+    def first(self) -> Entry[T] | None:
+        """Return the next entry. None while the class is paused, or the tenant that is next leaves
+        the last rows to others: those of its class are ahead of it anyhow, lower classes may have
+        them."""
+        if self.is_paused or not self._turns:
+            return None
+        queue = self._turns[0][2]
+        return None if self._usages.leaves_rows(queue.tenant, queue.usage) else queue.head
+
+    def queue_of(self, scheduling: Scheduling, usage: TenantUsage) -> TenantQueue[T]:
+        """Return the queue of a tenant of which a request comes."""
+        queue = self._tenants.get(scheduling.tenant)
+        if queue is None:
+            queue = TenantQueue(scheduling.tenant, self, usage, float(self._head_start))
+            self._tenants[scheduling.tenant] = queue
+        queue.usage = usage
+        if queue.idle is not None:
+            del self._idle[bisect_left(self._idle, queue.idle)]
+            queue.idle = None
+        if not queue:
+            # Idling, or waiting for what runs to end, saves no share: it only lets past others.
+            queue.credit = queue.credit_at(self.virtual_time, self._head_start)
+            queue.charged = max(queue.charged, self.virtual_time)
+        queue.weight = scheduling.weight
+        return queue
+
+    def put(self, entry: Entry[T]) -> None:
+        """Let an entry wait."""
+        entry.queue.add(entry)
+        self.num_waiting += 1
+        self.refresh(entry.queue)
+
+    def drop(self, entry: Entry[T]) -> None:
+        """Take an entry out that waits."""
+        entry.queue.remove(entry)
+        self.num_waiting -= 1
+        if not self.num_waiting:
+            self.aging_credit = 0.0
+        self.refresh(entry.queue)
+
+    def take(self, entry: Entry[T]) -> bool:
+        """Let an entry run that waits; return whether it was charged, which happens once."""
+        queue = entry.queue
+        queue.num_running += 1
+        self.num_running += 1
+        is_charged = entry.tag is None
+        if is_charged:
+            entry.tag = queue.tag
+            self.virtual_time = max(self.virtual_time, entry.tag)
+            queue.charged += entry.cost / queue.weight
+            queue.credit = max(queue.credit - entry.cost / queue.weight, 0.0)
+        self.drop(entry)
+        return is_charged
+
+    def leave(self, entry: Entry[T]) -> None:
+        """Count an entry out that ran."""
+        entry.queue.num_running -= 1
+        self.num_running -= 1
+
+    def settle(self, entry: Entry[T], used_tokens: int) -> None:
+        """Replace what an entry was charged by what it has used."""
+        if entry.tag is not None:
+            entry.queue.charged += (used_tokens - entry.cost) / entry.queue.weight
+
+    def forget(self, queue: TenantQueue[T]) -> None:
+        """Drop a tenant without requests once the others are a head start beyond it, as it has left
+        so much unused by then; and all tenants once the class is empty, since more than others had
+        took nothing from them."""
+        if not self.num_waiting and not self.num_running:
+            self._tenants.clear()
+            self._idle.clear()
+            self.virtual_time = 0.0
+            return
+        if not queue and not queue.num_running and queue.idle is None:
+            queue.idle = (queue.charged, queue.tenant)
+            insort(self._idle, queue.idle)
+        while self._idle and self._idle[0][0] <= self.virtual_time - self._head_start:
+            del self._tenants[self._idle.pop(0)[1]]
+
+    def refresh(self, queue: TenantQueue[T]) -> None:
+        """Give a tenant the turn that follows from its charge, its first entry and its limits."""
+        is_within = queue.cost <= queue.credit * queue.weight
+        queue.head_start = float(self._head_start) if is_within else 0.0
+        is_ready = len(queue) > 0 and self._usages.allows(
+            queue.usage, queue.head.place.scheduling, queue.head.cost
+        )
+        turn = (queue.tag, queue.head.place.order, queue) if is_ready else None
+        if turn == queue.turn:
+            return
+        if queue.turn is not None:
+            del self._turns[bisect_left(self._turns, queue.turn)]
+        if turn is not None:
+            insort(self._turns, turn)
+        queue.turn = turn
+
+    def head_start_of(self, scheduling: Scheduling, cost: float) -> float:
+        """Return by how much the turn of a new request would be earlier: the head start, if the
+        credit of its tenant covers everything that would wait."""
+        queue = self._tenants.get(scheduling.tenant)
+        credit, waiting = float(self._head_start), 0
+        if queue is not None:
+            credit, waiting = queue.credit_at(self.virtual_time, self._head_start), queue.cost
+        return float(self._head_start) if waiting + cost <= credit * scheduling.weight else 0.0
+
+    def tokens_ahead(self, place: Place, cost: float) -> int:
+        """Return the prompt tokens of the class that go before a new request: those of its tenant
+        before it, and what each other tenant has until its turn:
+
+            prompt_tokens * min(1, weight * virtual_tokens / cost)
+
+        where `virtual_tokens` is what its own tenant has until then, by weight, and half of its own
+        cost: of the tenants with the same virtual time half are first.
+        """
+        scheduling = place.scheduling
+        mine = self._tenants.get(scheduling.tenant)
+        before, virtual_tokens = 0, cost / (2 * scheduling.weight)
+        if mine is not None:
+            virtual_tokens += max(mine.charged - self.virtual_time, 0.0)
+            if mine and (before := mine.tokens_before(place.priority, place.due)):
+                virtual_tokens += mine.cost * before / mine.prompt_tokens / scheduling.weight
+        virtual_tokens -= self.head_start_of(scheduling, cost)
+        if virtual_tokens <= 0.0:
+            return before
+        others = 0.0
+        for _, _, queue in self._turns:
+            if queue is not mine and queue.cost:
+                share = queue.weight * virtual_tokens / queue.cost
+                others += queue.prompt_tokens * (share if share < 1.0 else 1.0)
+        return before + int(others)
+
+
+class FairQueue(Generic[T]):
+    """The queue, and what the requests on workers were charged.
+
+    Attributes:
+      config: how shares are given.
+      usages: what each tenant has on workers.
+      classes: the queue of each service class, in order.
+    """
+
+    def __init__(self, config: QueueConfig) -> None:
+        self.config = config
+        self.usages = TenantUsages(
+            config.expected_completion_tokens, config.spare_rows_share if config.fair else 0.0
+        )
+        head_start = config.head_start_tokens if config.fair else 0
+        self.classes = tuple(ClassQueue[T](self.usages, head_start) for _ in ServiceClass)
+        self._entries: dict[T, Entry[T]] = {}
+        self._aside: list[Entry[T]] = []
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return sum(one.num_waiting for one in self.classes) + len(self._aside)
+
+    def __iter__(self) -> Iterator[T]:
+        """Go through those that wait, in order of arrival; they may end meanwhile."""
+        return iter([item for item, entry in self._entries.items() if not entry.is_running])
+
+    @property
+    def num_running(self) -> int:
+        """Requests that were dispatched and have not ended."""
+        return len(self._entries) - len(self)
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants with requests that wait or run."""
+        return len(self.usages)
+
+    def tokens_ahead(self, place: Place) -> int:
+        """Return the prompt tokens that go before a new request, as things stand."""
+        place = effective_place(self.config, place)
+        scheduling = place.scheduling
+        tokens = self.classes[scheduling.service_class].tokens_ahead(place, self.cost_of(place))
+        for higher in self.classes[: scheduling.service_class]:
+            if not higher.is_paused:
+                mine = higher.find(scheduling.tenant)
+                # Another tenant's requests that wait for its own limit are in no other's way.
+                is_held = mine is not None and mine.is_held
+                tokens += higher.ready_tokens + (mine.prompt_tokens if mine and is_held else 0)
+        return tokens
+
+    def cost_of(self, place: Place) -> float:
+        """Return the tokens that a new request would be charged."""
+        completion_tokens = self.usages.completion_tokens(place.scheduling.tenant)
+        return place.prompt_tokens + min(place.max_tokens, completion_tokens)
+
+    def is_held(self, item: T) -> bool:
+        """Return whether a request waits for another one of its tenant to end."""
+        entry = self._entries.get(item)
+        return entry is not None and not entry.is_running and entry.queue.is_held
+
+    def is_over_share(self, item: T) -> bool:
+        """Return whether the tenant of a request that waits asks for more than it left unused.
+        Workers compute the requests of other tenants before it, also of those that come later."""
+        return not self._entries[item].queue.head_start
+
+    def add(self, item: T, place: Place) -> None:
+        """Let a new request wait."""
+        assert item not in self._entries, "a request is in the queue once"
+        place = effective_place(self.config, place)
+        scheduling = place.scheduling
+        usage = self.usages.of(scheduling.tenant, scheduling.weight)
+        usage.num_requests += 1
+        one = self.classes[scheduling.service_class]
+        cost = place.prompt_tokens + min(place.max_tokens, round(usage.completion_tokens))
+        entry = self._entries[item] = Entry(item, place, one.queue_of(scheduling, usage), cost)
+        one.put(entry)
+
+    def first(self, *, is_aged_too: bool = True) -> T | None:
+        """Return the request that is next; None if none may be dispatched.
+
+        Args:
+          is_aged_too: a lower class may be first by its aging credit.
+        """
+        chosen: Entry[T] | None = None
+        for one in self.classes:
+            if (entry := one.first()) is None:
+                continue
+            if chosen is None:
+                chosen = entry
+                if not is_aged_too:
+                    break
+            elif one.aging_credit >= entry.cost:
+                chosen = entry
+                break
+        return None if chosen is None else chosen.item
+
+    def lets_pass(self, item: T) -> bool:
+        """Return whether higher classes may go first if there is no room for the request that is
+        next: it is ahead of them by an aging credit that is not overdue yet."""
+        entry = self._entries[item]
+        service_class = entry.place.scheduling.service_class
+        is_below = any(one.first() for one in self.classes[:service_class])
+        return is_below and self.classes[service_class].aging_credit < OVERDUE * entry.cost
+
+    def take(self, item: T) -> None:
+        """Let a request run. It is charged, unless it was before."""
+        entry = self._entries[item]
+        if entry.queue.of_class.take(entry):
+            share = self.config.min_class_share
+            _age(self.classes, entry.place.scheduling.service_class, entry.cost, share)
+        entry.is_running = True
+        self.usages.take(entry.queue.tenant, entry.queue.usage, entry.cost)
+        self._refresh(entry.queue.tenant)
+
+    def give_back(self, item: T) -> None:
+        """Let a request that ran wait again, in its old place and without being charged again."""
+        entry = self._entries[item]
+        entry.is_running = False
+        self.usages.give(entry.queue.usage, entry.cost)
+        entry.queue.of_class.leave(entry)
+        entry.queue.of_class.put(entry)
+        self._refresh(entry.queue.tenant)
+
+    def end(self, item: T, completion_tokens: int) -> None:
+        """Forget a request and settle its charge by what it has used."""
+        entry = self._entries.pop(item)
+        queue = entry.queue
+        one, usage = queue.of_class, queue.usage
+        one.settle(entry, entry.place.prompt_tokens + completion_tokens)
+        if entry.is_running:
+            one.leave(entry)
+            self.usages.give(usage, entry.cost)
+        elif entry in self._aside:
+            self._aside.remove(entry)
+        else:
+            one.drop(entry)
+        self._refresh(entry.queue.tenant)
+        one.forget(entry.queue)
+        if completion_tokens:
+            moved = completion_tokens - usage.completion_tokens
+            usage.completion_tokens += self.config.completion_memory * moved
+        usage.num_requests -= 1
+        self.usages.left(entry.queue.tenant)
+
+    def set_aside(self, item: T) -> None:
+        """Leave a request that waits out of `first` until `restore`."""
+        entry = self._entries[item]
+        entry.queue.of_class.drop(entry)
+        self._aside.append(entry)
+
+    def restore(self) -> None:
+        """Put everything that was set aside back into its place."""
+        while self._aside:
+            entry = self._aside.pop()
+            entry.queue.of_class.put(entry)
+
+    def pause(self, classes: Collection[ServiceClass]) -> None:
+        """Dispatch nothing of these classes from now on, and of all others again."""
+        for service_class, one in zip(ServiceClass, self.classes, strict=True):
+            one.is_paused = service_class in classes
+
+    def note_pools(self, kv_tokens: int, rows: int) -> None:
+        """Note how many tokens and sequences all decode workers can hold."""
+        if self.usages.note_pools(kv_tokens, rows):
+            for one in self.classes:
+                for queue in one:
+                    one.refresh(queue)
+
+    def _refresh(self, tenant: str) -> None:
+        """Ask again what a tenant's limits allow, in all classes."""
+        for one in self.classes:
+            if (queue := one.find(tenant)) is not None:
+                one.refresh(queue)
+
+
+def is_under_share(queue: FairQueue[Any], places: Iterable[Place]) -> bool:
+    """Return whether the tenant of some new requests asks for so much less than its share,
+    beside others, that the requests which give way to others need not be its own. False for a
+    tenant alone.
+
+    Args:
+      queue: with what waits already.
+      places: of requests that come together, of one tenant and class.
+    """
+    places = [effective_place(queue.config, place) for place in places]
+    scheduling = places[0].scheduling
+    one = queue.classes[scheduling.service_class]
+    has_others = len(one) > (one.find(scheduling.tenant) is not None)
+    cost = sum(queue.cost_of(place) for place in places)
+    return has_others and one.head_start_of(scheduling, cost) > 0.0
+
+
+def num_crowding(queue: FairQueue[Any], scheduling: Scheduling, count: int, most: int) -> int:
+    """Return how many requests wait of a class and those above it where there is no room for
+    `count` more, else 0. There is room up to `most`, for a tenant below its part of `most` by
+    weight, and where none waits."""
+    scheduling = effective_scheduling(queue.config, scheduling)
+    classes = queue.classes[: scheduling.service_class + 1]
+    num_before = sum(one.num_waiting for one in classes)
+    if num_before + count <= most:
+        return 0
+    num_own = sum(len(one.find(scheduling.tenant) or ()) for one in classes)
+    part = queue.usages.part(scheduling.tenant, scheduling.weight)
+    return num_before if num_own + count > most * part else 0
+
+
+def effective_scheduling(config: QueueConfig, scheduling: Scheduling) -> Scheduling:
+    """Return what counts: without fairness all requests are of one class and tenant."""
+    return scheduling if config.fair else DEFAULT_SCHEDULING
+
+
+def effective_place(config: QueueConfig, place: Place) -> Place:
+    """Return the place that counts: without fairness class and priority, then arrival."""
+    if config.fair:
+        return place
+    priority = place.scheduling.priority(place.priority)
+    return place._replace(scheduling=DEFAULT_SCHEDULING, priority=priority, due=0.0)
+
+
+def _age(
+    classes: tuple[ClassQueue[T], ...], service_class: ServiceClass, cost: int, share: float
+) -> None:
+    """Give the lower classes that wait their share of a dispatch as aging credit, and let it be
+    paid for if a class above it waited."""
+    if any(one.is_waiting for one in classes[:service_class]):
+        taken = classes[service_class]
+        taken.aging_credit = max(0.0, taken.aging_credit - cost)
+    for lower in classes[service_class + 1 :]:
+        if lower.is_waiting:
+            lower.aging_credit += share * cost
