@@ -48,8 +48,8 @@ import trio
 from ..harness.servers import on_core, running, running_server
 from ..harness.statistics import percentile
 from .front import Front, Source
-from .front_clients import CONTENT, chat_request
 from .report import Ratio, Report, describe, finish
+from .streams import CONTENT, chat_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping

@@ -32,14 +32,14 @@ from rich.console import Console
 from ..harness.servers import TRIOLET, ServerProcess, cost_of, cpu_s_of, on_core, running
 from ..harness.statistics import percentile
 from .engines import install, python_of
-from .front_clients import Clients
 from .front_source import IDLE_SEED
 from .report import Ratio, Report, describe, finish
+from .streams import Clients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .front_clients import ClientStream
+    from .streams import ClientStream
 
 MAX_TOKENS: Final = 900
 """Within the demo model's context, and more than any stream gets here."""

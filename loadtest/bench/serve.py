@@ -27,13 +27,12 @@ from ..harness.statistics import percentile
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
 from .model import SHAPES, written_model
 from .report import BENCH, Ratio, Report, describe, finish
-from .serve_client import Answer, Target, ask_together, at_once
-from .serve_shapes import lengths_in_words, scaled, shape_of
+from .serve_client import Answer, Target, ask_together, at_once, lengths_in_words, scaled, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .serve_shapes import Arrival
+    from .serve_client import Arrival
 
 TRACES: Final = Path(__file__).parents[3] / "shared" / "data" / "traces"
 TRACE: Final = TRACES / "azure2023_conv.csv"

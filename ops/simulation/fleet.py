@@ -158,21 +158,7 @@ async def running_fleet(
     def draw_epoch() -> int:
         return next(epochs)
 
-    def worker(role: Role, name: str) -> partial[Any]:
-        engine_config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=shape.max_num_seqs)
-        config = WorkerConfig(
-            name=name,
-            model_dir="",
-            control_address=_address(name),
-            kv_address=f"{_address(name)}/kv" if role is Role.DECODE else None,
-            engine=engine_config,
-            link=link,
-        )
-        engine = ModelledEngine(shape.num_blocks, engine_config, shape.cost)
-        device = ModelledDevice(shape.cost)
-        return worker_of(role, config, engine, device, network, host=host, draw_epoch=draw_epoch)
-
-    config = replace(
+    server = replace(
         shape.server,
         prefill_addresses=tuple(map(_address, names[Role.PREFILL])),
         decode_addresses=tuple(map(_address, names[Role.DECODE])),
@@ -180,7 +166,7 @@ async def running_fleet(
     )
     text, observer, charges = front or Front(NumberText())
     fleet = Links(
-        config,
+        server,
         text,
         network,
         observer,
@@ -191,12 +177,30 @@ async def running_fleet(
     async with trio.open_nursery() as nursery:
         for role in names:
             for name in names[role]:
-                await nursery.start(worker(role, name))
+                config = _worker_config(role, name, shape.max_num_seqs, link)
+                engine = ModelledEngine(shape.num_blocks, config.engine, shape.cost)
+                device = ModelledDevice(shape.cost)
+                await nursery.start(
+                    worker_of(
+                        role, config, engine, device, network, host=host, draw_epoch=draw_epoch
+                    )
+                )
         await nursery.start(fleet.run)
         with trio.fail_after(READY_S):
             await fleet.wait_ready()
         yield fleet
         nursery.cancel_scope.cancel()
+
+
+def _worker_config(role: Role, name: str, max_num_seqs: int, link: LinkConfig) -> WorkerConfig:
+    return WorkerConfig(
+        name=name,
+        model_dir="",
+        control_address=_address(name),
+        kv_address=f"{_address(name)}/kv" if role is Role.DECODE else None,
+        engine=EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs),
+        link=link,
+    )
 
 
 def _address(name: str) -> str:

@@ -23,13 +23,17 @@ from loadtest.bench.serve import (
 )
 from loadtest.bench.serve_client import (
     Answer,
+    Arrival,
     StreamBrokenError,
     Target,
     ask,
     ask_together,
     at_once,
+    made_up,
+    read_trace,
+    scaled,
+    shape_of,
 )
-from loadtest.bench.serve_shapes import Arrival, made_up, read_trace, scaled, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
