@@ -69,7 +69,7 @@ def worker_of(
       draw_epoch: of each life; None for the product's own.
       source: of guessed tokens; decode only, None for the product's own.
     """
-    more: dict[str, object] = {}
+    more: dict[str, Any] = {}
     if draw_epoch is not None:
         more["draw_epoch"] = draw_epoch
     if source is not None:
