@@ -19,28 +19,30 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from triolet.errors import RequestError, server_error
 
 from .api.access import check_request, check_websocket, origins_here
-from .api.anthropic.form import message_error
-from .api.anthropic.messages import MESSAGES, count_message_tokens, create_message
+from .api.anthropic.messages import MESSAGES, count_message_tokens, create_message, message_error
 from .api.body import current_scope, shown_request_id
 from .api.errors import CODES, error_body, error_headers, http_error
+from .api.limits import rate_headers
 from .api.ollama import chat as ollama_chat
-from .api.ollama import chat as ollama_embed
 from .api.ollama import models as ollama_models
-from .api.ollama.answers import ollama_error
-from .api.openai import scoring as scoring
-from .api.openai.chat import chat_completions
-from .api.openai.completions import completions
-from .api.openai.embeddings import embeddings
+from .api.ollama.chat import ollama_error
+from .api.openai.chat import chat_completions, completions
+from .api.openai.embeddings import embeddings, rerank, score
 from .api.openai.models import detokenize, list_models, show_model, tokenize
 from .api.openai.responses import count_input_tokens, create_response
 from .api.openai.responses_socket import responses_socket
 from .api.operations.fleet_status import (
+    FLEET_USAGE,
     OWN_AUDIT,
     OWN_STATUS,
+    OWN_USAGE,
     fleet_audit,
     fleet_status,
+    fleet_usage,
     own_audit,
     own_status,
+    own_usage,
+    server_usage,
 )
 from .api.operations.fleet_status import PATH as STATUS
 from .api.operations.pages import api_page, chat_page, dashboard, read_static_files, static_file
@@ -56,20 +58,21 @@ from .api.operations.probes import (
     ready,
     version,
 )
-from .api.operations.usage import FLEET_USAGE, OWN_USAGE, fleet_usage, own_usage, server_usage
 from .api.origins import page_headers
 from .api.peers import is_proxied, proxy_to_owner
-from .api.quota import rate_headers
 from .api.request_scope import scope_of
 from .document.openapi import PATH as OPENAPI
 from .document.openapi import ServedDocument
 from .edge.quart import PatchedHTTPConnection, PatchedQuart
-from .jobs.batches_api import cancel_batch, create_batch, list_batches, show_batch
-from .jobs.files_api import (
+from .jobs.endpoints import (
+    cancel_batch,
+    create_batch,
     delete_file,
     file_content,
     keeps_no_files,
+    list_batches,
     list_files,
+    show_batch,
     show_file,
     upload_file,
 )
@@ -170,16 +173,16 @@ def _add_routes(app: PatchedQuart, services: Services, storage: Storage | None) 
 
 def _add_scoring(add: Callable[[str, str, View], None]) -> None:
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
-        add("POST", path, scoring.rerank)
+        add("POST", path, rerank)
     for path in ("/v1/score", "/score"):
-        add("POST", path, scoring.score)
+        add("POST", path, score)
 
 
 def _add_ollama(add: Callable[[str, str, View], None]) -> None:
     add("POST", "/api/chat", ollama_chat.chat)
     add("POST", "/api/generate", ollama_chat.generate)
-    add("POST", "/api/embed", ollama_embed.embed_inputs)
-    add("POST", "/api/embeddings", ollama_embed.embed_prompt)
+    add("POST", "/api/embed", ollama_chat.embed_inputs)
+    add("POST", "/api/embeddings", ollama_chat.embed_prompt)
     add("GET", "/api/tags", ollama_models.list_tags)
     add("GET", "/api/ps", ollama_models.list_running)
     add("GET", "/api/version", ollama_models.show_version)
@@ -190,18 +193,18 @@ def _add_ollama(add: Callable[[str, str, View], None]) -> None:
 
 
 def _add_stored(add: Callable[[str, str, View], None], storage: Storage | None) -> None:
+    add("POST", "/v1/batches", partial(create_batch, storage))
     for method, path, view in (
         ("POST", "/v1/files", upload_file),
         ("GET", "/v1/files", list_files),
         ("GET", "/v1/files/<file_id>", show_file),
         ("DELETE", "/v1/files/<file_id>", delete_file),
         ("GET", "/v1/files/<file_id>/content", file_content),
-        ("POST", "/v1/batches", create_batch),
         ("GET", "/v1/batches", list_batches),
         ("GET", "/v1/batches/<batch_id>", show_batch),
         ("POST", "/v1/batches/<batch_id>/cancel", cancel_batch),
     ):
-        add(method, path, keeps_no_files if storage is None else partial(view, storage))
+        add(method, path, partial(view, storage) if storage is not None else keeps_no_files)
 
 
 def _with_services(

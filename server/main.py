@@ -41,10 +41,10 @@ from .scheduling.links import Links
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
 from .text.grammars import Grammars
-from .text.model_card import read_model_card
 from .text.model_files import (
     PageWords,
     read_embedding_model,
+    read_model_card,
     read_page_words,
     read_sampling_defaults,
 )

@@ -36,8 +36,7 @@ def class_of(rank: int) -> ServiceClass:
 
 
 class Band(NamedTuple):
-    """What is computed before what: by class, and in a class whose tenants have less than their
-    shares before those who have more.
+    """The order of computing: by class, and in a class tenants under their share first.
 
     Attributes:
       service_class: the request's.
@@ -68,7 +67,7 @@ class Scheduling:
 
     Attributes:
       tenant: its name; empty where there are no tenants.
-      weight: of the tenant's share among those who wait in the same class; above 0.
+      weight: of the tenant's share among those that wait in the same class; above 0.
       service_class: how early it goes.
       max_running: sequences that the tenant may have on workers at once; None for no limit.
       kv_share: of all decode blocks that the tenant may hold at once, above 0 and up to 1.
@@ -88,7 +87,7 @@ class Scheduling:
 
     def rank(self, own: int, *, is_over_share: bool = False) -> int:
         """Return what workers are told: where there are tenants nothing but the class and the
-        share, because workers compare everybody's, and what a client says of its own requests is
+        share, because workers compare all tenants', and what a client says of its own requests is
         for those.
 
         Args:

@@ -1,6 +1,6 @@
 """Tenants as the operator writes them down: plans, prices, roles, and digests of keys.
 
-Pure data with its bounds. Knows neither the file that it stands in nor what of it is used up.
+Pure data with its bounds.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class Tenant:
     """One tenant.
 
     Attributes:
-      name: up to 64 letters, digits, dots, - and _; empty for everybody where there are no tenants.
+      name: up to 64 letters, digits, dots, - and _; empty where there are no tenants.
       plan: its limits.
       role: what its keys open.
       keys: that are its.
       is_disabled: its keys are known and refused with 403.
-      secret: what its parts of caches are hashed with, so that nobody shares them; empty for
-        everybody where there are no tenants.
+      secret: what its parts of caches are hashed with, so that no other tenant shares them; empty
+        where there are no tenants.
     """
 
     name: str
@@ -120,7 +120,7 @@ ANONYMOUS: Final = Tenant(
     ),
     TenantRole.OPERATOR,
 )
-"""Everybody who reaches a server without tenants: it is theirs."""
+"""The tenant of every request to a server without tenants."""
 
 
 class Tenants:
@@ -146,7 +146,7 @@ class Tenants:
         }
 
     def of_digest(self, digest: str) -> tuple[Tenant, TenantKey] | None:
-        """Return whose key has this digest, and the key; None if nobody's has."""
+        """Return the tenant and the key with this digest; None for an unknown one."""
         return self._by_digest.get(digest)
 
     def prices_of(self, *names: str) -> Prices:

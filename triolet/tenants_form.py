@@ -11,8 +11,12 @@ import hmac
 import re
 import tomllib
 from dataclasses import fields
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from datetime import datetime  # noqa: TC003 (msgspec reads it)
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
 
 from .errors import ConfigError
 from .service_class import ServiceClass
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     Field: TypeAlias = tuple[Callable[[object], Any], str]
-    """What reads a value, raising ValueError, and what is allowed, in words."""
+    """What reads a value, raising ValueError or ValidationError, and what is allowed, in words."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DIGEST_PREFIX: Final = "sha256:"
@@ -36,7 +40,6 @@ MAX_NUMBER: Final = 1e15
 """Above it a float does not count in ones any more."""
 MAX_PRICE: Final = 1_000_000_000
 """Of a million tokens: what is spent is counted in thousand-millionths of one, in 63 bits."""
-_DIGEST: Final = re.compile(rf"{DIGEST_PREFIX}([0-9a-f]{{64}})")
 _SECRET: Final = re.compile(r"[0-9a-f]{64}")
 _TABLES: Final = ("cache_secret", "plans", "tenants", "prices")
 _CLASS_WORDS: Final = ", ".join(one.name.lower() for one in ServiceClass)
@@ -153,7 +156,7 @@ def _read(table: object, known: Mapping[str, Field], where: str) -> dict[str, An
         reader, allowed = known[name]
         try:
             found[name] = reader(value)
-        except ValueError:
+        except (ValueError, msgspec.ValidationError):
             shown = "" if name == "keys" else f" is {_echo(value)!r};"
             raise _Wrong(f"{where} {name}{shown} must be {allowed}") from None
     return found
@@ -175,104 +178,56 @@ def _echo(value: object) -> str:
         return "a very large number"
 
 
-def _number(value: object, lowest: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError
-    if not lowest <= value <= MAX_NUMBER:  # also what is not a number
-        raise ValueError
-    return float(value)
+def _typed(kind: object) -> Callable[[object], Any]:
+    return partial(msgspec.convert, type=kind)
 
 
-def _price(value: object) -> float:
-    if (number := _number(value)) > MAX_PRICE:
-        raise ValueError
-    return number
+class _KeyTable(msgspec.Struct, forbid_unknown_fields=True):
+    """A key that ends."""
 
-
-def _above_0(value: object) -> float:
-    if (number := _number(value)) == 0:
-        raise ValueError
-    return number
-
-
-def _share(value: object) -> float:
-    if (number := _above_0(value)) > 1:
-        raise ValueError
-    return number
-
-
-def _rate(value: object) -> float:
-    return _number(value, lowest=1)
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_NUMBER:
-        raise ValueError
-    return value
-
-
-def _truth(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _word(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value
-
-
-def _role(value: object) -> TenantRole:
-    return TenantRole(_word(value))
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise ValueError
-    return value
+    digest: _Digest
+    until: Annotated[datetime, Meta(tz=True)]
 
 
 def _classes(value: object) -> tuple[ServiceClass, ...]:
     by_name = {one.name.lower(): one for one in ServiceClass}
-    found = [by_name.get(_word(one)) for one in _list(value)]
-    classes = tuple(one for one in found if one is not None)
-    if not found or len(set(classes)) != len(found):
+    names = msgspec.convert(value, _Words)
+    if len(set(names)) != len(names) or not by_name.keys() >= set(names):
         raise ValueError
-    return classes
+    return tuple(by_name[name] for name in names)
 
 
 def _alerts(value: object) -> tuple[float, ...]:
-    return tuple(sorted({_above_0(one) for one in _list(value)}))
+    return tuple(sorted(set(msgspec.convert(value, list[_Positive]))))
 
 
 def _keys(value: object) -> tuple[TenantKey, ...]:
-    keys = tuple(_key(one) for one in _list(value))
-    if len(keys) > MAX_KEYS or len({key.digest for key in keys}) != len(keys):
+    keys = [
+        TenantKey(one.digest.removeprefix(DIGEST_PREFIX), one.until.timestamp())
+        if isinstance(one, _KeyTable)
+        else TenantKey(one.removeprefix(DIGEST_PREFIX))
+        for one in msgspec.convert(value, _KeyList)
+    ]
+    if len({key.digest for key in keys}) != len(keys):
         raise ValueError
-    return keys
+    return tuple(keys)
 
 
-def _key(value: object) -> TenantKey:
-    until = None
-    if isinstance(value, dict):
-        end = value.get("until")
-        if value.keys() != {"digest", "until"} or not isinstance(end, datetime) or not end.tzinfo:
-            raise ValueError
-        value, until = value["digest"], end.timestamp()
-    match = _DIGEST.fullmatch(_word(value))
-    if match is None:
-        raise ValueError
-    return TenantKey(match[1], until)
+_Positive = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
+_Words = Annotated[list[str], Meta(min_length=1)]
+_Digest = Annotated[str, Meta(pattern=rf"\A{DIGEST_PREFIX}[0-9a-f]{{64}}\Z")]
+_KeyList = Annotated[list[_Digest | _KeyTable], Meta(max_length=MAX_KEYS)]
 
-
-_SHARE: Final = (_share, "a number above 0 and up to 1")
-_RATE: Final = (_rate, "a number from 1 on")
-_COUNT: Final = (_count, "a whole number from 1 on")
-_AMOUNT: Final = (_number, "a number from 0 on")
-_PRICE: Final = (_price, f"a number from 0 to {MAX_PRICE:,}")
+_SHARE: Final = (_typed(Annotated[float, Meta(gt=0, le=1)]), "a number above 0 and up to 1")
+_RATE: Final = (_typed(Annotated[float, Meta(ge=1, le=MAX_NUMBER)]), "a number from 1 on")
+_COUNT: Final = (_typed(Annotated[int, Meta(ge=1, le=int(MAX_NUMBER))]), "a whole number from 1 on")
+_AMOUNT: Final = (_typed(Annotated[float, Meta(ge=0, le=MAX_NUMBER)]), "a number from 0 on")
+_PRICE: Final = (
+    _typed(Annotated[float, Meta(ge=0, le=MAX_PRICE)]),
+    f"a number from 0 to {MAX_PRICE:,}",
+)
 _PLAN_FIELDS: Final[Mapping[str, Field]] = {
-    "weight": (_above_0, "a number above 0"),
+    "weight": (_typed(_Positive), "a number above 0"),
     "classes": (_classes, f"a list of different ones of {_CLASS_WORDS}, the usual one first"),
     "requests_per_minute": _RATE,
     "tokens_per_minute": _RATE,
@@ -287,12 +242,12 @@ _PLAN_FIELDS: Final[Mapping[str, Field]] = {
 }
 _PRICE_FIELDS: Final[Mapping[str, Field]] = {one.name: _PRICE for one in fields(Prices)}
 _TENANT_FIELDS: Final[Mapping[str, Field]] = {
-    "plan": (_word, "the name of a plan"),
-    "role": (_role, f"one of {', '.join(TenantRole)}"),
+    "plan": (_typed(str), "the name of a plan"),
+    "role": (_typed(TenantRole), f"one of {', '.join(TenantRole)}"),
     "keys": (
         _keys,
         f'a list of up to {MAX_KEYS} different digests "{DIGEST_PREFIX}..." or '
         f'{{ digest = "{DIGEST_PREFIX}...", until = 2030-01-31T12:00:00Z }}; never a key itself',
     ),
-    "disabled": (_truth, "true or false"),
+    "disabled": (_typed(bool), "true or false"),
 }

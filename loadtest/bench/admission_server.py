@@ -21,8 +21,8 @@ from ops.simulation.fleet import FleetShape, Front, running_fleet
 from ops.simulation.modelled import COST, StepCost
 from server import app
 from server.api import generate
-from server.api.claims import current_scheduling
-from server.api.openai import completions
+from server.api.limits import current_scheduling
+from server.api.openai import chat as completions
 from server.api.request_scope import SCOPE_KEY, ClientConnection, RequestScope
 from server.api.services import Services
 from server.app import build_app
@@ -442,7 +442,7 @@ async def running_server(form: Form) -> AsyncIterator[RunningServer]:
             await tasks.start(quotas.store.run)
             server = RunningServer(form, services, fleet, build_app(services))
             yield server
-            fleet.cancel_tenants({tenant.name for tenant in tenancy.everybody})
+            fleet.cancel_tenants({tenant.name for tenant in tenancy.all_tenants})
             fleet.check_accounting()
             assert not quotas.num_open, "somebody is not charged"
             tasks.cancel_scope.cancel()

@@ -22,8 +22,10 @@ import httpx2
 import trio
 from rich.console import Console
 
-from server.tenants.amounts import Ask, Limits, Settlement
+from server.tenants.accounts import Ask, Limits, Settlement
 from server.tenants.memory_store import MemoryStore
+from server.tenants.opening import UncountedQuotas
+from server.tenants.quotas import SpendWatch
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
 
@@ -36,8 +38,6 @@ from .report import BENCH, Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from server.tenants.store import Store
 
     from ..harness.redis import OwnRedis
 
@@ -131,14 +131,11 @@ more than a full bucket adds."""
 ADMITTED: Final = "admitted: "
 
 
-class Unwatched:
-    """Is told of spend and says nothing."""
+class Unwatched(SpendWatch):
+    """Ignores spend."""
 
-    def spent(self, tenant: str, before: int, after: int) -> None:
-        """Ignore it."""
-
-    def store_changed(self, *, is_shared: bool) -> None:
-        """Ignore it."""
+    def __init__(self) -> None:
+        super().__init__(UncountedQuotas())
 
     def call_failed(self, reason: str) -> None:
         """Say so: what is decided locally is no worse, but another thing."""
@@ -223,7 +220,7 @@ async def _ask_for(url: str, seconds: float) -> int:
 
 async def _time_store(name: str, url: str, requests: int) -> dict[str, Any]:
     """Return what one reservation after another takes, settlements between them."""
-    store: Store = MemoryStore(QuotaConfig(), Unwatched())
+    store: MemoryStore | RedisStore = MemoryStore(QuotaConfig(), Unwatched())
     if url:
         store = RedisStore(QuotaConfig(limits=url), Unwatched(), "timed")
     limits = Limits(1e9, 1e12, 10**6, 10**15)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from server.contract.charges import Charges
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -20,7 +22,7 @@ class Charge(NamedTuple):
     is_begun: bool
 
 
-class RecordingCharges:
+class RecordingCharges(Charges):
     """Writes down what it is told. See `Charges`.
 
     Args:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from server.text.vocabulary import TokenText
+from server.text.detokenizer import TokenText
 
 from .engine import EOS_ID, MAX_MODEL_LEN
 

@@ -16,11 +16,10 @@ from triolet.tenants import TenantRole
 
 from ..tenants.tenancy import current_tenant, enter_tenant
 from ..text.threads import current_line, enter_line
-from .claims import enter_batch
 from .errors import http_error
+from .limits import enter_batch, enter_request
 from .origins import check_host, check_origin, preflight_headers, shown_origin
 from .peers import is_proxied, owner_elsewhere
-from .quota import enter_request
 from .request_scope import scope_of
 from .resuming import has_answer
 

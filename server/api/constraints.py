@@ -1,7 +1,4 @@
-"""From what a client asks of its completion's form to the one grammar that workers follow.
-
-Knows the fields and the bounds that are looked at before anything is compiled; refuses to compile.
-"""
+"""From the constraint fields of a request to the one grammar that workers follow, within bounds."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ def json_schema(schema: object) -> Grammar:
 
 
 def check_bounds(grammar: Grammar, param: str, config: GrammarConfig) -> None:
-    """Refuse what is larger than anybody writes.
+    """Refuse a grammar beyond the configured size or depth.
 
     Raises:
       RequestError: 400 that names `param`.
@@ -137,8 +134,8 @@ def _of_vllm(
 
 
 def _depth(text: str) -> int:
-    """Return how deep brackets are nested. Those in strings count too: who needs them can escape
-    them."""
+    """Return how deep brackets are nested. Those in strings count too, unless
+    they are escaped."""
     depth = deepest = 0
     for character in text:
         if character in _OPENING:

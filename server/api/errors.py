@@ -1,7 +1,7 @@
 """The error table: how an error of a request looks to its client.
 
-Knows HTTP statuses, the JSON form and the headers that make clients retry sensibly; knows no
-framework and no socket, so that the parser of request heads and the WebSocket use it as well.
+HTTP status, JSON form and the headers for retries. Free of the framework, so that the parser of
+request heads and the WebSocket use it as well.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from quart import Response
+import trio
+from quart import Response, has_request_context
 
 from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
@@ -16,10 +17,8 @@ from triolet.ids import new_request_id
 from ..contract.generation import GenerationRequest
 from ..tenants.tenancy import current_tenant
 from .body import check_model, current_scope, deadline_s, shown_request_id
-from .claims import current_scheduling, renew_tenant, tier_field
+from .limits import current_scheduling, renew_tenant, reserved, tier_field
 from .openai.chunks import Envelope, RunningUsage, total_usage
-from .overload import capped, own_ask_key
-from .quota import reserved
 from .resuming import current_key, resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 from .stream import EventStreamBody, WholeAnswer, collect
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from triolet.errors import RequestError
     from triolet.sampling import Grammar
+    from triolet.service_class import Scheduling
     from triolet.tenants import Plan as TenantPlan
 
     from ..contract.generation import TextWatch
@@ -225,6 +225,57 @@ def check_fields(fields: GenerationFields, services: Services) -> None:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
 
 
+LEVEL_HEADER: Final = "x-triolet-brownout"
+"""On answers that are shorter than their clients asked for: the level of brownout."""
+CAP_HEADER: Final = "x-triolet-max-tokens"
+"""With it: how long the answer may get."""
+
+
+def refuse_early(fields: GenerationFields, services: Services) -> None:
+    """Raise for a request that waits too long whatever its prompt is, before that is tokenised.
+
+    A request that may join a running or kept answer is not refused here.
+
+    Raises:
+      RequestError: 503.
+    """
+    if not has_request_context() or current_key() is not None:
+        return
+    if fields.response_cache == "allow" and services.config.response_cache.max_bytes:
+        return
+    live = current_scope()
+    within_s = deadline_s(services.config, is_streamed=bool(fields.stream))
+    scheduling = current_scheduling(fields.service_tier)
+    services.fleet.admission.refuse_early(
+        scheduling, live.request_id, live.key, within_s, trio.current_time()
+    )
+
+
+def current_ask_key() -> int:
+    """Return what names the request that is being answered; 0 if its prompt has to."""
+    return current_scope().key if has_request_context() else 0
+
+
+def capped(
+    max_tokens: int,
+    fields: GenerationFields,
+    prompt_tokens: int,
+    scheduling: Scheduling,
+    services: Services,
+) -> int:
+    """Return how many tokens an answer may have, of those asked for; the response says so."""
+    admission = services.fleet.admission
+    cap = admission.max_tokens(scheduling, prompt_tokens)
+    if cap is None or max_tokens <= max(cap, fields.min_tokens or 0):
+        return max_tokens
+    cap = max(cap, fields.min_tokens or 0)
+    if has_request_context():
+        headers = current_scope().headers
+        headers[LEVEL_HEADER] = str(admission.level)
+        headers[CAP_HEADER] = str(cap)
+    return cap
+
+
 def generation_requests(
     plan: Plan, services: Services, *, within_s: float, client_request_id: str
 ) -> list[GenerationRequest]:
@@ -276,7 +327,7 @@ def generation_requests(
                 cache_salt=salt_of(fields.cache_salt),
                 origin_id=request_ids[0] if index else b"",
                 scheduling=scheduling,
-                key=own_ask_key(),
+                key=current_ask_key(),
                 cache=cache,
                 markers=_markers(plan, services) or None,
                 watch=plan.watch,

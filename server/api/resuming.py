@@ -21,7 +21,7 @@ from ..contract.generation import Failed, Usage
 from ..tenants.tenancy import current_tenant
 from .body import current_scope
 from .errors import echo
-from .quota import reserved
+from .limits import reserved
 from .resume import Name, ResumableAnswer
 from .stream import StreamBody
 

@@ -1,9 +1,9 @@
-"""From a request's fields to what a worker samples by. Pure: knows ranges and defaults."""
+"""Sampling parameters from a request's fields, and logprobs in the two forms of the API. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triolet.errors import RequestError, invalid_request
 from triolet.sampling import MAX_SEED, SamplingParams, new_seed
@@ -11,8 +11,11 @@ from triolet.sampling import MAX_SEED, SamplingParams, new_seed
 from ..contract.generation import CacheAsk
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from triolet.sampling import Grammar, ReasoningTokens
 
+    from ..contract.generation import TokenLogprob
     from ..text.model_files import SamplingDefaults
     from .schemas import GenerationFields, SamplingFields
 
@@ -84,3 +87,41 @@ def unknown_token(token_id: int, vocab_size: int, param: str) -> RequestError:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return the value of `logprobs.content` of a chat choice."""
+    return [
+        {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": list(token.raw),
+            "top_logprobs": [
+                {"token": text, "logprob": logprob, "bytes": list(raw)}
+                for _, text, raw, logprob in token.top
+            ],
+        }
+        for token in tokens
+    ]
+
+
+def completion_logprobs(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
+    """Return the value of `logprobs` of a plain completion.
+
+    Args:
+      tokens: in order.
+      offset: characters of the completion's text before the first of them.
+    """
+    names, logprobs, tops, offsets = [], [], [], []
+    for token in tokens:
+        names.append(token.text)
+        logprobs.append(token.logprob)
+        tops.append({text: logprob for _, text, _, logprob in token.top})
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": names,
+        "token_logprobs": logprobs,
+        "top_logprobs": tops,
+        "text_offset": offsets,
+    }

@@ -1,4 +1,4 @@
-"""What a request may hold: names, types and ranges. Knows no tokens and no workers.
+"""What a request may hold: names, types and ranges.
 
 Each name falls into one of four classes: applied (a field here), accepted without effect
 (IGNORED), refused by name (UNSUPPORTED, unless it asks for what happens anyway), or unknown.
@@ -30,11 +30,19 @@ from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_
 from . import fields
 from .errors import MAX_ECHO, echo, http_error, unsupported
 from .fields import MAX_INT as MAX_INT
-from .fields import MAX_STOP_CHARS, MAX_STOP_STRINGS, ConstraintFields, StrictFields, first_fault
-from .tool_schema import MAX_TOOLS, ToolCall, ToolFields
+from .fields import (
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOOLS,
+    ConstraintFields,
+    StrictFields,
+    ToolCall,
+    ToolFields,
+    first_fault,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from triolet.errors import RequestError
 
@@ -274,7 +282,7 @@ class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
-    # Of the tool whose result the turn is; templates are not told what others are called.
+    # Of the tool whose result the turn is; templates are not told the names of others.
     name: str | None = None
     # What the turn's model thought; newer clients call it `reasoning`.
     reasoning: Annotated[
@@ -302,8 +310,15 @@ class Message(StrictModel):
         return content
 
 
-class SamplingFields(StrictModel):
-    """What decides the next token and the end."""
+class ServiceFields(StrictModel):
+    """How early a request runs."""
+
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+    service_tier: fields.ServiceTier | None = None
+
+
+class CommonSamplingFields(StrictModel):
+    """What every API calls the same of sampling."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -311,13 +326,18 @@ class SamplingFields(StrictModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopStrings = ()
+
+
+class SamplingFields(CommonSamplingFields):
+    """What decides the next token and the end."""
+
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],
         BeforeValidator(_logit_bias, json_schema_input_type=fields.LogitBias),
     ] = ()
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopStrings = ()
     stop_token_ids: Annotated[
         tuple[int, ...], BeforeValidator(_token_ids, json_schema_input_type=fields.StopTokenIds)
     ] = ()
@@ -326,8 +346,8 @@ class SamplingFields(StrictModel):
 
 
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)] | None
-"""Requests with different ones share no KV, so that nobody learns from the time of an answer
-whether somebody else has asked the same."""
+"""Requests with different salts share no KV, so that the time of an answer does not tell whether
+another client has asked the same."""
 
 
 ResponseCacheUse = Literal["allow", "refresh"] | None
@@ -336,7 +356,7 @@ not kept. Where the server keeps no answers it makes no difference."""
 
 
 class CacheFields(StrictModel):
-    """Whose work may be used again."""
+    """What earlier work may be used again."""
 
     cache_salt: CacheSalt = None
     response_cache: ResponseCacheUse = None
@@ -351,7 +371,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationFields(SamplingFields, ConstraintFields, CacheFields):
+class GenerationFields(SamplingFields, ConstraintFields, CacheFields, ServiceFields):
     """What chat and plain completions have in common."""
 
     model: str | None = None
@@ -359,11 +379,15 @@ class GenerationFields(SamplingFields, ConstraintFields, CacheFields):
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: fields.ServiceTier | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
+
+
+def shared_fields(request: StrictModel, but: Collection[str]) -> dict[str, Any]:
+    """Return the fields of another API's request that chats call the same, but for some."""
+    names = GenerationFields.model_fields.keys() & type(request).model_fields.keys() - set(but)
+    return {name: getattr(request, name) for name in names}
 
 
 class TemplateSwitches(TypedDict, total=False):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ..cache.front import CachingFleet
 from ..tenants.opening import quotas_in_memory
 from ..tenants.tenancy import Tenancy
-from ..text.model_card import ModelCard
-from ..text.model_files import EmbeddingModel, PageWords, SamplingDefaults
+from ..text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDefaults
 from ..text.threads import FairLimiter
 from .door import BodyRoom, RefusalLog, RefusalPace
 from .operations.fleet_status import RecentFigures
@@ -51,7 +50,7 @@ class Services:
     peers: Peers | None = None
     """None where this is the only server."""
     tenancy: Tenancy = field(default_factory=Tenancy)
-    """Who may ask; without tenants anybody who reaches the port."""
+    """Tenants and their keys; without tenants every client is served."""
     quotas: Quotas = field(default_factory=quotas_in_memory)
     """What they may use."""
     kept: KeptAnswers = field(init=False)

@@ -22,14 +22,12 @@ from ..api.ollama.schema import (
     OllamaGenerate,
     OllamaShow,
 )
-from ..api.openai.embeddings import EmbeddingFields
+from ..api.openai.embeddings import EmbeddingFields, RerankRequest, ScoreRequest
 from ..api.openai.responses_schema import InputTokensRequest, ResponseRequest
-from ..api.openai.scoring import RerankRequest, ScoreRequest
 from ..api.operations.probes import VERSION
 from ..api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from ..jobs.batches_api import BatchFields
-from .conditions import RELATIONS, add_conditions
-from .limits import add_limits, model_names
+from ..jobs.endpoints import BatchFields
+from .conditions import RELATIONS, add_conditions, add_limits, model_names
 from .results import RESULTS, UPLOAD, ref
 
 if TYPE_CHECKING:
@@ -224,7 +222,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 class ServedDocument:
-    """The document of one application, written once: that takes 50 ms, and anybody may ask.
+    """The document of one application, written once: that takes 50 ms, and needs no key.
 
     Args:
       app: with all its routes.
@@ -249,7 +247,7 @@ def openapi_document(app: QuartTrio, services: Services) -> Document:
 
     Args:
       app: with all its routes.
-      services: whose bounds hold.
+      services: with the bounds.
     """
     schemas: dict[str, Any] = {}
     paths: dict[str, Document] = {}

@@ -1,4 +1,4 @@
-"""What answers look like, for the OpenAPI document. Knows JSON Schema; builds no answer.
+"""What answers look like, for the OpenAPI document.
 
 Answers are written by hand for speed, so their schemas stand here; tests hold every real answer
 against them.

@@ -1,6 +1,6 @@
-"""Stored batches: their states, their lines, and who may run them.
+"""Stored batches: their states, their lines, and the lease to run them.
 
-Blocking; knows SQL and the table of states. What counts as done is said here alone: a line's
+Blocking. What counts as done is said here alone: a line's
 result, its batch's counts and, with the last line, its end are one transaction, and only the
 process that holds the lease may write one. So a line may be computed twice, by a process that died
 or was held up, but it is answered once.
@@ -15,8 +15,18 @@ from triolet.errors import RequestError
 
 from . import database
 from .database import transaction
-from .lines import check_file, error_line
-from .records import OPEN, BatchPage, BatchRecord, BatchState, BatchStep, Counts, WaitingLine, after
+from .records import (
+    OPEN,
+    BatchPage,
+    BatchRecord,
+    BatchState,
+    BatchStep,
+    Counts,
+    WaitingLine,
+    after,
+    check_file,
+    error_line,
+)
 
 if TYPE_CHECKING:
     import sqlite3
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
 
     from triolet.config import BatchConfig
 
-    from .lines import Checked
+    from .records import Checked
 
 OUTPUT, ERRORS = "output", "error"
 _TIME_OF: Final = {
@@ -112,7 +122,7 @@ class Batches:
         return batch
 
     def get(self, batch_id: str, owner: str | None = None) -> BatchRecord | None:
-        """Return a batch, or None; of one owner, or of anybody where none is named."""
+        """Return a batch, or None; of one owner, or of any where none is named."""
         row = self._connection.execute(
             "SELECT * FROM batches WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)", (batch_id, owner)
         ).fetchone()
@@ -180,7 +190,7 @@ class Batches:
 
     def waiting(self, limit: int, resting: Collection[str] = ()) -> list[WaitingLine]:
         """Return lines to run, so many of each owner's, of the batches whose windows end first and
-        of these the oldest; none of those owners who rest."""
+        of these the oldest; none of resting owners."""
         owners = self._connection.execute(
             "SELECT owner FROM batches WHERE status = ? "
             f"AND owner NOT IN ({', '.join('?' * len(resting))}) "

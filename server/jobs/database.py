@@ -1,4 +1,4 @@
-"""The tables of files and batches. Knows SQL; knows no row's meaning beyond its columns."""
+"""The tables of files and batches."""
 
 from __future__ import annotations
 

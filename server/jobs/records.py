@@ -1,16 +1,23 @@
-"""The states of a batch, in the API's words, and the steps that lead from one to the next.
+"""Files, batches and their lines: records, the states of a batch, request and answer lines. Pure.
 
-The table is the whole truth: a step that it does not have raises and changes nothing. Knows no
-database and no time.
+The table of states is the whole truth: a step that it does not have raises and changes nothing.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from triolet.errors import LocalProtocolError
+import msgspec
+
+from triolet.errors import LocalProtocolError, RequestError
+
+from ..api.body import parse_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class BatchState(StrEnum):
@@ -120,7 +127,7 @@ class WaitingLine(NamedTuple):
     """A line that has no answer.
 
     Attributes:
-      batch_id: whose.
+      batch_id: of its batch.
       number: its place.
       custom_id: what its client calls it.
       endpoint: where it goes.
@@ -150,3 +157,129 @@ class BatchPage(NamedTuple):
 
     items: list[BatchRecord]
     has_more: bool
+
+
+MAX_CUSTOM_ID: Final = 512
+MAX_ERRORS: Final = 100
+"""That are listed of one file; the rest of it is not looked at."""
+
+
+class Line(NamedTuple):
+    """A request of a batch.
+
+    Attributes:
+      custom_id: what its client calls it; no other line has it.
+      body: the request, as JSON.
+    """
+
+    custom_id: str
+    body: bytes
+
+
+class LineError(NamedTuple):
+    """What is wrong with a file.
+
+    Attributes:
+      code: a word for programs.
+      message: for people.
+      line: from 1 on; None for the whole file.
+    """
+
+    code: str
+    message: str
+    line: int | None = None
+
+
+class Checked(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+      lines: its requests.
+      errors: why it cannot be run; empty if it can.
+    """
+
+    lines: list[Line]
+    errors: list[LineError]
+
+
+def check_file(content: bytes, endpoint: str, max_lines: int) -> Checked:
+    """Read a batch's input.
+
+    Args:
+      content: JSON objects, one a line; empty lines are passed over.
+      endpoint: that all of them are for.
+      max_lines: as many may be.
+    """
+    lines: list[Line] = []
+    errors: list[LineError] = []
+    seen: set[str] = set()
+    for number, text in _texts(content):
+        if len(lines) >= max_lines:
+            errors.append(LineError("too_many_lines", f"at most {max_lines} lines are run"))
+            break
+        try:
+            line = _line(text, endpoint)
+            if line.custom_id in seen:
+                raise _Unfit("duplicate_custom_id", "another line has this custom_id")
+        except _Unfit as error:
+            errors.append(LineError(error.code, error.message, number))
+            if len(errors) >= MAX_ERRORS:
+                break
+            continue
+        seen.add(line.custom_id)
+        lines.append(line)
+    if not lines and not errors:
+        errors.append(LineError("empty_file", "the file holds no request"))
+    return Checked(lines, errors)
+
+
+def answer_line(line_id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
+    """Return the line that tells of an answer."""
+    try:
+        shown: object = msgspec.Raw(body) if json.loads(body) is not None else None
+    except ValueError:
+        shown = body.decode("utf-8", "replace")
+    response = {"status_code": status, "request_id": request_id, "body": shown}
+    return _encoded(line_id, custom_id, response, None)
+
+
+def error_line(line_id: str, custom_id: str, code: str, message: str) -> bytes:
+    """Return the line that tells why there is no answer."""
+    return _encoded(line_id, custom_id, None, {"code": code, "message": message})
+
+
+def _encoded(line_id: str, custom_id: str, response: object, error: object) -> bytes:
+    document = {"id": line_id, "custom_id": custom_id, "response": response, "error": error}
+    return msgspec.json.encode(document) + b"\n"
+
+
+class _Unfit(ValueError):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def _texts(content: bytes) -> Iterator[tuple[int, bytes]]:
+    for number, text in enumerate(content.split(b"\n"), 1):
+        if text.strip():
+            yield number, text
+
+
+def _line(text: bytes, endpoint: str) -> Line:
+    try:
+        fields: dict[str, Any] = parse_object(text)
+    except RequestError as error:
+        raise _Unfit("invalid_json_line", error.message) from None
+    custom_id, body = fields.get("custom_id"), fields.get("body")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+        raise _Unfit("invalid_custom_id", f"custom_id must be 1 to {MAX_CUSTOM_ID} characters")
+    if fields.get("method") != "POST":
+        raise _Unfit("invalid_method", "method must be POST")
+    if fields.get("url") != endpoint:
+        raise _Unfit("invalid_url", f"url must be {endpoint}, as of the batch")
+    if not isinstance(body, dict):
+        raise _Unfit("invalid_body", "body must be an object")
+    if body.get("stream"):
+        raise _Unfit("invalid_body", "a line of a batch cannot be streamed")
+    return Line(custom_id, msgspec.json.encode(body))

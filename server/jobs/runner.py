@@ -1,7 +1,7 @@
 """A request that this process makes of its own application: a line of a batch.
 
 It takes the way of every client, from the body's bytes to the answer's, and so has the same checks,
-limits and bits; only its class is behind theirs. Knows ASGI; knows no batches.
+limits and bits; only its class is behind theirs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triolet.units import MILLISECONDS
 
 from ..api.request_scope import SCOPE_KEY, ClientConnection, RequestScope
 from .batches import line_id
-from .lines import answer_line, error_line
+from .records import answer_line, error_line
 from .storage import time_of_day
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class InnerAnswer(NamedTuple):
 
 
 def receiving(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """Return where an application of ASGI receives a body in one part, from who never leaves."""
+    """Return where an application of ASGI receives a body in one part, without a disconnect."""
     events = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict[str, Any]:
@@ -70,7 +70,7 @@ class InnerRequest:
       path: of the endpoint.
       body: JSON.
       request_id: for the log, and for the answer.
-      owner: the tenant whose request it is; empty where there are none.
+      owner: the tenant of the request; empty where there are none.
       within_s: how long it may take.
     """
 
@@ -147,8 +147,8 @@ LATER: Final = frozenset({408, 499, 503, 504})
 LEAST_WITHIN_S: Final = 1.0
 """For which a line is asked at the end of its batch's window, which ends it by itself."""
 MOST_WAIT_S: Final = 120.0
-"""For which a refused line rests at most, whatever it was told: who asks too early is told the
-rest, and others may have left."""
+"""For which a refused line rests at most, whatever it was told: a line that asks too early is told
+the rest, and others may have ended."""
 LIMIT_MET: Final = 429
 """Status of a request that met a limit of its tenant, which is no fault of the request's."""
 HOLD_POLL_S: Final = 0.02
@@ -269,7 +269,7 @@ class BatchRunner:
         busy = self._running.keys() | self._resting_lines
         idle = [line for line in lines if (line.batch_id, line.number) not in busy]
         while idle and room > 0:
-            # Whoever has fewest under way; of these whose batch is the oldest.
+            # The owner with fewest under way; of these the oldest batch.
             line = min(idle, key=lambda one: self._num_running[one.owner])
             idle.remove(line)
             room -= 1
@@ -287,7 +287,7 @@ class BatchRunner:
                 await self._keep(line, answer)
         finally:
             del self._running[line.batch_id, line.number]
-            self._num_running -= Counter((line.owner,))  # forgets whoever has none
+            self._num_running -= Counter((line.owner,))  # forgets owners without any
             self._storage.changed.set()
 
     def _rest(self, line: WaitingLine, answer: InnerAnswer) -> None:
@@ -308,7 +308,7 @@ class BatchRunner:
         attempt = 0
         while True:
             since = trio.current_time()
-            # The fleet knows no events.
+            # The fleet signals nothing here.
             while trio.current_time() - since < self._hold_s():  # noqa: ASYNC110
                 await trio.sleep(HOLD_POLL_S)
             answer = await self._ask(line)
@@ -395,6 +395,6 @@ class BatchRunner:
                         scope.cancel()
 
     def _drop_all(self) -> None:
-        """Somebody else runs them."""
+        """Cancel all lines: another process runs them."""
         for scope in self._running.values():
             scope.cancel()

@@ -1,6 +1,6 @@
 """Stored files: what was uploaded, and the results of batches seen as files.
 
-Blocking; knows SQL. A result's file has no content of its own: it is the answered lines of its
+Blocking. A result's file has no content of its own: it is the answered lines of its
 batch, so that a line cannot be done and missing in the file, or the other way round.
 """
 
@@ -52,8 +52,8 @@ class Files:
           RequestError: 413; too many are kept already.
         """
         with transaction(self._connection):
-            for whose in ("", owner):
-                self._check_room(whose, len(content))
+            for one in ("", owner):
+                self._check_room(one, len(content))
             self._connection.execute(
                 "INSERT INTO files (id, owner, created_at, filename, purpose, bytes, content) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -71,9 +71,9 @@ class Files:
         if count >= config.most_of(owner, config.max_files) or (
             held + num_bytes > config.most_of(owner, config.max_total_bytes)
         ):
-            whose = "of yours " if owner else ""
+            of_owner = "of yours " if owner else ""
             raise RequestError(
-                f"{count} files {whose}with {held} bytes are kept already; delete some",
+                f"{count} files {of_owner}with {held} bytes are kept already; delete some",
                 status=413,
                 code="storage_full",
                 param="file",
@@ -154,8 +154,8 @@ T = TypeVar("T")
 
 
 def time_of_day() -> float:
-    """Return seconds since 1970. What outlives a process, and what several share, knows no other
-    clock: when something was made, when a batch expires, until when a lease holds."""
+    """Return seconds since 1970: the clock of what outlives a process or is shared by several, such
+    as creation times, ends of batches and the lease."""
     return time.time()
 
 
@@ -170,7 +170,7 @@ class Storage:
     Attributes:
       files: to be called through `run`.
       batches: likewise.
-      changed: set whenever there may be new work; replaced by whoever waits for it.
+      changed: set whenever there may be new work; replaced by the waiting task.
       paused: why no line of a batch begins, for want of room; None while lines begin.
 
     Raises:
@@ -205,5 +205,5 @@ class Storage:
         return await self.run(free_bytes, self._connection, self._directory)
 
     def close(self) -> None:
-        """Close the database. Nobody may be calling."""
+        """Close the database. No call may be under way."""
         self._connection.close()

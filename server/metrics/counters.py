@@ -223,7 +223,7 @@ RESERVE_BUCKETS: Final = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .0
 
 
 class QuotaMetrics:
-    """Told by whoever keeps the limits (server/tenants/spend_watch.py).
+    """Told by whoever keeps the limits (server/tenants/quotas.py).
 
     Args:
       registry: where they are shown.

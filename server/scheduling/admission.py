@@ -134,8 +134,10 @@ class Admission:
         inputs = tuple(request for request in ask.requests if request.form is not None)
         try:
             self._check(ask.requests, now)
-            self._check_inputs(inputs, now)
-            self._check_texts(texts, now)
+            if inputs:
+                self._check_inputs(inputs, now)
+            if texts:
+                self._check_texts(texts, now)
             forecasts = iter(() if inputs and not texts else self._forecasts(ask, texts, now))
         except RequestError as error:
             return Refusal(error)
@@ -227,8 +229,7 @@ class Admission:
                     "input",
                     "context_length_exceeded",
                 )
-        if requests:
-            self._check_workers((Role.PREFILL,), now)
+        self._check_workers((Role.PREFILL,), now)
         most = self._config.embedding.max_waiting_inputs
         for scheduling in {request.scheduling for request in requests}:
             if num_waiting := num_crowding(self._inputs, scheduling, len(requests), most):

@@ -24,7 +24,7 @@ from .admission import Admission, missing_role
 from .forking import need_on, note_no_fork
 from .frames import embed_frame, prefill_frame, reserve_frame
 from .outcome import Failure, Outcome
-from .pick_next import Turns
+from .pick_next import PickNext
 from .progress import (
     Again,
     Fault,
@@ -63,7 +63,7 @@ class SweepTimes:
     def __init__(self, config: ServerConfig, now: float) -> None:
         link = config.link
         self._interval_s = link.sweep_interval_s
-        # Half a heartbeat: whoever sees that no clock was read for a whole one stood still.
+        # Half a heartbeat: where no clock was read for a whole one, the process stood still.
         self._lull_s = min(link.heartbeat_interval_s / 2, config.stall_timeout_s)
         self._swept_at = self._due_at = now
         self._round_due_at = math.inf
@@ -168,8 +168,8 @@ class Attempts:
         self._observer = observer
         self._kv_secret = kv_secret
         kept_share = self._overload.kept_share
-        self._turns = Turns(config, workers, self.line, self.recovery, kept_share)
-        self._input_turns = Turns(config, workers, self.inputs, self.recovery, kept_share)
+        self._turns = PickNext(config, workers, self.line, self.recovery, kept_share)
+        self._input_turns = PickNext(config, workers, self.inputs, self.recovery, kept_share)
 
     def line_of(self, sequence: Request) -> FairQueue[Request]:
         """Return the queue of a request."""
@@ -212,7 +212,7 @@ class Attempts:
                 self._observer.frames_dropped("old_attempt")
                 continue
             if sequence.phase is Phase.RESERVING and attempt.local_tokens:
-                # Its GRANT was lost or overtaken; who computes has granted.
+                # Its GRANT was lost or overtaken: a worker that computes has granted.
                 self._compute_there(sequence, attempt, now)
             if not attempt.is_handed_over:
                 attempt.is_handed_over = True
@@ -413,7 +413,7 @@ class Attempts:
                 is_isolated=need.is_isolated,
                 band=Band(request.scheduling.service_class, is_over_share),
             )
-            # Soon: whoever comes next finds it there.
+            # Soon: the next prompt finds it there.
             pair.prefill.prefixes.keep(sequence.chain, pair.prefill.capacity)
         pair.decode.reserve(
             key,
@@ -433,6 +433,7 @@ class Attempts:
             is_isolated=sequence.poison.isolated,
         )
         worker.asked(attempt.key)
+        attempt.granted_at = now
         sequence.step(Step.GRANT)
         sequence.is_begun = True
         self._outbox.send(worker, embed_frame(sequence, attempt, now))
@@ -476,13 +477,13 @@ class Attempts:
             decode.shares[attempt.key].num_tokens = num_tokens
         decode.granted(attempt.key)
         attempt.granted_at = now
-        attempt.is_handed_over = True  # nobody else has anything of it
+        attempt.is_handed_over = True  # no other worker has anything of it
         sequence.is_begun = True
         sequence.step(Step.GRANT)
         self._observer.prompt_routed(Role.DECODE, attempt.why[0])
 
     def _first_decoded(self, sequence: Request, attempt: Attempt, now: float) -> None:
-        """Take in that decode has the whole prompt, by whose work whatever."""
+        """Take in that decode has the whole prompt, whichever worker computed it."""
         decode = attempt.pair.decode
         decode.prefixes.keep(sequence.chain, decode.capacity)
         self.recovery.worked(decode, now)

@@ -1,6 +1,6 @@
 """Puts together what the server counts and what its workers say, as near to one moment as can be.
 
-Decides nothing and judges nothing (triolet/invariants.py does). Frames of a link keep their order:
+triolet/invariants.py judges it. Frames of a link keep their order:
 what was asked of a worker before the AUDIT is in its answer, and what it did before it answered is
 known here when the answer is read. So an attempt that the server counted at neither time, or that
 the worker lacks though the server counted it at both, is in doubt; how long it has been so is
@@ -36,7 +36,7 @@ class Survey:
 
     Attributes:
       serial: comes back with the answers.
-      asked: who was asked, and what the server counted there at that time.
+      asked: the workers that were asked, and what the server counted there then.
       answers: by worker.
     """
 
@@ -46,7 +46,7 @@ class Survey:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nobody is left who could still answer."""
+        """Whether no worker is left that could still answer."""
         return all(worker in self.answers or not worker.is_connected for worker in self.asked)
 
 
@@ -95,7 +95,7 @@ class Auditor:
         return survey
 
     def take(self, worker: Worker, frame: Audited, now: float) -> None:
-        """Take in an answer; one that nobody waits for any more is dropped."""
+        """Take in an answer; one that comes too late is dropped."""
         survey = self._open.get(frame.serial)
         if survey is None or worker not in survey.asked or worker in survey.answers:
             return

@@ -1,7 +1,7 @@
 """Several completions of one prompt: which of them may share what another one's attempt computes.
 
-Pure. Who comes later goes to the decode worker of the first, and takes of it little more than a
-row. Knows sequences; whether decode still has what is to be shared only decode knows, and says so.
+A later completion goes to the decode worker of the first, and takes of it little more than a row.
+Whether decode still has the prompt only decode knows, and says so.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def tenant_digest(scheduling: Scheduling) -> bytes:
 
 
 class Outgoing(NamedTuple):
-    """A frame and who it is for."""
+    """A frame and its worker."""
 
     worker: Worker
     frame: AnyFrame
@@ -122,7 +122,7 @@ class Outbox:
         self._credit: dict[Worker, dict[AttemptKey, CreditRow]] = {}
 
     def send(self, worker: Worker, frame: AnyFrame) -> None:
-        """Add a frame, unless there is nobody to take it."""
+        """Add a frame, unless its worker is not connected."""
         if worker.is_connected:
             self._frames.append(Outgoing(worker, frame))
 

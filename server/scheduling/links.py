@@ -1,7 +1,7 @@
-"""The fleet of workers as this server uses it: one link per worker, and the tasks that keep them.
+"""One link per worker, and the tasks that keep them: every frame goes to Requests, and what it
+wants sent goes out.
 
-Knows Trio and the links; refuses to decide: every frame goes to Requests, everything it wants
-sent goes out. No task here belongs to a request, so no client can hold one up or tear it down.
+No task here belongs to a request, so no client can hold one up or tear it down.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class Links:
             await self._changed.park()
 
     async def audit(self, connections: int = 0) -> FleetAudit:
-        """Ask every worker that is there for its account; who is silent is listed as such.
+        """Ask every worker that is there for its account; a silent one is listed as such.
 
         Args:
           connections: of clients, which the fleet does not know.
@@ -369,7 +369,7 @@ class Links:
         while True:
             await self._credit_due.wait()
             self._credit_due = trio.Event()
-            # A link that broke while this server stood still is noticed by the first who sends.
+            # A link that broke while this server stood still is noticed by the first send.
             self._requests.wake(trio.current_time())
             for worker, frame in self._requests.outbox.drain_credit():
                 self._send(worker, frame)

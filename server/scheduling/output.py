@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transport.frames import TokenRow
 
     from ..contract.generation import Event, Failed, Finished, GenerationRequest
-    from ..text.vocabulary import TokenText
+    from ..text.detokenizer import TokenText
 
 
 class Scores(NamedTuple):

@@ -477,7 +477,7 @@ class Overload:
     def _refuse_late(self, demand: Demand, wait_s: float, now: float, *, is_return: bool) -> None:
         config, own = self._config.admission, demand.scheduling.service_class
         slo_s = self._config.slo.of(own)
-        share = config.return_share if is_return else self._newcomer_share(demand, now)
+        share = config.return_share if is_return else self._new_request_share(demand, now)
         bound_s = share * (demand.deadline_s - self.prediction.own_s(demand.num_tokens))
         if slo_s is not None:
             bound_s = min(bound_s, share * slo_s)
@@ -486,7 +486,7 @@ class Overload:
             # Half of what may wait goes first, or a request that returns would meet a full queue.
             raise self._refusal(demand, reason, wait_s - bound_s / 2, now, wait_s)
 
-    def _newcomer_share(self, demand: Demand, now: float) -> float:
+    def _new_request_share(self, demand: Demand, now: float) -> float:
         """Return the share of its deadline that a new request may wait: less while refused requests
         are expected before that, by how many of them return. Critical requests, and those of
         tenants below their shares, leave no room."""
@@ -496,7 +496,7 @@ class Overload:
         leaves_room = not demand.is_under_share and own is not ServiceClass.CRITICAL
         if not leaves_room or not self.returns.are_due_by(latest):
             return config.deadline_share
-        kept = config.deadline_share - config.newcomer_share
+        kept = config.deadline_share - config.new_request_share
         return config.deadline_share - self.returns.shown_share * kept
 
     def _refusal(

@@ -1,8 +1,5 @@
-"""Whose turn it is, and where to.
-
-Pure. Asks the queue who is first and the workers' announcements who has room. Moves nobody: who has
-a turn is taken out of the queue by attempts.py, which begins the attempt.
-"""
+"""Which request is dispatched next, and to which workers; and which streams of batches are held
+while interactive requests wait."""
 
 from __future__ import annotations
 
@@ -34,58 +31,58 @@ HANDOVER_TRUST: Final = 0.2
 """How far one transfer of KV moves what is expected of the next."""
 
 
-class Turns:
-    """Who may go now.
+class PickNext:
+    """The next dispatches from one queue.
 
     Args:
-      config: who may compute prompts.
+      config: which workers may compute prompts.
       workers: every worker there is or will be.
-      line: who waits.
-      recovery: what faults so far mean.
-      kept_share: which share of each worker is not for a class now.
+      queue: the requests that wait.
+      recovery: the memory of faults.
+      kept_share: the share of each worker that is kept from a class now.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         workers: tuple[Worker, ...],
-        line: FairQueue[Request],
+        queue: FairQueue[Request],
         recovery: Recovery,
         kept_share: Callable[[ServiceClass, float], float],
     ) -> None:
         self._routing = config.routing
         self._workers = workers
-        self._line = line
+        self._queue = queue
         self._recovery = recovery
         self._kept_share = kept_share
         self._handover_s = 0.0
 
     def handed_over(self, took_s: float) -> None:
-        """Learn how long KV took, from prefill's first token until decode had it."""
+        """Learn from a transfer of KV: the seconds from the first token until decode had it."""
         self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
 
     def next(self, now: float) -> tuple[Request, Route | outcome.Failure] | None:
-        """Return who may leave the queue now, and where to or with which end."""
-        line = self._line
+        """Return the request that leaves the queue now, and its workers or its end."""
+        queue = self._queue
         try:
-            sequence = line.first()
+            sequence = queue.first()
             while sequence is not None:
                 turn = self._turn_of(sequence, now)
                 if turn is not None:
                     return sequence, turn
-                if self._waits_for_probation(self._need(sequence, now), now):
-                    line.set_aside(sequence)
-                    sequence = line.first()
-                elif line.lets_pass(sequence):
-                    sequence = line.first(is_aged_too=False)
+                if self._waits_for_isolation(self._need(sequence, now), now):
+                    queue.set_aside(sequence)
+                    sequence = queue.first()
+                elif queue.lets_pass(sequence):
+                    sequence = queue.first(is_aged_too=False)
                 else:
                     return None
         finally:
-            line.restore()
+            queue.restore()
         return None
 
     def _turn_of(self, sequence: Request, now: float) -> Route | outcome.Failure | None:
-        """Return where one may go that is first, or how it ends; None if it has to wait."""
+        """Return the workers or the end of a request that is first; None if it has to wait."""
         need = self._need(sequence, now)
         route = fork_route(sequence, now) or self._route(need, now)
         if route is not None:
@@ -95,13 +92,16 @@ class Turns:
         return None
 
     def _need(self, sequence: Request, now: float) -> Need:
-        """Return what one that waits asks of workers now."""
+        """Return what a request that waits asks of workers now."""
         own = sequence.request.scheduling.service_class
-        kept_share, band = self._kept_share(own, now), Band(own, self._line.is_over_share(sequence))
+        kept_share, band = (
+            self._kept_share(own, now),
+            Band(own, self._queue.is_over_share(sequence)),
+        )
         return sequence.need._replace(kept_share=kept_share, band=band)
 
-    def _waits_for_probation(self, need: Need, now: float) -> bool:
-        """Return whether there is room, but not for one that workers may have died of."""
+    def _waits_for_isolation(self, need: Need, now: float) -> bool:
+        """Return whether there is room, but not for a request that may make workers fail."""
         freely = need._replace(is_isolated=False, is_suspect=False)
         return freely != need and self._route(freely, now) is not None
 
@@ -114,7 +114,7 @@ _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)
 
 
 def is_background(request: GenerationRequest) -> bool:
-    """Return whether a request stands back for all others."""
+    """Return whether a request gives way to all others."""
     return request.scheduling.service_class is ServiceClass.BATCH
 
 
@@ -124,51 +124,50 @@ def window_of(request: GenerationRequest, token_window: int) -> int:
 
 
 class Background:
-    """Who stands still for others now.
+    """Streams of batches that are held while interactive requests wait.
 
     Args:
-      sequences: all that there are.
-      line: where they wait.
+      sequences: all live requests.
+      queue: where they wait.
     """
 
-    def __init__(self, sequences: Iterable[Request], line: FairQueue[Request]) -> None:
+    def __init__(self, sequences: Iterable[Request], queue: FairQueue[Request]) -> None:
         self._sequences = sequences
-        self._line = line
+        self._queue = queue
         self._held: dict[Request, float | None] = {}
 
     def __bool__(self) -> bool:
-        """Whether somebody stands still."""
+        """Whether a stream is held."""
         return bool(self._held)
 
     def is_urgent(self) -> bool:
-        """Return whether somebody interactive waits for its first token, and not only for another
-        one of its tenant's to end: whoever stands still would be no help to that."""
+        """Return whether an interactive request waits for its first token, and not for a limit of
+        its tenant: held streams would not help that."""
         return any(
             sequence.phase in _BEFORE_FIRST_TOKEN
             and not sequence.is_input
             and not is_background(sequence.request)
-            and not self._line.is_held(sequence)
+            and not self._queue.is_held(sequence)
             for sequence in self._sequences
         )
 
     def hold_s(self) -> float:
-        """Return for how long what would begin now stands back at most: not for ever while others
-        wait, of whom its class has a part; but while its class is paused, when it would only grow
-        old in the line."""
-        if self._line.classes[ServiceClass.BATCH].is_paused:
+        """Return the longest time [s] that a batch request may be held: inf while its class is
+        paused, `BACKGROUND_HOLD_S` while interactive requests wait, else 0."""
+        if self._queue.classes[ServiceClass.BATCH].is_paused:
             return math.inf
         return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
 
     def holds(self, sequence: Request) -> bool:
-        """Return whether one that has read what it had gets no more for now."""
+        """Return whether a stream gets no more credit for now; it is held from then on."""
         if not is_background(sequence.request) or not self.is_urgent():
             return False
         self._held.setdefault(sequence, None)
         return True
 
     def released(self, now: float) -> list[Request]:
-        """Return those that may go on: all once nobody is in a hurry, and each after a while. Its
-        row and its blocks may be what others wait for."""
+        """Return the streams that may go on: all once no interactive request waits, and each after
+        `BACKGROUND_HOLD_S`, since others may wait for its row and blocks."""
         if self._held and not self.is_urgent():
             released = list(self._held)
         else:

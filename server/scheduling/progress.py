@@ -78,7 +78,7 @@ class Fault:
 
     Attributes:
       at: the worker of its pair where it showed.
-      is_workers: that worker is to blame; else the network, this server, or nobody.
+      is_workers: that worker is at fault; else the network, this server, or nothing known.
       is_path: the way between the two workers is what failed.
       is_shared: other attempts fail by the same event, within moments.
       step: the device step that raised; 0 if none did.
@@ -200,7 +200,7 @@ def _refused(how: Outcome) -> Failure:
 
 
 def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
-    """Return what a worker's ENDED says of who is to blame."""
+    """Return the fault that a worker's ENDED stands for."""
     match frame.reason:
         case EndReason.ERROR if frame.failed_rows:
             return Fault(
@@ -213,7 +213,7 @@ def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
         case EndReason.PEER_LOST:
             return Fault(role, is_workers=False, is_path=True, is_shared=True)
         case _:
-            # Leases ran out: somebody was not heard, and all that he had here ended with it.
+            # Leases ran out: a peer was not heard, and all of its attempts here ended with it.
             return Fault(role, is_workers=False, is_shared=True)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling, ServiceClass
@@ -48,6 +49,7 @@ class Place(NamedTuple):
     max_tokens: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Entry(Generic[T]):
     """A request that waits or runs.
 
@@ -60,17 +62,15 @@ class Entry(Generic[T]):
       is_running: dispatched and not ended.
     """
 
-    __slots__ = ("cost", "is_running", "item", "place", "queue", "tag")
-
-    def __init__(self, item: T, place: Place, queue: TenantQueue[T], cost: int) -> None:
-        self.item = item
-        self.place = place
-        self.queue = queue
-        self.cost = cost
-        self.tag: float | None = None
-        self.is_running = False
+    item: T
+    place: Place
+    queue: TenantQueue[T]
+    cost: int
+    tag: float | None = None
+    is_running: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class TenantQueue(Generic[T]):
     """The requests of one tenant in one class.
 
@@ -78,52 +78,32 @@ class TenantQueue(Generic[T]):
       tenant: name.
       of_class: the queue of its class.
       usage: what the tenant has on workers, in all classes.
-      weight: of its latest request.
       charged: virtual time up to which the tenant was served: tokens / weight.
+      credit: tokens / weight of its share that it left unused lately.
+      weight: of its latest request.
       cost: tokens to be charged for all that wait.
       prompt_tokens: of all that wait.
       num_running: requests of this class on workers.
-      credit: tokens / weight of its share that it left unused lately.
       head_start: virtual time by which its turn is earlier than `charged`; 0 for a tenant that
         asks for more than its credit.
       turn: its entry in the turns of the class; None while it has none.
       idle: its entry among the idle tenants of the class; None while it is not idle.
     """
 
-    __slots__ = (
-        "_entries",
-        "_tokens",
-        "charged",
-        "cost",
-        "credit",
-        "head_start",
-        "idle",
-        "num_running",
-        "of_class",
-        "prompt_tokens",
-        "tenant",
-        "turn",
-        "usage",
-        "weight",
-    )
-
-    def __init__(
-        self, tenant: str, of_class: ClassQueue[T], usage: TenantUsage, credit: float
-    ) -> None:
-        self.tenant = tenant
-        self.of_class = of_class
-        self.usage = usage
-        self.weight = 1.0
-        self.charged = of_class.virtual_time
-        self.cost = 0
-        self.prompt_tokens = 0
-        self.num_running = 0
-        self.credit = credit
-        self.head_start = 0.0
-        self.turn: Turn[T] | None = None
-        self.idle: tuple[float, str] | None = None
-        self._entries: list[tuple[int, float, int, Entry[T]]] = []
-        self._tokens: list[int] = []
+    tenant: str
+    of_class: ClassQueue[T]
+    usage: TenantUsage
+    charged: float
+    credit: float
+    weight: float = 1.0
+    cost: int = 0
+    prompt_tokens: int = 0
+    num_running: int = 0
+    head_start: float = 0.0
+    turn: Turn[T] | None = None
+    idle: tuple[float, str] | None = None
+    _entries: list[tuple[int, float, int, Entry[T]]] = field(default_factory=list)
+    _tokens: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -249,7 +229,9 @@ class ClassQueue(Generic[T]):
         """Return the queue of a tenant of which a request comes."""
         queue = self._tenants.get(scheduling.tenant)
         if queue is None:
-            queue = TenantQueue(scheduling.tenant, self, usage, float(self._head_start))
+            queue = TenantQueue(
+                scheduling.tenant, self, usage, self.virtual_time, float(self._head_start)
+            )
             self._tenants[scheduling.tenant] = queue
         queue.usage = usage
         if queue.idle is not None:

@@ -118,7 +118,7 @@ class Attempt:
       quiet_since: when its credit was repeated last, or there was none to repeat.
       is_handed_over: decode has the KV, prefill's part is done.
       has_decoded: decode has sent a token.
-      granted_at: when decode granted the lease.
+      granted_at: when decode granted the lease, or prefill was asked for a vector.
       first_token_at: when prefill's first token came.
       num_tokens: completion tokens there are in all, once decode has said so.
       finish_reason: how decode said that it ended.
@@ -171,14 +171,14 @@ class Request:
       phase: where it is.
       attempt: the present try; None while it waits.
       num_attempts: tries begun so far.
-      faults: what tries failed by since it last got on, that nobody else was convicted of.
+      faults: what tries failed by since its last progress, unless another request caused it.
       faulted_at: tokens that it had at the last of them.
       poison: whether it makes workers fail.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
       is_begun: a worker was told to compute its prompt.
       origin: another completion of the same prompt, which it may share; None for none.
-      cached_tokens: prompt tokens whose KV was there already; None before anybody has said so.
+      cached_tokens: prompt tokens whose KV was there already; None before a worker has said so.
       held_tokens: of these, what decode had at the first attempt.
       forecast: what admission expected of it.
       chain: names the prompt's blocks.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ..contract.charges import Charges
     from ..contract.generation import GenerationRequest
-    from ..text.vocabulary import TokenText
+    from ..text.detokenizer import TokenText
     from .observer import Observer
     from .outcome import Failure
     from .output import RelayEnd, RelayText
@@ -43,7 +43,7 @@ MIN_SWEPT: Final = 128
 SWEEP_TURNS: Final = 4
 """A thousand requests, each looked at in every sweep, would take a twentieth of a core."""
 MAX_SWEPT: Final = 512
-"""Half a millisecond, for which everybody else waits. Beyond two thousand sequences, nearly all of
+"""Half a millisecond, for which everything else waits. Beyond two thousand requests, nearly all of
 which can only wait, turns take longer instead: of ten thousand each is looked at once a second."""
 
 
@@ -156,15 +156,15 @@ class RequestTable:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """Go through the live sequences; they may end meanwhile."""
+        """Go through the live requests; they may end meanwhile."""
         return iter(list(self._requests.values()))
 
     def __contains__(self, request_id: bytes) -> bool:
         return request_id in self._requests
 
     def next_swept(self) -> list[Request]:
-        """Return whom to look after in this sweep: everybody where there are few, else a part, so
-        that all have had their turn after `SWEEP_TURNS`, or as many as `MAX_SWEPT` makes it."""
+        """Return the requests of this sweep: all where there are few, else a part, so that each
+        has had its turn after `SWEEP_TURNS`, or as many as `MAX_SWEPT` makes it."""
         if not self._unswept:
             self._unswept = list(self._requests.values())
         count = min(max(MIN_SWEPT, -(-len(self._requests) // SWEEP_TURNS)), MAX_SWEPT)
@@ -177,7 +177,7 @@ class RequestTable:
         return bool(self._unswept)
 
     def running(self, key: AttemptKey) -> Request | None:
-        """Return the sequence whose present attempt this is, or None for any other attempt."""
+        """Return the request of a present attempt, or None for any other attempt."""
         return self.of_attempt(*key)
 
     def of_attempt(self, request_id: bytes, number: int) -> Request | None:
@@ -189,16 +189,16 @@ class RequestTable:
 
     @property
     def num_tenants(self) -> int:
-        """Tenants that have live sequences."""
+        """Tenants that have live requests."""
         return len(self._by_tenant)
 
     def tenant_of(self, row: TokenRow) -> str:
-        """Return the tenant of a token; that of no live sequence has none."""
+        """Return the tenant of a token; empty without a live request."""
         sequence = self._requests.get(row.request_id)
         return "" if sequence is None else sequence.request.scheduling.tenant
 
     def origin_of(self, row: TokenRow) -> bytes:
-        """Return the first of the choices that a token's sequence is one of."""
+        """Return the request_id of the first choice beside a token's request."""
         sequence = self._requests.get(row.request_id)
         return row.request_id if sequence is None else sequence.request.origin_id or row.request_id
 

@@ -77,7 +77,7 @@ class Requests:
       admission: decides what is taken on.
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
-      background: who stands still for others.
+      background: streams held for others.
       table: of the requests that are live.
       queues: of all that wait: for tokens, and for vectors.
       sweep_times: when `sweep` is to be called; see `is_restless`.
@@ -147,8 +147,10 @@ class Requests:
         return self._drain_until is not None
 
     def wake(self, now: float) -> None:
-        """To be called before anything else in every turn: whoever stood still must not take it for
-        the silence of others, nor go on with leases that he did not renew."""
+        """Take back the time of a standstill; called first in every turn.
+
+        It must not be taken for the silence of workers, nor may leases go on that were not renewed.
+        """
         if self._fence is None:
             # A worker's last renewal may be one heartbeat older than the standstill.
             link = self._config.link
@@ -226,7 +228,7 @@ class Requests:
         # A quarter at a time: a frame per token would cost more than the token.
         if attempt is None or sequence.allowed - attempt.allowed < max(window // 4, 1):
             return
-        # Whoever has taken half of that joins, and from then on they need one frame together.
+        # Streams that have taken half of that join, and from then on they need one frame together.
         decode = attempt.pair.decode
         for key in decode.shares:
             other = self.table.running(key)
@@ -256,7 +258,7 @@ class Requests:
         has_died = not left and cause not in NO_DEATH
         suspects = {s for s in struck if s.computes_on(worker)} if has_died else set()
         if cause == PeerEvent.WEDGED.value:
-            # Whoever came to it when it stood still already is not what it stands still by.
+            # A request that came when it stood still already did not cause that.
             since = now - self._config.link.progress_timeout_s
             suspects = {s for s in suspects if s.began_before(since)}
         # What is quarantined by this first: the others are told that they did not cause it.

@@ -1,9 +1,8 @@
 """Whether decode computes a prompt itself, or a prefill worker does: conditional disaggregation.
 
-Pure: measured rates in, a number of tokens out. Up to so many prompt tokens without KV decode does
-better itself; how many of a prompt's tokens those are only decode knows, so the number travels with
-RESERVE and the answer comes back in GRANT. Knows no frames and no workers; whose rates are asked is
-dispatch.py's to say.
+Up to a number of prompt tokens without KV, decode computes them sooner itself. Only decode knows
+how many tokens of a prompt those are, so the number travels with RESERVE and the answer comes back
+in GRANT.
 
 For n tokens the sum of waiting is compared, in seconds:
 
@@ -55,7 +54,7 @@ class Why(StrEnum):
     LONG = "long"  # prefill: decode would take longer, or cost its streams too much
     SUSPECT = "suspect"  # prefill: it may be what workers die of, and decode has streams to lose
     SHORT = "short"  # decode: it is sooner done there
-    NO_PREFILL = "no_prefill"  # decode: nobody else is there
+    NO_PREFILL = "no_prefill"  # decode: no prefill worker is there
     ALWAYS = "always"  # decode: nothing else was allowed
     VECTOR = "vector"  # prefill: no tokens follow
     FORK = "fork"  # decode: it shares the prompt of another completion there
@@ -103,8 +102,8 @@ def most_local_tokens(decode: DecodeRates, prefill: PrefillRates, config: Routin
     """Return up to how many prompt tokens without KV decode should compute itself.
 
     Args:
-      decode: who would compute them.
-      prefill: who would otherwise.
+      decode: the worker that would compute them.
+      prefill: the worker that would otherwise.
       config: bounds.
     """
     if min(decode.tokens_per_s, prefill.tokens_per_s) < LEAST_TOKENS_PER_S:
@@ -154,7 +153,7 @@ def tokens_before(worker: Worker, num_tokens: int, need: Need, overtaken_tokens:
     Args:
       worker: which computes by band, then the shortest first.
       num_tokens: of the prompt.
-      need: whose it is.
+      need: of its request.
       overtaken_tokens: a prompt of the same band that is longer than this one and than so many is
         computed beside it, and holds it up no more than a part of each step.
     """
@@ -168,7 +167,7 @@ def tokens_before(worker: Worker, num_tokens: int, need: Need, overtaken_tokens:
 
 TOKENS_PER_STREAM: Final = 256
 """Prompt tokens that a decode worker must hold for each stream that it has more than the emptiest
-one: KV that does not travel is worth a little, a slower step for everybody is not."""
+one: KV that does not travel is worth a little, a slower step for all its streams is not."""
 TIGHT_SHARE: Final = 1 / 8
 """Of a pool: where less than this would stay free, growing sequences soon push one another out."""
 MIN_GAIN_TOKENS: Final = 64
@@ -185,7 +184,7 @@ class Need(NamedTuple):
       shunned: addresses of workers where it failed.
       is_isolated: it must not share a worker with another isolated request.
       is_suspect: its prompt may be what a worker died of.
-      chain: names the prompt's blocks; None if nobody is asked for them.
+      chain: names the prompt's blocks; None if no worker is asked for them.
       kept_share: of each worker, which is kept for others.
       backlog_s: of computing that a prefill worker may have ahead; None for all of its credit.
       overtaken_s: of computing beyond which a prompt does not count for shorter ones.
@@ -224,7 +223,7 @@ class Pair(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where a sequence goes, and who computes its prompt.
+    """Where a request goes, and which worker computes its prompt.
 
     Attributes:
       pair: of workers.
@@ -253,7 +252,7 @@ def choose_route(
       workers: every worker.
       need: what it asks for.
       paths: which pairs lost one another.
-      config: who may compute prompts.
+      config: which roles may compute prompts.
       handover_s: what KV took lately, from prefill's first token until decode had it.
       now: the time.
     """
@@ -329,7 +328,7 @@ def is_prefill_away(workers: Iterable[Worker], grace_s: float, now: float) -> bo
 
 
 def is_ready(workers: Iterable[Worker], config: RoutingConfig, now: float) -> bool:
-    """Return whether some workers could take a request now, whoever computes its prompt."""
+    """Return whether some workers could take a request now, on any route."""
     workers = tuple(workers)
     models = {
         role: {w.fingerprint for w in workers if w.role is role and w.is_usable}
@@ -372,7 +371,7 @@ def _most_local_tokens(
 ) -> int:
     """Return what the rates say that both announced, and what this server has sent them since."""
     of_decode, of_prefill = decode.load, prefill.load
-    # How long other servers' prompts are nobody has said: they count as overtaken.
+    # The length of other servers' prompts is not known: they count as overtaken.
     waiting_tokens = max(of_prefill.waiting_tokens, prefill.waiting_tokens)
     prompts = [share.num_tokens for share in prefill.shares.values() if share.num_tokens]
     longest = counted_tokens(prefill, need)
@@ -532,11 +531,11 @@ def has_room(worker: Worker, need: Need, now: float) -> bool:
     """Return whether a decode worker has a row and blocks for a sequence, as far as is known."""
     if worker.beat is None or now < worker.busy_until:
         return False
-    # Of few rows at least one is for anybody.
+    # Of few rows at least one is for every class.
     kept_rows = min(int(need.kept_share * worker.beat.row_credit), worker.beat.row_credit - 1)
     if len(worker.shares) >= worker.beat.row_credit - max(kept_rows, 0):
         return False
-    # With nothing of ours there, growth is no reason to hold back: whoever fits may start.
+    # With nothing of ours there, growth is no reason to hold back: what fits may start.
     room = _spare_blocks(worker) if worker.shares else worker.available_blocks
     if worker.shares and worker.capacity is not None:
         room -= int(need.kept_share * worker.capacity.num_blocks)

@@ -1,7 +1,4 @@
-"""A look at the fleet at one moment, for readiness, metrics and people. Plain values, no behaviour.
-
-Knows what is shown; nothing changes by looking.
-"""
+"""A look at the fleet at one moment, for readiness, metrics and people: plain values."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Whose prefix cache probably holds how much of a prompt: the server's guess, by what went where.
+"""One worker through all its lives: liveness, breaker, attempts there, and its prefix cache.
 
-Knows tokens, salts and the size of a worker's pool; asks nobody. A worker pushes out what was used
-least recently, and so does the guess, which is never wrong about an answer: decode says in GRANT
-what it holds, and prefill finds what it finds. Two prefixes whose hashes collide send a prompt to
-the wrong place, no more; the hash is Python's own of bytes, keyed anew in each process.
+How much of a prompt its prefix cache holds is the server's guess, by what went there. A worker
+evicts what was used least recently, and so does the guess. A wrong guess changes no answer: decode
+says in GRANT what it holds, and prefill finds what it finds. Two prefixes whose hashes collide send
+a prompt to the wrong worker, no more; the hash is Python's own of bytes, keyed anew in each
+process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class PrefixChain:
 
     Args:
       token_ids: of the prompt.
-      salt: whose cache.
+      salt: of the cache.
     """
 
     def __init__(self, token_ids: Iterable[int], salt: bytes) -> None:
@@ -239,8 +240,8 @@ class Breaker:
 
 
 def ejected(pool: Sequence[T], breaker_of: Callable[[T], Breaker]) -> list[T]:
-    """Return who of a pool is left out: those whose breakers do not admit, but at most half of the
-    pool. Who failed first stays out; the last ones to fail are spared.
+    """Return the workers of a pool that are left out: their breakers do not admit; at most half of
+    the pool. The first to fail stay out; the last to fail are spared.
 
     Args:
       pool: the workers of one role that could be used.

@@ -1,9 +1,8 @@
-"""What one server goes by while Redis is away: its part of each limit, and what it owes afterwards.
+"""What one server goes by while Redis is away: its part of each limit, and what it reports then.
 
-Pure. A tenant's buckets begin with this server's part of what was left when they were last seen.
-Beside each runs one that nobody takes from; by as much as the real one is behind that one in the
-end, the shared one is charged. So what was used minutes ago, and would be refilled by now, is no
-debt, and what was used just now is one.
+Pure. Rate limits begin anew, with this server's full part of a minute. When Redis is back it is
+told one sum for each tenant: what was spent, and what is lacking in the buckets here. Requests that
+are not settled by then are reserved there.
 """
 
 from __future__ import annotations
@@ -14,174 +13,106 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from .buckets import Bucket
-from .ledger import Ledger
+from .accounts import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .amounts import Account, Ask, Limits, Settlement, Verdict
+    from .accounts import Account, Ask, Limits, Settlement, Verdict
 
 
 @dataclass(slots=True)
-class Start:
-    """How a tenant's local account began.
+class Opened:
+    """A tenant's local account.
 
     Attributes:
       limits: the whole ones.
-      part: of them, this server's.
-      requests: the bucket that nobody takes from; None where there is no limit.
-      tokens: likewise.
-      spent: by then, this month, as far as anybody knew.
-      cost: spent since, in nanos.
+      spent_before: this month [nanos], as last seen when the account was opened.
+      cost: spent since [nanos].
       used_tokens: since.
     """
 
     limits: Limits
-    part: Limits
-    requests: Bucket | None
-    tokens: Bucket | None
-    spent: int
+    spent_before: int
     cost: int = 0
     used_tokens: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class Debt:
-    """What a tenant took here, as the shared account has to be charged."""
-
-    tenant: str
-    limits: Limits
-    requests: float
-    tokens: float
-    cost: int
-    used_tokens: int
+    def part(self, servers: int) -> Limits:
+        """Return one server's part. Of the budget it is one of what was left: no server sees what
+        the others spend."""
+        part = self.limits.shared_by(servers)
+        if part.budget is None:
+            return part
+        left = max(0, part.budget - self.spent_before)
+        return replace(part, budget=self.spent_before + left // servers)
 
 
 class LocalShare:
-    """Accounts of the tenants that came meanwhile."""
+    """Accounts of the tenants with requests while Redis is away.
+
+    Attributes:
+      opened: by tenant.
+    """
 
     def __init__(self) -> None:
         self._ledger = Ledger()
-        self._starts: dict[str, Start] = {}
+        self.opened: dict[str, Opened] = {}
 
     def __contains__(self, ask_id: str) -> bool:
         return ask_id in self._ledger
-
-    def __len__(self) -> int:
-        return len(self._starts)
 
     @property
     def held(self) -> dict[str, Ask]:
         """What is reserved here and not settled."""
         return self._ledger.held
 
-    def knows(self, tenant: str) -> bool:
-        """Return whether a tenant has an account here."""
-        return tenant in self._starts
-
-    def begin(
-        self,
-        tenant: str,
-        limits: Limits,
-        servers: int,
-        seen: Account | None,
-        in_flight: int,
-        month: str,
-        now: float,
-    ) -> None:
-        """Open an account.
+    def open(self, tenant: str, limits: Limits, seen: Account | None, month: str) -> None:
+        """Open an account, or hold the one there is to these limits from now on.
 
         Args:
-          tenant: whose.
+          tenant: of the account.
           limits: the whole ones.
-          servers: that share them.
-          seen: what was left lately, as far as anybody knows.
-          in_flight: requests of this server's.
+          seen: the shared account as it was last seen.
           month: the present one.
-          now: the present.
         """
-        spent = 0 if seen is None else seen.spent
-        part = _part(limits, servers, spent)
-        entry = self._ledger.entry(tenant, month)
-        entry.in_flight = in_flight
+        if (opened := self.opened.get(tenant)) is not None:
+            opened.limits = limits
+            return
         if seen is not None:
+            entry = self._ledger.entry(tenant, month)
             entry.spent, entry.used_tokens = seen.spent, seen.used_tokens
-        levels = (part.requests, part.tokens)
-        if seen is not None:
-            levels = (
-                None if part.requests is None else seen.requests / servers,
-                None if part.tokens is None else seen.tokens / servers,
-            )
-        entry.requests, entry.tokens = (None if v is None else Bucket(v, now) for v in levels)
-        requests, tokens = (None if v is None else Bucket(v, now) for v in levels)
-        self._starts[tenant] = Start(limits, part, requests, tokens, spent)
+        self.opened[tenant] = Opened(limits, 0 if seen is None else seen.spent)
 
-    def renew(self, tenant: str, limits: Limits, servers: int) -> None:
-        """Hold a tenant with an account to other limits from now on, if they have changed."""
-        start = self._starts[tenant]
-        if limits != start.limits:
-            start.limits, start.part = limits, _part(limits, servers, start.spent)
-
-    def limits_of(self, tenant: str) -> Limits:
-        """Return the whole limits of a tenant with an account."""
-        return self._starts[tenant].limits
-
-    def reserve(self, ask: Ask, month: str, now: float) -> Verdict:
+    def reserve(self, ask: Ask, servers: int, month: str, now: float) -> Verdict:
         """Take what a request of a tenant with an account will probably use, or nothing."""
-        return self._ledger.reserve(ask, self._starts[ask.tenant].part, month, now)
+        return self._ledger.reserve(ask, self.opened[ask.tenant].part(servers), month, now)
 
-    def settle(self, settlement: Settlement, month: str, now: float) -> None:
+    def settle(self, settlement: Settlement, servers: int, month: str, now: float) -> None:
         """Charge what it used."""
-        start = self._starts[settlement.tenant]
-        start.cost += settlement.cost
-        start.used_tokens += settlement.tokens
-        self._ledger.settle(settlement, start.part, month, now)
+        opened = self.opened[settlement.tenant]
+        opened.cost += settlement.cost
+        opened.used_tokens += settlement.tokens
+        self._ledger.settle(settlement, opened.part(servers), month, now)
 
-    def left(self, tenant: str, month: str) -> None:
-        """A request has ended that was reserved before the account was opened."""
-        if tenant in self._starts:
-            entry = self._ledger.entry(tenant, month)
-            entry.in_flight = max(0, entry.in_flight - 1)
-
-    def account(self, tenant: str, month: str, now: float) -> Account:
+    def account(self, tenant: str, servers: int, month: str, now: float) -> Account:
         """Return what there is of this server's part."""
-        return self._ledger.account(tenant, self._starts[tenant].part, month, now)
+        return self._ledger.account(tenant, self.opened[tenant].part(servers), month, now)
 
-    def debts(self, month: str, now: float) -> Iterator[Debt]:
-        """Return what the shared accounts have to be charged."""
-        for tenant, start in self._starts.items():
-            entry = self._ledger.entry(tenant, month)
-            yield Debt(
-                tenant,
-                start.limits,
-                _behind(entry.requests, start.requests, start.part.requests, now),
-                _behind(entry.tokens, start.tokens, start.part.tokens, now),
-                start.cost,
-                start.used_tokens,
+    def report(self, journal: Journal, servers: int, month: str, now: float) -> None:
+        """Write down what the shared accounts have to learn. Of rates that is what the buckets
+        here, full at first, lack by now: what was taken and is not refilled yet."""
+        for tenant, opened in self.opened.items():
+            part, left = opened.part(servers), self.account(tenant, servers, month, now)
+            requests, tokens = (
+                (part.requests or 0.0) - left.requests,
+                (part.tokens or 0.0) - left.tokens,
             )
+            journal.owe(tenant, opened, requests, tokens)
+        for ask in self.held.values():
+            journal.adopt(ask, self.opened[ask.tenant].limits)
 
     def clear(self) -> None:
         """Close all accounts."""
         self._ledger.clear()
-        self._starts.clear()
-
-
-def _part(limits: Limits, servers: int, spent: int) -> Limits:
-    """Return one server's part. Of the budget it is one of what is left: nobody hears what the
-    others spend."""
-    part = limits.shared_by(servers)
-    if limits.budget is None:
-        return part
-    return replace(part, budget=spent + max(0, limits.budget - spent) // servers)
-
-
-def _behind(
-    bucket: Bucket | None, untouched: Bucket | None, limit: float | None, now: float
-) -> float:
-    if bucket is None or untouched is None or limit is None:
-        return 0.0
-    return max(0.0, untouched.level_at(limit, now) - bucket.level_at(limit, now))
+        self.opened.clear()
 
 
 class Batch(NamedTuple):
@@ -239,17 +170,17 @@ class Journal:
             }
         )
 
-    def owe(self, debt: Debt) -> None:
-        """Charge what was taken elsewhere."""
+    def owe(self, tenant: str, opened: Opened, requests: float, tokens: float) -> None:
+        """Charge what was taken elsewhere: these of the rates, and all that was spent."""
         self._changes.append(
             {
                 "kind": "debt",
-                "tenant": debt.tenant,
-                "requests": debt.requests,
-                "tokens": debt.tokens,
-                "cost": debt.cost,
-                "used_tokens": debt.used_tokens,
-                **_limits(debt.limits),
+                "tenant": tenant,
+                "requests": requests,
+                "tokens": tokens,
+                "cost": opened.cost,
+                "used_tokens": opened.used_tokens,
+                **_limits(opened.limits),
             }
         )
 

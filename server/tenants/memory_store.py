@@ -1,6 +1,6 @@
-"""The file in which spend outlives a process whose accounts are in memory.
+"""Accounts in memory, and the file in which spend outlives the process.
 
-Knows SQL. Blocking: called from one thread at a time. Several servers of one host may share it:
+The file is blocking: called from one thread at a time. Several servers of one host may share it:
 each adds what was spent with it, and is told what was spent with all.
 """
 
@@ -19,16 +19,15 @@ from triolet.private_files import make_private_database, make_private_folder
 from triolet.units import SECONDS
 
 from ..text.threads import in_thread
-from .amounts import month_of
-from .ledger import Ledger
+from .accounts import Ledger, month_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from triolet.config import QuotaConfig
 
-    from .amounts import Account, Ask, Limits, Settlement, Verdict
-    from .store import SpendObserver
+    from .accounts import Account, Ask, Limits, Settlement, Verdict
+    from .quotas import SpendWatch
 
 
 BUSY_S: Final = 5 * SECONDS
@@ -85,7 +84,7 @@ class SpendFile:
         """Write down what was spent, all or nothing.
 
         Returns:
-          What everybody has spent in the month, and in those that were added to.
+          What all servers have spent in the month, and in those that were added to.
 
         Raises:
           sqlite3.Error: nothing was written.
@@ -108,7 +107,7 @@ class SpendFile:
         return {(of, tenant): Spend(nanos, tokens) for of, tenant, nanos, tokens in rows}
 
     def close(self) -> None:
-        """Close it. Nobody may be calling."""
+        """Close it. No call may be under way."""
         self._connection.close()
 
 
@@ -119,12 +118,12 @@ LAST_FLUSH_S: Final = 3 * SECONDS
 
 
 def time_of_day() -> float:
-    """Return seconds since 1970: months are everybody's."""
+    """Return seconds since 1970: months are the same for all servers."""
     return time.time()
 
 
 class MemoryStore:
-    """All accounts of one server. See `Store`.
+    """All accounts of one server. `RedisStore` has the same methods; the same tests hold both.
 
     Args:
       config: bounds.
@@ -137,7 +136,7 @@ class MemoryStore:
     def __init__(
         self,
         config: QuotaConfig,
-        observer: SpendObserver,
+        observer: SpendWatch,
         file: SpendFile | None = None,
         clock: Callable[[], float] = trio.current_time,
         calendar: Callable[[], float] = time_of_day,
@@ -154,12 +153,12 @@ class MemoryStore:
 
     @property
     def is_well(self) -> bool:
-        """Always: nobody else is asked."""
+        """Whether the limits hold for all servers that should share them: always."""
         return True
 
     @property
     def num_servers(self) -> int:
-        """As the operator says."""
+        """Servers that share the limits, this one included, as configured."""
         return self._config.servers
 
     @property
@@ -172,7 +171,7 @@ class MemoryStore:
         return self._ledger.reserve(ask, self.enforced(limits), self._month, self._clock())
 
     def settle(self, settlement: Settlement) -> None:
-        """Charge what it used instead."""
+        """Charge what it used instead. Never waits, never fails; once per reservation."""
         month, tenant = self._month, settlement.tenant
         before = self._ledger.entry(tenant, month).spent
         self._ledger.settle(settlement, self.enforced(settlement.limits), month, self._clock())
@@ -182,7 +181,7 @@ class MemoryStore:
             self._add_unsaved((month, tenant), Spend(settlement.cost, settlement.tokens))
 
     def last_seen(self, tenant: str, limits: Limits, within_s: float | None = None) -> Account:
-        """Return an account, which is as it is."""
+        """Return an account as it is."""
         del within_s
         return self._ledger.account(tenant, self.enforced(limits), self._month, self._clock())
 

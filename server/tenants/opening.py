@@ -1,7 +1,4 @@
-"""Puts the parts together: whoever serves tenants gets their limits from here.
-
-Knows all parts of this folder and nothing of what happens inside one.
-"""
+"""Opens the accounts of tenants where they are kept, and builds `Quotas` over them."""
 
 from __future__ import annotations
 
@@ -16,18 +13,17 @@ from triolet.errors import ConfigError
 from triolet.tenants import Prices
 
 from .memory_store import MemoryStore, SpendFile
-from .quotas import Quotas
-from .spend_watch import SpendWatch
+from .quotas import Quotas, SpendWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .quotas import QuotaMetricsPort
     from .redis_store import RedisStore
-    from .spend_watch import QuotaMetricsPort
 
 
 class UncountedQuotas:
-    """Metrics of nobody."""
+    """Metrics that count nothing."""
 
     def refused(self, limit: str) -> None:
         """Ignore it."""
@@ -52,7 +48,7 @@ class UncountedQuotas:
 
 
 def quotas_in_memory() -> Quotas:
-    """Return limits whose accounts are in this process, and end with it."""
+    """Return limits with accounts in this process, which end with it."""
     config, watch = QuotaConfig(), SpendWatch(UncountedQuotas())
     return Quotas(config, MemoryStore(config, watch), watch, UncountedQuotas(), Prices)
 

@@ -1,22 +1,19 @@
-"""How long the completions of a tenant are: the 90th percentile of a stream, in little memory.
-
-Pure. A histogram whose bounds grow by a fifth; once it holds a thousand completions all counts are
-halved, so that it follows a tenant who changes its ways.
-"""
+"""Limits of all tenants, seen from one server: tickets, reservations, charges, budget alerts."""
 
 from __future__ import annotations
 
 import math
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
 
+import structlog
 import trio
 
 from triolet.errors import RequestError, invalid_request
 
-from .amounts import NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
-from .buckets import MINUTE_S
+from ..contract.charges import Charges
+from .accounts import MINUTE_S, NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,9 +23,89 @@ if TYPE_CHECKING:
     from triolet.tenants import Plan, Prices, Tenant
 
     from ..contract.generation import Usage
-    from .amounts import Verdict
-    from .spend_watch import QuotaMetricsPort, SpendWatch
-    from .store import Store
+    from .accounts import Verdict
+    from .memory_store import MemoryStore
+    from .redis_store import RedisStore
+
+
+log = structlog.get_logger(__name__)
+
+
+class QuotaMetricsPort(Protocol):
+    """What is counted."""
+
+    def refused(self, limit: str) -> None:
+        """A request met a limit."""
+        ...
+
+    def reserved(self, elapsed_s: float) -> None:
+        """The store was asked, and took so long."""
+        ...
+
+    def unreserved(self, tenant: str) -> None:
+        """A request was counted for which nothing was reserved."""
+        ...
+
+    def cost(self, tenant: str, amount: float) -> None:
+        """A tenant was charged so much, in the operator's currency."""
+        ...
+
+    def budget_watched(self, tenant: str, share: float) -> None:
+        """From now on it is noted when a tenant's spend crosses a share of its budget."""
+        ...
+
+    def budget_alert(self, tenant: str, share: float) -> None:
+        """A tenant's spend crossed a share of its budget."""
+        ...
+
+    def store_failed(self) -> None:
+        """The shared store did not do what it was asked."""
+        ...
+
+
+class SpendWatch:
+    """Told by the store of what is spent, and of calls that failed.
+
+    Args:
+      metrics: told what there is to count.
+    """
+
+    def __init__(self, metrics: QuotaMetricsPort) -> None:
+        self._metrics = metrics
+        self._plans: dict[str, Plan] = {}
+
+    def note(self, tenant: str, plan: Plan) -> None:
+        """Learn what a tenant may spend."""
+        if self._plans.get(tenant) == plan:
+            return
+        self._plans[tenant] = plan
+        if plan.budget is not None:
+            for share in plan.budget_alerts:
+                self._metrics.budget_watched(tenant, share)
+
+    def spent(self, tenant: str, before: int, after: int) -> None:
+        """Log if a share of the budget lies between a tenant's spend before and after [nanos].
+
+        Of all servers one is told of each change, and spend only grows: so each is logged once.
+        """
+        plan = self._plans.get(tenant)
+        if plan is None or plan.budget is None:
+            return
+        for share in plan.budget_alerts:
+            if before < share * plan.budget * NANOS <= after:
+                log.warning(
+                    "budget_alert",
+                    tenant=tenant,
+                    share=share,
+                    spent=round(after / NANOS, 6),
+                    budget=plan.budget,
+                )
+                self._metrics.budget_alert(tenant, share)
+
+    def call_failed(self, reason: str) -> None:
+        """Count that the shared store did not do what it was asked; the store logs what follows."""
+        del reason
+        self._metrics.store_failed()
 
 
 GROWTH: Final = 1.2
@@ -72,7 +149,7 @@ def refusal(plan: Plan, limit: Limit, wait_s: float) -> RequestError:
     """Return the error for a limit that is met: 429.
 
     Args:
-      plan: whose limit it is.
+      plan: with the limit.
       limit: which.
       wait_s: after which it is not met any more.
     """
@@ -191,7 +268,7 @@ class Reservation:
 
 
 class NoReservation:
-    """Of whoever needs none."""
+    """Of a request that needs none."""
 
     def __enter__(self) -> NoReservation:
         return self
@@ -238,7 +315,7 @@ class Ticket:
             self._close(self.has_cost)
 
 
-class Quotas:
+class Quotas(Charges):
     """All tenants' limits, seen from one server.
 
     Args:
@@ -252,7 +329,7 @@ class Quotas:
     def __init__(
         self,
         config: QuotaConfig,
-        store: Store,
+        store: MemoryStore | RedisStore,
         watch: SpendWatch,
         metrics: QuotaMetricsPort,
         prices: Callable[[], Prices],
@@ -270,7 +347,7 @@ class Quotas:
 
     @property
     def num_open(self) -> int:
-        """Sequences whose tenants are not charged yet."""
+        """Sequences that are not charged yet."""
         return len(self._running)
 
     def num_under_way(self, tenant: str) -> int:
@@ -278,8 +355,8 @@ class Quotas:
         return self._tickets.get(tenant, 0) + self._reservations.get(tenant, 0)
 
     def check(self, tenant: Tenant) -> None:
-        """Refuse at once whoever has nothing left, before anything is worked on. Costs no round
-        trip, and says nothing of whoever has a little.
+        """Refuse a tenant with nothing left, before anything is worked on. Costs no round trip; a
+        tenant with a little left passes.
 
         Raises:
           RequestError: 429.
@@ -314,7 +391,7 @@ class Quotas:
         """Take what a request will probably use.
 
         Args:
-          tenant: whose it is.
+          tenant: of the request.
           asked: its sequences; none where nothing is to be begun.
 
         Returns:

@@ -221,7 +221,7 @@ local servers_key, beat_key = P .. 'servers', P .. 'beat'
 local last = tonumber(redis.call('GET', beat_key) or '0')
 redis.call('SET', beat_key, text(now), 'EX', DAY)
 if now - last > lease_s then
-  -- Nobody could renew anything: Redis was away, not they.
+  -- No server could renew anything: Redis was away, not they.
   for _, other in ipairs(redis.call('ZRANGE', servers_key, 0, -1)) do
     redis.call('ZADD', servers_key, text(now + lease_s), other)
   end
@@ -246,7 +246,7 @@ local own = is_asking and redis.call('HKEYS', held_key) or {}
 return {redis.call('ZCARD', servers_key), refunded, own}
 """
 )
-"""Renew the lease of a server's reservations; give back those of servers whose lease has ended."""
+"""Renew the lease of a server's reservations; give back those of servers with an ended lease."""
 
 LEAVE: Final = (
     _HEAD
@@ -266,7 +266,7 @@ _STREAM_ENDS = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndO
 
 
 class StoreGone(TrioletError):
-    """Redis did not do what it was asked, or nobody knows whether it did."""
+    """Redis did not do what it was asked, or did and the answer is lost."""
 
 
 class RedisCalls:
@@ -275,7 +275,7 @@ class RedisCalls:
     Args:
       client: connected.
       digests: of the scripts, as Redis names them.
-      server: who calls.
+      server: this process.
       timeout_s: for a call.
     """
 
@@ -333,7 +333,7 @@ async def with_calls(
     of_use = trio.CancelScope()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_with_us, of_use)
-        # Whoever is cancelled has last words for Redis; the client must not end before them.
+        # A cancelled task has last words for Redis; the client must not end before them.
         with trio.CancelScope(shield=True):
             async with client:
                 try:
@@ -434,11 +434,11 @@ class Ended(ByteStream):
         raise anyio.EndOfStream
 
     async def send(self, item: bytes) -> None:
-        """Say that nobody is there."""
+        """Say that it is closed."""
         raise anyio.BrokenResourceError
 
     async def send_eof(self) -> None:
-        """Nobody is there."""
+        """Do nothing: it is closed."""
 
     async def aclose(self) -> None:
         """Nothing is open."""

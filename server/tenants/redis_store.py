@@ -14,8 +14,7 @@ import trio
 from triolet.config import shown_url
 from triolet.units import SECONDS
 
-from .amounts import Account, Ask, Limit, Verdict, month_of
-from .buckets import GRAIN, Bucket
+from .accounts import GRAIN, Account, Ask, Bucket, Limit, Verdict, month_of
 from .local_share import Journal, LocalShare
 from .memory_store import time_of_day
 from .redis_calls import APPLY, BEAT, LEAVE, RESERVE, StoreGone, with_calls
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 
     from triolet.config import QuotaConfig
 
-    from .amounts import Limits, Settlement
+    from .accounts import Limits, Settlement
+    from .quotas import SpendWatch
     from .redis_calls import RedisCalls
-    from .store import SpendObserver
 
 
 class Seen(NamedTuple):
@@ -50,7 +49,7 @@ class SeenAccounts:
     def by_now(
         self, tenant: str, limits: Limits, now: float, within_s: float | None = None
     ) -> Account | None:
-        """Return an account as it would be if nobody had touched it since; None if none was seen,
+        """Return an account as it would be untouched since; None if none was seen,
         or only one that is older than so much."""
         seen = self._seen.get(tenant)
         if seen is None or (within_s is not None and now - seen.at > within_s):
@@ -73,23 +72,25 @@ log = structlog.get_logger(__name__)
 
 LAST_WORDS_S: Final = 3 * SECONDS
 """For telling what is left when this process ends."""
+
+
 NO_ID: Final = ""
 """Of a question that takes nothing."""
 
 
 class RedisStore:
-    """All accounts of several servers. See `Store`.
+    """All accounts of several servers.
 
     Args:
       config: where Redis is, and bounds.
-      observer: told of spend, and of how Redis is.
+      observer: told of spend, and of calls that failed.
       server: this process; no other one ever has the same name.
 
     Attributes:
       num_servers: that share the limits, this one included, when Redis last said.
     """
 
-    def __init__(self, config: QuotaConfig, observer: SpendObserver, server: str) -> None:
+    def __init__(self, config: QuotaConfig, observer: SpendWatch, server: str) -> None:
         self._config = config
         self._observer = observer
         self._server = server
@@ -115,7 +116,7 @@ class RedisStore:
         return len(self._reserved) + len(self._local.held)
 
     async def reserve(self, ask: Ask, limits: Limits) -> Verdict:
-        """Take what a request will probably use, or nothing."""
+        """Take what a request will probably use, or nothing. Bounded in time, never fails."""
         verdict = None
         if self._calls is not None:
             try:
@@ -126,30 +127,29 @@ class RedisStore:
                     self._has_changes.set()
         if verdict is None:
             self._open_local(ask.tenant, limits)
-            return self._local.reserve(ask, _month(), trio.current_time())
+            return self._local.reserve(ask, self.num_servers, _month(), trio.current_time())
         if verdict.refused_by is None:
             self._reserved[ask.id] = ask
         return verdict
 
     def settle(self, settlement: Settlement) -> None:
-        """Charge what it used instead."""
+        """Charge what it used instead. Never waits, never fails; once per reservation."""
         is_ours = self._reserved.pop(settlement.id, None) is not None
-        if is_ours:
-            self._local.left(settlement.tenant, _month())
         if is_ours or (self._calls is not None and settlement.id not in self._local):
             self._journal.settle(settlement)
             self._has_changes.set()
             return
         self._open_local(settlement.tenant, settlement.limits)
-        self._local.settle(settlement, _month(), trio.current_time())
+        self._local.settle(settlement, self.num_servers, _month(), trio.current_time())
 
     def last_seen(
         self, tenant: str, limits: Limits, within_s: float | None = None
     ) -> Account | None:
-        """Return an account as far as it is known here."""
+        """Return an account as last seen here, refilled since; None if nothing is known, or only
+        what is older than `within_s`."""
         now = trio.current_time()
-        if self._local.knows(tenant):
-            return self._local.account(tenant, _month(), now)
+        if tenant in self._local.opened:
+            return self._local.account(tenant, self.num_servers, _month(), now)
         return self._seen.by_now(tenant, limits, now, within_s) if self.is_well else None
 
     def enforced(self, limits: Limits) -> Limits:
@@ -157,15 +157,15 @@ class RedisStore:
         return limits if self.is_well else limits.shared_by(self.num_servers)
 
     async def account(self, tenant: str, limits: Limits) -> Account:
-        """Return an account as it is, or as it was."""
+        """Return an account as it is, or as last seen. Bounded in time, never fails."""
         if self._calls is not None:
             verdict = await self._ask(self._calls, _look(tenant), limits)
             if verdict is not None:
                 return verdict.account
         now, count = trio.current_time(), 1 if self.is_well else self.num_servers
-        if self._local.knows(tenant):
-            return self._local.account(tenant, _month(), now)
-        # Nothing is opened: whoever looks at all tenants would open as many accounts.
+        if tenant in self._local.opened:
+            return self._local.account(tenant, self.num_servers, _month(), now)
+        # Nothing is opened: a look at all tenants would open as many accounts.
         seen = self._seen.by_now(tenant, limits, now)
         seen = seen or Account(limits.requests or 0.0, limits.tokens or 0.0, 0, 0, 0)
         return replace(seen, requests=seen.requests / count, tokens=seen.tokens / count)
@@ -230,7 +230,7 @@ class RedisStore:
         while True:
             await self._has_changes.wait()
             self._has_changes = trio.Event()
-            while not await self._send_all(calls):  # noqa: ASYNC110 (it asks somebody else)
+            while not await self._send_all(calls):  # noqa: ASYNC110 (it asks Redis)
                 await trio.sleep(self._config.probe_s)
 
     async def _send_all(self, calls: RedisCalls) -> bool:
@@ -264,7 +264,7 @@ class RedisStore:
         """Renew our lease, and end those of others.
 
         Raises:
-          StoreGone: nobody knows whether that was done.
+          StoreGone: that was done, or not.
         """
         config = self._config
         reply = await calls.call(BEAT, config.lease_s, config.max_batch, int(is_asking))
@@ -276,12 +276,9 @@ class RedisStore:
             self._journal.void(ask_id)
 
     def _settle_up(self) -> None:
-        """Tell what was taken here while Redis was not asked."""
-        for debt in self._local.debts(_month(), trio.current_time()):
-            self._journal.owe(debt)
-        for ask in self._local.held.values():
-            self._journal.adopt(ask, self._local.limits_of(ask.tenant))
-            self._reserved[ask.id] = ask
+        """Tell what was spent and reserved here while Redis was not asked."""
+        self._local.report(self._journal, self.num_servers, _month(), trio.current_time())
+        self._reserved |= self._local.held
         self._local.clear()
         if self._journal:
             self._has_changes.set()
@@ -304,7 +301,6 @@ class RedisStore:
             reason=reason,
             part=f"1/{self.num_servers}",
         )
-        self._observer.store_changed(is_shared=False)
 
     def _is_back(self, calls: RedisCalls) -> None:
         self._calls = calls
@@ -312,17 +308,10 @@ class RedisStore:
         log.info(
             "limits_are_shared", store=shown_url(self._config.limits), servers=self.num_servers
         )
-        self._observer.store_changed(is_shared=True)
 
     def _open_local(self, tenant: str, limits: Limits) -> None:
-        if self._local.knows(tenant):
-            self._local.renew(tenant, limits, self.num_servers)
-        else:
-            in_flight = sum(ask.tenant == tenant for ask in self._reserved.values())
-            now = trio.current_time()
-            seen = self._seen.by_now(tenant, limits, now)
-            part = self.num_servers
-            self._local.begin(tenant, limits, part, seen, in_flight, _month(), now)
+        seen = self._seen.by_now(tenant, limits, trio.current_time())
+        self._local.open(tenant, limits, seen, _month())
 
 
 def _month() -> str:

@@ -37,7 +37,7 @@ class Stamp(NamedTuple):
 
     inode: int = 0
     mtime_ns: int = 0
-    ctime_ns: int = 0  # who copies times along changes this one all the same
+    ctime_ns: int = 0  # changes also when the other times are copied along
     size: int = 0
 
 
@@ -122,7 +122,7 @@ _TENANT: Final[ContextVar[Tenant]] = ContextVar("tenant", default=ANONYMOUS)
 
 
 def current_tenant() -> Tenant:
-    """Return whose request the running task serves; ANONYMOUS where there are no tenants."""
+    """Return the tenant that the running task serves; ANONYMOUS where there are none."""
     return _TENANT.get()
 
 
@@ -152,7 +152,7 @@ class Tenancy:
     """The tenants that count now.
 
     Args:
-      tenants: of the operator's file; None where there is none, and everybody is let in.
+      tenants: of the operator's file; None where there is none, and every client is let in.
     """
 
     def __init__(self, tenants: Tenants | None = None) -> None:
@@ -163,7 +163,7 @@ class Tenancy:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are no tenants: whoever reaches the port is let in."""
+        """Whether there are no tenants: every client is let in."""
         return self._tenants is None
 
     @property
@@ -173,7 +173,7 @@ class Tenancy:
         return TenancyReport(num_tenants, self._num_taken, self._num_refused, self._problem)
 
     def tenant_of(self, key: str | None, now: float) -> Tenant:
-        """Return whose key it is.
+        """Return the tenant of a key.
 
         Args:
           key: as it was sent.
@@ -201,7 +201,7 @@ class Tenancy:
         return _enabled(tenant)
 
     def tenant_named(self, name: str) -> Tenant:
-        """Return a tenant, as it is now, whose request comes from within.
+        """Return a tenant, as it is now, for a request from within.
 
         Raises:
           RequestError: 401, there is none any more; 403, it is disabled.
@@ -216,13 +216,13 @@ class Tenancy:
         return _enabled(tenant)
 
     @property
-    def everybody(self) -> Collection[Tenant]:
+    def all_tenants(self) -> Collection[Tenant]:
         """All tenants, disabled ones included; ANONYMOUS where there are none."""
         return (ANONYMOUS,) if self._tenants is None else self._tenants.by_name.values()
 
     def prices_of(self, *names: str) -> Prices:
         """Return what a model's tokens cost now."""
-        return (self._tenants or NOBODY).prices_of(*names)
+        return (self._tenants or NO_TENANTS).prices_of(*names)
 
     def replace(self, tenants: Tenants) -> frozenset[str]:
         """Let other tenants count from now on; return the names of those that may ask no more."""
@@ -243,13 +243,13 @@ class Tenancy:
         self._problem = problem
 
 
-NOBODY: Final = Tenants((), {}, {})
+NO_TENANTS: Final = Tenants((), {}, {})
 
 
 def _enabled(tenant: Tenant) -> Tenant:
     if tenant.is_disabled:
         raise RequestError(
-            f"the tenant {tenant.name} is disabled; ask whoever runs this server",
+            f"the tenant {tenant.name} is disabled; ask the operator of this server",
             status=403,
             code="permission_denied",
         )

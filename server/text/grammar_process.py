@@ -258,7 +258,7 @@ def _limit(cpu_s: float, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    # What a compiler that runs out of memory says on its way out is nobody's to read.
+    # What a compiler that runs out of memory says on its way out is not logged.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 

@@ -1,7 +1,7 @@
 """Says whether a grammar can be used, before a request that carries it is queued.
 
-Knows a process beside the server that compiles grammars and may be killed (grammar_process.py);
-refuses to compile anything here, where every stream of every client would wait for it. Clients
+A process beside the server compiles grammars and may be killed (grammar_process.py); here every
+stream of every client would wait for it. Clients
 take turns by the seconds that their grammars have taken.
 """
 

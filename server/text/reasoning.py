@@ -16,14 +16,15 @@ from triolet.errors import ModelError
 from triolet.sampling import ReasoningTokens
 
 from .scanning import overlap
-from .tool_calls import Reasoning
+from .tool_calls import Reasoning, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tokenizers import Tokenizer
 
-    from .tool_calls import Piece, PieceReader
+    from .tool_calls import Piece, PieceReader, ToolForm
+
 
 _EDGE: Final = "\udc00"
 """Half of a surrogate pair: decoded text never has one."""
@@ -318,3 +319,28 @@ def _harmony_tokens(tokenizer: Tokenizer, ids: Mapping[str, int]) -> ReasoningTo
         closings=(final, (channel, *words("commentary"))),
         forced=(ids["<|end|>"], ids["<|start|>"], *words("assistant"), *final),
     )
+
+
+class PlainText:
+    """Reads a completion that is only text."""
+
+    num_calls = 0
+
+    def push(self, text: str) -> list[Piece]:
+        """Return the text."""
+        return [Text(text)] if text else []
+
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """Return nothing: nothing was held back."""
+        return []
+
+
+def reader_of(form: ToolForm | None, thinking: Thinking | None = None) -> PieceReader:
+    """Return what reads a completion.
+
+    Args:
+      form: how calls are written; None if there are none.
+      thinking: how reasoning is written; None if there is none.
+    """
+    answer: PieceReader = PlainText() if form is None else form.reader()
+    return answer if thinking is None else ThinkReader(thinking, answer)

@@ -1,12 +1,12 @@
 """The environment that chat templates run in: what they may do, and how they are ended.
 
-Knows jinja2; refuses to know messages and tokens. Templates come from the model directory, which
+Templates come from the model directory, which
 its operator chose, but such directories are downloaded from strangers, and harmless templates meet
 hostile messages. jinja2's sandbox keeps them from Python's insides; here are bounds on their time
 and on the sizes of what they build:
 
-- Every turn of a loop and every call, of macros too, first asks whether anybody still waits for the
-  result. Whoever asks for a rendering decides how long; a thread is never lost to a loop.
+- Every turn of a loop and every call, of macros too, first asks whether the request still waits for
+  the result. The request decides how long; a thread is never lost to a loop.
 - Repeating, adding, joining, formatting and calling cannot make a text, a list or a number beyond a
   bound. It is looked at before, where one step could make much out of little (repeating, padding);
   otherwise afterwards, when the step has taken at most a multiple of what was allowed before it.

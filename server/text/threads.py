@@ -330,7 +330,7 @@ async def in_thread(
     Args:
       work: what to do.
       limiter: of the threads that do such work.
-      abandon_on_cancel: whether to leave it to itself when nobody waits any more.
+      abandon_on_cancel: whether to leave it to itself when its task is cancelled.
 
     Raises:
       RequestError: as the work does, without what it came from.

@@ -3,7 +3,7 @@
 A template joins both into one string, and a tokenizer would take `<|im_end|>` in a user's message
 for the end of that message. So every occurrence in user content is replaced by a placeholder before
 rendering; afterwards the template's own become markers that no one can guess, and the placeholders
-turn back into plain text. Knows strings only; refuses to know templates and tokenizers.
+turn back into plain text.
 
 The texts may be megabytes, and a search holds the interpreter's lock until it finds something. So
 it goes through a window at a time, between which other threads have their turn.
@@ -21,13 +21,12 @@ from tokenizers import AddedToken, Tokenizer
 from triolet.config import ReasoningParser, ToolParser, TurnsConfig
 from triolet.errors import RequestError, invalid_request, overloaded
 
-from .detokenizer import Detokenizer
+from .detokenizer import Detokenizer, TokenText, Vocabulary
 from .model_files import read_text_files
 from .reasoning import find_reasoner
 from .template import ChatTemplate
 from .threads import FairLimiter, in_thread
 from .tool_forms.table import HARMONY, form_of
-from .vocabulary import TokenText, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -283,7 +282,7 @@ class TextModel:
 
         def work() -> tuple[int, ...]:
             # Not `encode`: that holds the interpreter's lock, for a second per 0.5 MB, in which no
-            # stream of anybody's gets on.
+            # stream gets on.
             (encoding,) = tokenizer.encode_batch_fast(
                 [source], add_special_tokens=add_special_tokens
             )
@@ -324,7 +323,7 @@ class TextModel:
                 add_generation_prompt=add_generation_prompt,
                 tools=self._guard.protect(tools),
                 template_kwargs=self._guard.protect(template_kwargs),
-                # Ends the loop of a template that nobody waits for any more.
+                # Ends the loop of a template when its request has ended.
                 check=trio.from_thread.check_cancelled,
                 refuse=refuse_beyond,
                 refuse_after=self.max_model_len * self._vocabulary.longest_token_bytes,

@@ -36,7 +36,7 @@ MAX_FOLDER_FILES = 25
 
 # Folders above the cap today, with their size: they may shrink, never grow.
 LARGE_FOLDERS = {
-    "server/scheduling": 28,
+    "server/scheduling": 27,
 }
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -323,8 +323,6 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
         "opening.py",
         "quotas.py",
         "redis_",
-        "spend_watch.py",
-        "store.py",
         "tenancy.py",
     ),
     "server/scheduling": ("delivery.py", "embeddings.py", "links.py"),

@@ -61,7 +61,7 @@ MAY_TELL_THE_TIME = {
     "ops/cli/tenant_commands.py": "when a key that is replaced ends",
     "server/api/access.py": "whether a key has ended",
     "server/api/generate.py": "`created` of an answer",
-    "server/api/ollama/answers.py": "`created_at` of an answer",
+    "server/api/ollama/chat.py": "`created_at` of an answer",
     "server/api/openai/models.py": "`created` of a model",
     "server/api/openai/responses_events.py": "`created_at` of a response",
     "server/tenants/memory_store.py": "the month of what is spent",

@@ -26,7 +26,7 @@ from loadtest.bench.admission import tenants_file as refused_tenants
 from loadtest.bench.admission_server import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Form, Lap
 from server import app
 from server.api import generate
-from server.api.openai import completions
+from server.api.openai import chat as completions
 from server.scheduling.attempt import Attempts
 from server.scheduling.request_table import RequestTable
 from server.scheduling.requests import Requests

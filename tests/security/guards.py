@@ -31,7 +31,7 @@ class Mutant(NamedTuple):
 
 
 _HEAD_GUARD: Final = "server/edge/http.py"
-_JSON: Final = "server/api/json_body.py"
+_JSON: Final = "server/api/body.py"
 _DOOR: Final = "server/test_door.py"
 _TURNS: Final = "server/test_turns.py"
 _KEYS: Final = "security/test_keys.py"
@@ -251,7 +251,7 @@ MUTANTS: Final = (
            "ops/test_logs.py::test_every_line_is_json_whatever_is_logged"),
     Mutant("A27", "ops/logs.py", "if len(text) > MAX_VALUE_CHARACTERS:", "if len(text) < 0:",
            "ops/test_logs.py::test_long_values_are_cut"),
-    Mutant("A28", "server/metrics/metrics.py", "if len(self._seen) >= MAX_WORDS:",
+    Mutant("A28", "server/metrics/fleet.py", "if len(self._seen) >= MAX_WORDS:",
            "if len(self._seen) < 0:",
            "server/test_metrics.py::test_a_label_never_has_more_words_than_its_bound"),
     Mutant("A29", "triolet/tenants_form.py", 'shown = "" if name == "keys" else',

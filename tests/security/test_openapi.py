@@ -12,7 +12,7 @@ import trio
 from schemathesis.checks import not_a_server_error
 
 from server.app import build_app
-from server.document.limits import up_to
+from server.document.conditions import up_to
 from server.document.openapi import OPERATIONS, PATH
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import surface

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.tenants.amounts import limits_of
+from server.tenants.accounts import limits_of
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from triolet.config import DoorConfig
@@ -27,7 +27,7 @@ from .tiny_text import tiny_text
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from server.tenants.amounts import Account
+    from server.tenants.accounts import Account
     from server.tenants.quotas import Quotas
     from server.text.tokenizer import TextModel
 

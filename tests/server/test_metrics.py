@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 from server.contract.generation import Usage
 from server.metrics.fleet import MAX_WORDS
 from server.metrics.metrics import Metrics
-from server.tenants.amounts import NANOS
-from server.tenants.spend_watch import SpendWatch
+from server.tenants.accounts import NANOS
+from server.tenants.quotas import SpendWatch
 from server.tenants.tenancy import TenancyReport
 from tests.server.scheduling.fakes import make_request
 from tests.server.scheduling.world import World

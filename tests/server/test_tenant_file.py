@@ -99,7 +99,7 @@ async def test_a_running_server_takes_good_changes_and_keeps_what_it_has_else(
         await until(lambda: tenancy.report.num_refused == 2)
         assert dismissed == []
         written(path, BOB, age_s=2)
-        await until(lambda: "bob" in {one.name for one in tenancy.everybody})
+        await until(lambda: "bob" in {one.name for one in tenancy.all_tenants})
         assert tenancy.report.problem == ""
         await until(lambda: dismissed == [{"alice"}])
         nursery.cancel_scope.cancel()

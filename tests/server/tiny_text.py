@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from server.text.detokenizer import _byte_level_alphabet
 from server.text.model_files import TextFiles
 from server.text.tokenizer import TextModel
-from server.text.vocabulary import _byte_level_alphabet
 from triolet.config import ReasoningParser
 
 if TYPE_CHECKING:

@@ -212,7 +212,7 @@ class AdmissionConfig:
     that is taken on shall be in time."""
     return_share: float = 0.9
     """The same for a request that comes back when it was told to."""
-    newcomer_share: float = 0.35
+    new_request_share: float = 0.35
     """The same for new requests while refused ones are expected back and all of them return, but
     for critical ones and tenants below their share: the difference to `return_share` is kept for
     those that return. Half a full queue is enough for Poisson arrivals at `return_rate_share`."""
@@ -236,9 +236,9 @@ class AdmissionConfig:
     """A fleet without critical requests for so long keeps nothing free for them."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.newcomer_share <= self.deadline_share:
+        if not 0 < self.new_request_share <= self.deadline_share:
             raise ConfigError(
-                f"newcomer_share is {self.newcomer_share!r}; allowed: above 0 and at most "
+                f"new_request_share is {self.new_request_share!r}; allowed: above 0 and at most "
                 f"deadline_share, {self.deadline_share!r}"
             )
         if not 0 < self.return_rate_share <= 1:

@@ -1,22 +1,28 @@
 """POST /v1/messages and its count_tokens: Anthropic's words for a chat.
 
-What is generated is decided where chats are; here are the names only, forth in requests and back in
-the names of errors.
+A message's content is a list of blocks, numbered as they come; a block is opened by the first text
+that it has. A stream is: message_start, ping, the blocks, message_delta, message_stop.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from triolet.errors import invalid_request
 
+from ...contract.generation import Delta, Failed, Finished, FinishReason
 from ...tenants.tenancy import current_tenant
+from ...text.reasoning import reader_of
+from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from ..body import current_scope, read_fields, shown_request_id
-from ..claims import message_tier
-from ..errors import params_called
+from ..errors import UNSUPPORTED_PARAMETER, params_called
+from ..fields import Function, FunctionName, NamedTool, Tool
 from ..generate import (
     begin_stream,
     begin_whole,
@@ -24,25 +30,299 @@ from ..generate import (
     check_output,
     json_response,
     own_requests,
+    refuse_early,
     warming,
 )
+from ..limits import message_tier
 from ..openai.chat import encode_chat, plan_chat
-from ..openai.tools import plan_tools
-from ..overload import refuse_early
-from ..schemas import ChatRequest, GenerationFields, Message
-from ..tool_schema import Function, FunctionName, NamedTool, Tool
-from .form import MessageForm, MessageStream
+from ..openai.tools import parsed_arguments, plan_tools
+from ..schemas import ChatRequest, Message, shared_fields
+from ..stream import Serializer
 from .schema import CountRequest, MessagesRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from hashlib import blake2b as Hash
 
     from quart import Response
 
+    from triolet.errors import RequestError
+
+    from ...contract.generation import Event, GenerationRequest, Usage
+    from ...text.reasoning import Thinking
+    from ...text.tool_calls import Piece, PieceReader, ToolForm
     from ..generate import Plan
     from ..services import Services
     from ..stream import Answer
     from .schema import OfferedTool, PromptFields, ToolUse
+
+
+_encode = msgspec.json.Encoder().encode
+
+SIGNATURE_BYTES: Final = 32
+"""Of the digest of a block's reasoning. It proves nothing, and is not asked for."""
+PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+NO_TIER: Final[Mapping[str, str]] = {}
+_ERROR_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+_DETAILS: Final = {"thread": "thread_unsupported_request"}
+"""By a parameter that is not served, the `error_code` on which the official client sends a request
+again without it."""
+
+
+def message_error(error: RequestError, request_id: str) -> dict[str, Any]:
+    """Return an error in this API's form, which has no field for the parameter's name."""
+    kind = _ERROR_TYPES.get(error.status)
+    if kind is None:
+        kind = "invalid_request_error" if error.status < 500 else "api_error"
+    message = error.message
+    if error.param and not message.startswith(error.param):
+        message = f"{error.param}: {message}"
+    shown: dict[str, Any] = {"type": kind, "message": message}
+    if error.code == UNSUPPORTED_PARAMETER and error.param in _DETAILS:
+        shown["details"] = {"error_code": _DETAILS[error.param]}
+    return {"type": "error", "error": shown, "request_id": request_id}
+
+
+def message_usage(usage: Usage, *, output_tokens: int) -> dict[str, Any]:
+    """Return token counts. What was cached counts apart from the other input here."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": output_tokens,
+    }
+
+
+class MessageForm:
+    """What surrounds one answer.
+
+    Args:
+      message_id: `msg_` and hex.
+      model: the served one.
+      max_tokens: as the client asked; 0 for one that only warms the prefix cache.
+      tool_form: how calls of tools in it are written; None if there are none.
+      tier: what its usage says of its class.
+      thinking: how reasoning in it is written; None if there is none.
+    """
+
+    def __init__(
+        self,
+        message_id: str,
+        model: str,
+        max_tokens: int,
+        tool_form: ToolForm | None = None,
+        tier: Mapping[str, str] = NO_TIER,
+        thinking: Thinking | None = None,
+    ) -> None:
+        self._tool_form = tool_form
+        self._thinking = thinking
+        self._message_id = message_id
+        self._model = model
+        self._max_tokens = max_tokens
+        self._tier = tier
+
+    @property
+    def shows_output(self) -> bool:
+        """Whether the message has any content."""
+        return self._max_tokens > 0
+
+    def message(self, usage: dict[str, Any], content: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the message before its end."""
+        return {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def end(self, end: Finished, num_calls: int) -> dict[str, Any]:
+        """Return why it ended."""
+        return {
+            "stop_reason": self._stop_reason(end, num_calls),
+            "stop_sequence": end.stop_string,
+        }
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """Return the token counts at the end."""
+        shown = usage.completion_tokens if self.shows_output else 0
+        return message_usage(usage, output_tokens=shown) | dict(self._tier)
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """Return the message at once."""
+        reader, end = self.reader(), answer.finished
+        pieces: list[Piece] = []
+        if self.shows_output:
+            pieces = reader.push(answer.text) + reader.finish(is_cut=end.is_cut)
+        message = self.message(self.usage(end.usage), _blocks(pieces))
+        return message | self.end(end, reader.num_calls)
+
+    def reader(self) -> PieceReader:
+        """Return what reads its text."""
+        return reader_of(self._tool_form, self._thinking)
+
+    def _stop_reason(self, end: Finished, num_calls: int) -> str:
+        if not self.shows_output:
+            return "max_tokens"
+        if num_calls and end.reason is FinishReason.STOP and not end.is_cut:
+            return "tool_use"
+        if end.reason is FinishReason.STOP:
+            return "end_turn" if end.stop_string is None else "stop_sequence"
+        if end.usage.completion_tokens < self._max_tokens:
+            return "model_context_window_exceeded"
+        return "max_tokens"
+
+
+class MessageStream(Serializer):
+    """The stream of one message.
+
+    Args:
+      form: what surrounds it.
+      request: what is generated for it.
+      request_id: what errors call it.
+    """
+
+    keep_alive = PING
+
+    def __init__(self, form: MessageForm, request: GenerationRequest, request_id: str) -> None:
+        self._form = form
+        self._request = request
+        self._request_id = request_id
+        self._reader = form.reader()
+        self._block = -1
+        self._open_kind: str | None = None
+        self._digest = _signing()
+
+    def begin(self) -> list[bytes]:
+        """Return what is known before anything is computed: the prompt's length."""
+        usage = {"input_tokens": len(self._request.prompt_ids), "output_tokens": 0}
+        return [_event("message_start", message=self._form.message(usage, [])), PING]
+
+    def event(self, index: int, event: Event) -> list[bytes]:
+        """Return what something that happened looks like; the last of it ends the stream."""
+        match event:
+            case Delta():
+                return self._show(self._reader.push(event.text))
+            case Finished():
+                return [
+                    *self._show(self._reader.finish(is_cut=event.is_cut)),
+                    *self._close(),
+                    _event(
+                        "message_delta",
+                        delta=self._form.end(event, self._reader.num_calls),
+                        usage=self._form.usage(event.usage),
+                    ),
+                    _event("message_stop"),
+                ]
+            case Failed():
+                error = _encode(message_error(event.error, self._request_id))
+                return [b"event: error\ndata: %b\n\n" % error]
+
+    def _show(self, pieces: Iterable[Piece]) -> list[bytes]:
+        if not self._form.shows_output:
+            return []
+        return [frame for piece in pieces for frame in self._frames(piece)]
+
+    def _frames(self, piece: Piece) -> Iterator[bytes]:
+        """Yield what a piece looks like, and the borders of its block."""
+        match piece:
+            case Text():
+                if self._open_kind != "text":
+                    yield from self._close()
+                    yield self._open({"type": "text", "text": ""})
+                yield self._delta({"type": "text_delta", "text": piece.text})
+            case Reasoning():
+                if self._open_kind != "thinking":
+                    yield from self._close()
+                    yield self._open({"type": "thinking", "thinking": "", "signature": ""})
+                    self._digest = _signing()
+                self._digest.update(piece.text.encode())
+                yield self._delta({"type": "thinking_delta", "thinking": piece.text})
+            case CallBegins():
+                yield from self._close()
+                yield self._open(_tool_use(piece))
+            case Arguments():
+                yield self._delta({"type": "input_json_delta", "partial_json": piece.text})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._block, delta=delta)
+
+    def _open(self, block: dict[str, Any]) -> bytes:
+        self._open_kind = block["type"]
+        self._block += 1
+        return _event("content_block_start", index=self._block, content_block=block)
+
+    def _close(self) -> Iterator[bytes]:
+        kind, self._open_kind = self._open_kind, None
+        if kind == "thinking":
+            signature = _signature(self._digest)
+            yield self._delta({"type": "signature_delta", "signature": signature})
+        if kind is not None:
+            yield _event("content_block_stop", index=self._block)
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+
+
+def _tool_use(piece: CallBegins) -> dict[str, Any]:
+    call_id = f"toolu_{secrets.token_hex(12)}"
+    return {"type": "tool_use", "id": call_id, "name": piece.name, "input": {}}
+
+
+def _signing() -> Hash:
+    return hashlib.blake2b(digest_size=SIGNATURE_BYTES)
+
+
+def _signature(digest: Hash) -> str:
+    """Return what stands in a block's `signature`: clients drop blocks that have none."""
+    return base64.b64encode(digest.digest()).decode()
+
+
+def _blocks(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+    """Return the content of a whole message."""
+    blocks: list[dict[str, Any]] = []
+    arguments: dict[int, str] = {}
+    for piece in pieces:
+        match piece:
+            case Text():
+                if not blocks or blocks[-1]["type"] != "text":
+                    blocks.append({"type": "text", "text": ""})
+                blocks[-1]["text"] += piece.text
+            case Reasoning():
+                if not blocks or blocks[-1]["type"] != "thinking":
+                    blocks.append({"type": "thinking", "thinking": "", "signature": ""})
+                blocks[-1]["thinking"] += piece.text
+            case CallBegins():
+                blocks.append(_tool_use(piece))
+            case Arguments():
+                place = len(blocks) - 1
+                arguments[place] = arguments.get(place, "") + piece.text
+    for place, text in arguments.items():
+        # What was cut at the limit is no object; the stop_reason says so.
+        given = parsed_arguments(text)
+        blocks[place]["input"] = given if isinstance(given, dict) else {}
+    for block in blocks:
+        if block["type"] == "thinking":
+            digest = _signing()
+            digest.update(block["thinking"].encode())
+            block["signature"] = _signature(digest)
+    return blocks
+
 
 OF_OWN_FORM: Final = frozenset({"stream", "max_tokens", "tools", "tool_choice"})
 MESSAGES: Final = "/v1/messages"
@@ -120,19 +400,14 @@ def _as_chat(fields: PromptFields) -> ChatRequest:
     turns = [turn for m in fields.messages for turn in m.content.messages(m.role)]
     if fields.system:
         turns.insert(0, Message.model_construct(role="system", content=fields.system))
-    same = {
-        name: getattr(fields, name)
-        for name in GenerationFields.model_fields
-        if name in type(fields).model_fields and name not in OF_OWN_FORM
-    }
     output, choice = fields.output_config, fields.tool_choice
     switches = fields.chat_template_kwargs
     if fields.thinking is not None and fields.thinking.type == "enabled":
         switches = {"enable_thinking": True, **(switches or {})}
     return ChatRequest.model_construct(
-        **same,
+        **shared_fields(fields, OF_OWN_FORM),
         messages=turns,
-        # Whoever ends with words of the assistant's wants them gone on with.
+        # A conversation that ends with the assistant's words is continued there.
         continue_final_message=turns[-1].role == "assistant",
         chat_template_kwargs=switches,
         response_format=output.format.of_chat() if output and output.format else None,

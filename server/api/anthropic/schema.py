@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from .. import fields
 from ..errors import echo
-from ..fields import NamedSchema, ResponseFormat
+from ..fields import MAX_TOOLS, CalledFunction, NamedSchema, ResponseFormat, ToolCall, ToolName
 from ..schemas import (
     IGNORED,
     MAX_INT,
@@ -20,12 +20,12 @@ from ..schemas import (
     CacheFields,
     Message,
     SamplingFields,
+    ServiceFields,
     StopStrings,
     StrictModel,
     TemplateSwitches,
     joined_text,
 )
-from ..tool_schema import MAX_TOOLS, CalledFunction, ToolCall, ToolName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -225,11 +225,10 @@ class CountRequest(PromptFields):
     """POST /v1/messages/count_tokens."""
 
 
-class MessagesRequest(PromptFields, SamplingFields, CacheFields):
+class MessagesRequest(PromptFields, SamplingFields, CacheFields, ServiceFields):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)]
     stop: Annotated[StopStrings, Field(alias="stop_sequences")] = ()
     stream: bool | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: Literal["standard_only"] | fields.ServiceTier | None = None
+    service_tier: Literal["standard_only"] | fields.ServiceTier | None = None  # type: ignore[assignment]

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 from triolet.errors import RequestError, invalid_request
 
 from ..generate import json_response
-from .answers import stamp
-from .chat import read_body
+from .chat import read_body, stamp
 from .schema import OllamaShow, listed_names, served_model
 
 if TYPE_CHECKING:
     from quart import Response
 
-    from ...text.model_card import ModelCard
+    from ...text.model_files import ModelCard
     from ..services import Services
 
 SPOKEN: Final = "0.12.6"

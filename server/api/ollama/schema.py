@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from triolet.config import ANY_MODEL
-from triolet.sampling import MAX_TOP_K
 
-from .. import fields  # noqa: TC001 (pydantic reads it)
 from ..body import check_model
-from ..schemas import MAX_INT, MAX_MESSAGES, StopStrings, StrictModel, own_calls
-from ..tool_schema import MAX_TOOLS, Tool
+from ..fields import MAX_TOOLS, Tool
+from ..schemas import (
+    MAX_INT,
+    MAX_MESSAGES,
+    CommonSamplingFields,
+    ServiceFields,
+    StrictModel,
+    own_calls,
+)
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig
@@ -89,21 +94,13 @@ def _listed(schema: dict[str, Any]) -> None:
     schema["properties"] |= {name: {"description": NO_EFFECT} for name in sorted(LOAD_OPTIONS)}
 
 
-class OllamaOptions(OllamaModel):
+class OllamaOptions(OllamaModel, CommonSamplingFields):
     """What decides the next token and the end. -1 and -2 of `num_predict` are as many as fit; a
     `seed` of -1 is a new one."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_listed)
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopStrings = ()
     num_predict: Annotated[int, Field(ge=-2, le=MAX_INT)] | None = None
     num_ctx: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     # Served only where they change nothing.
@@ -151,7 +148,7 @@ class OllamaTurn(OllamaModel):
         return own_calls(calls, info)
 
 
-class AnyRequest(OllamaModel):
+class AnyRequest(OllamaModel, ServiceFields):
     """What all requests for text have in common."""
 
     unsupported: ClassVar[Unsupported] = _SHARED
@@ -162,8 +159,6 @@ class AnyRequest(OllamaModel):
     options: OllamaOptions | None = None
     keep_alive: KeepAlive = None
     think: Think = None
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: fields.ServiceTier | None = None
 
 
 class OllamaChat(AnyRequest):

@@ -1,8 +1,8 @@
-"""`continue_final_message`: a conversation whose last turn is the model's own, and not over yet.
+"""POST /v1/chat/completions and /v1/completions.
 
-Templates close every turn. So a mark is put behind the last words, and the rendered prompt is cut
-there: what a template writes around a turn may look like the words themselves, and it may strip
-them. Knows messages and text; knows no template.
+Of `continue_final_message`: templates close every turn. So a mark is put behind the last words, and
+the rendered prompt is cut there: what a template writes around a turn may look like the words
+themselves, and it may strip them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from triolet.errors import invalid_request
 from ...text.reasoning import SWITCHES
 from ..body import INLINE_BYTES, in_parser_thread, read_fields
 from ..constraints import read_grammar
-from ..generate import Plan, check_fields, head, stream_response, whole_response
-from ..logprobs import chat_logprobs
-from ..overload import refuse_early
-from ..schemas import ChatRequest, Message
-from .chunks import ChatChunks, ToolChunks, reason_of, whole_message
+from ..generate import Plan, check_fields, head, refuse_early, stream_response, whole_response
+from ..sampling import chat_logprobs, completion_logprobs, unknown_token
+from ..schemas import ChatRequest, CompletionRequest, Message
+from .chunks import ChatChunks, CompletionChunks, ToolChunks, reason_of, whole_message
 from .tools import parsed_arguments, plan_tools
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from ...text.reasoning import Reasoner, ReasoningPlan
     from ...text.tokenizer import ChatPrompt
+    from ..schemas import Prompt
     from ..services import Services
     from ..stream import Answer
 
@@ -90,7 +90,7 @@ def template_messages(
 
 
 async def read_turns(messages: Sequence[Message], services: Services) -> list[dict[str, object]]:
-    """Do the same where it holds up nobody: arguments of calls are JSON, perhaps megabytes of it.
+    """Do the same beside the event loop: arguments of calls are JSON, perhaps megabytes of it.
 
     Raises:
       RequestError: 503 if too many wait for that.
@@ -286,5 +286,78 @@ def _choice(plan: Plan, index: int, answer: Answer) -> dict[str, Any]:
         "message": message,
         "logprobs": logprobs,
         "finish_reason": reason_of(answer.finished, num_calls),
+        **ids,
+    }
+
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""The API's own default; a plain completion may have no natural end."""
+
+
+async def completions(services: Services) -> Response:
+    """Continue one or several prompts."""
+    fields = await read_fields(CompletionRequest, services)
+    check_fields(fields, services)
+    refuse_early(fields, services)
+    if fields.echo and fields.logprobs is not None:
+        raise invalid_request(
+            "with echo would need those of the prompt, which are not computed; leave one away",
+            "logprobs",
+        )
+    if len(fields.prompt) > services.config.max_prompts:
+        raise invalid_request(f"at most {services.config.max_prompts} are served at once", "prompt")
+    grammar = await read_grammar(fields, services)
+    prompts = [await _prompt_ids(prompt, services) for prompt in fields.prompt]
+    plan = Plan(
+        fields=fields,
+        prompts=prompts,
+        max_tokens=fields.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        param="prompt",
+        logprobs=fields.logprobs,
+        grammar=grammar,
+    )
+    echoes = await _echoes(fields, prompts, services)
+    fields_of_answer = head("text_completion", "cmpl", services)
+    if fields.stream:
+        return await stream_response(
+            plan, services, fields_of_answer, partial(CompletionChunks, echoes=echoes)
+        )
+    return await whole_response(
+        plan, services, fields_of_answer, partial(_completion_choice, fields, echoes)
+    )
+
+
+async def _prompt_ids(prompt: Prompt, services: Services) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(await services.text.encode(prompt))
+    if (largest := max(prompt)) >= services.text.vocab_size:
+        raise unknown_token(largest, services.text.vocab_size, "prompt")
+    return prompt
+
+
+async def _echoes(
+    fields: CompletionRequest, prompts: Sequence[tuple[int, ...]], services: Services
+) -> list[str]:
+    """Return what precedes each choice's text: its prompt if asked for, else nothing."""
+    echoes = []
+    for prompt, ids in zip(fields.prompt, prompts, strict=True):
+        text = ""
+        if fields.echo:
+            text = prompt if isinstance(prompt, str) else await services.text.decode(ids)
+        echoes += [text] * (fields.n or 1)
+    return echoes
+
+
+def _completion_choice(
+    fields: CompletionRequest, echoes: Sequence[str], index: int, answer: Answer
+) -> dict[str, Any]:
+    logprobs = completion_logprobs(answer.logprobs, 0) if fields.logprobs is not None else None
+    ids = {"token_ids": answer.token_ids} if fields.return_token_ids else {}
+    return {
+        "index": index,
+        "text": echoes[index] + answer.text,
+        "logprobs": logprobs,
+        "finish_reason": answer.finished.reason,
         **ids,
     }

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ...contract.generation import Delta, Finished, FinishReason
+from ...text.reasoning import reader_of
 from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from ..errors import error_body
-from ..logprobs import chat_logprobs, completion_logprobs
-from ..pieces import reader_of
+from ..sampling import chat_logprobs, completion_logprobs
 from ..stream import Serializer
 
 if TYPE_CHECKING:

@@ -1,38 +1,261 @@
-"""POST /v1/responses and its input_tokens: a conversation in, a response out, whole or as events.
+"""POST /v1/responses and its input_tokens: a response is a chat in other words.
 
-Nothing is kept.
+Everything about it is decided where chats are; names are translated forth in requests and back in
+errors. Nothing is kept but the turns of one WebSocket (`Conversations`).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
-from triolet.errors import invalid_request
+from triolet.errors import RequestError, invalid_request
 
 from ...contract.generation import Delta
 from ..body import current_scope, read_fields
-from ..generate import begin_stream, begin_whole, json_response, own_requests
+from ..errors import echo, params_called
+from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
+from ..generate import (
+    begin_stream,
+    begin_whole,
+    check_fields,
+    json_response,
+    own_requests,
+    refuse_early,
+    warming,
+)
+from ..schemas import ChatRequest, Message, shared_fields
+from .chat import encode_chat, plan_chat
 from .responses_events import (
+    CallItem,
+    MessageItem,
+    ReasoningItem,
     ResponseDocument,
     ResponseEvents,
     message_frame,
     sse_frame,
 )
-from .responses_plan import plan_response, prompt_of_response
 from .responses_schema import InputTokensRequest, ResponseRequest
+from .tools import plan_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quart import Response
 
+    from ..generate import Plan
     from ..services import Services
     from ..stream import Answer
-    from .responses_schema import ResponseFields
+    from .responses_events import Item
+    from .responses_schema import FunctionChoice, FunctionTool, InputItem, ResponseFields
+
+
+Turns: TypeAlias = "tuple[Message, ...]"
+
+MAX_CHARS: Final = 2_000_000
+"""Twice the largest message: a long conversation and what it branched from."""
+
+
+TURN_CHARS: Final = 64
+"""What a turn counts for beside its text: empty ones take memory too."""
+
+
+class Conversations:
+    """Turns up to and including each remembered answer."""
+
+    def __init__(self, max_chars: int = MAX_CHARS) -> None:
+        self._max_chars = max_chars
+        self._chars = 0
+        self._turns: OrderedDict[str, Turns] = OrderedDict()
+
+    def up_to(self, response_id: str) -> Turns:
+        """Return the turns that an answer ended.
+
+        Raises:
+          RequestError: it is unknown or forgotten.
+        """
+        turns = self._turns.get(response_id)
+        if turns is None:
+            raise _not_found(response_id)
+        return turns
+
+    def remember(self, response_id: str, turns: Turns) -> None:
+        """Keep the turns of an answer."""
+        self._turns[response_id] = turns
+        self._chars += _size(turns)
+        while self._chars > self._max_chars:
+            _, forgotten = self._turns.popitem(last=False)
+            self._chars -= _size(forgotten)
+
+
+def _size(turns: Turns) -> int:
+    return sum(_size_of(turn) for turn in turns)
+
+
+def _size_of(turn: Message) -> int:
+    calls = turn.tool_calls or ()
+    of_calls = sum(TURN_CHARS + len(call.function.arguments) for call in calls)
+    return TURN_CHARS + len(turn.content or "") + len(turn.reasoning or "") + of_calls
+
+
+def _not_found(response_id: str) -> RequestError:
+    return invalid_request(
+        f"there is no response {echo(response_id)} on this connection; send the conversation again",
+        "previous_response_id",
+        code="previous_response_not_found",
+    )
+
+
+PARAMS: Final = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "tools.*.function": "tools.*",
+}
+OF_OWN_FORM: Final = frozenset({"stream", "stream_options", "tools", "tool_choice"})
+"""What a chat calls its parameters, and what they are called here."""
+
+
+async def plan_response(fields: ResponseFields, earlier: Turns, services: Services) -> Plan:
+    """Return what is to be generated.
+
+    Args:
+      fields: what was asked for.
+      earlier: the turns before its own.
+      services: what it works with.
+
+    Raises:
+      RequestError: 400, 404, or 503 while the process shuts down.
+    """
+    if fields.top_logprobs and not fields.wants_logprobs:
+        raise invalid_request(
+            "needs message.output_text.logprobs among the values of include", "top_logprobs"
+        )
+    with params_called(PARAMS):
+        chat = _as_chat(fields, earlier)
+        check_fields(chat, services)
+        refuse_early(chat, services)
+        plan = await plan_chat(chat, services)
+    plan = replace(plan, param=PARAMS[plan.param])
+    return warming(plan) if fields.only_warms else plan
+
+
+async def prompt_of_response(fields: ResponseFields, services: Services) -> tuple[int, ...]:
+    """Return the prompt that a response would be made from.
+
+    Raises:
+      RequestError: as `plan_response`.
+    """
+    with params_called(PARAMS):
+        chat = _as_chat(fields, ())
+        check_fields(chat, services)
+        tools = await plan_tools(chat, services)
+        return await encode_chat(chat, services, tools.shown)
+
+
+def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
+    """Return what was asked for as a chat. All of it has been checked."""
+    system = [message("system", fields.instructions)] if fields.instructions else []
+    turns = [*earlier, *turns_of(fields.input)]
+    if not turns:
+        raise invalid_request("holds nothing but reasoning, which no prompt is made of", "messages")
+    return ChatRequest.model_construct(
+        **shared_fields(fields, OF_OWN_FORM),
+        messages=[*system, *turns],
+        max_tokens=fields.max_output_tokens,
+        logprobs=fields.wants_logprobs,
+        response_format=fields.text_format.of_chat(),
+        top_logprobs=fields.top_logprobs if fields.wants_logprobs else None,
+        chat_template_kwargs=fields.chat_template_kwargs,
+        reasoning_effort=fields.reasoning.effort if fields.reasoning else None,
+        thinking_token_budget=fields.thinking_token_budget,
+        tools=[_tool(tool) for tool in fields.tools] if fields.tools else None,
+        tool_choice=_choice(fields.tool_choice),
+        parallel_tool_calls=fields.parallel_tool_calls,
+    )
+
+
+def turns_of(items: Sequence[InputItem]) -> list[Message]:
+    """Return what was sent as the turns of a chat, where calls belong to the turn before them, and
+    reasoning to the turn behind it."""
+    turns: list[Message] = []
+    reasoning: str | None = None
+    for item in items:
+        if item.type == "reasoning":
+            reasoning = (reasoning or "") + (item.content or "")
+            continue
+        if item.type == "message":
+            turns.append(message(item.role or "user", item.content or ""))
+        elif item.type == "function_call_output":
+            turns.append(
+                Message.model_construct(role="tool", content=item.output, tool_call_id=item.call_id)
+            )
+        else:
+            before = turns.pop() if turns and turns[-1].role == "assistant" else None
+            turns.append(with_call(before, item.call_id or "", item.name or "", item.arguments))
+        if reasoning and turns[-1].role == "assistant":
+            turns[-1] = turns[-1].model_copy(update={"reasoning": reasoning})
+        reasoning = None
+    return turns
+
+
+def answer_of(items: Sequence[Item]) -> list[Message]:
+    """Return an answer as the one turn that it is in a chat; none if it has no items."""
+    turn: Message | None = None
+    for item in items:
+        match item:
+            case ReasoningItem():
+                if turn is None:
+                    turn = Message.model_construct(role="assistant", reasoning=item.text)
+            case MessageItem():
+                said = (turn.content or "") if turn else ""
+                turn = _said(turn, said + item.text, turn.tool_calls if turn else None)
+            case CallItem():
+                turn = with_call(turn, item.call_id, item.name, item.arguments)
+    return [] if turn is None else [turn]
+
+
+def with_call(before: Message | None, call_id: str, name: str, arguments: str | None) -> Message:
+    """Return a turn of the assistant's with one call more."""
+    call = ToolCall(id=call_id, function=CalledFunction(name=name, arguments=arguments or ""))
+    calls = [*((before and before.tool_calls) or ()), call]
+    return _said(before, before.content if before else None, calls)
+
+
+def _said(before: Message | None, content: str | None, calls: list[ToolCall] | None) -> Message:
+    """Return a turn of the assistant's, with the reasoning of what there was of it before."""
+    reasoning = before.reasoning if before else None
+    return Message.model_construct(
+        role="assistant", content=content, tool_calls=calls, reasoning=reasoning
+    )
+
+
+def _tool(tool: FunctionTool) -> Tool:
+    function = Function(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
+    return Tool(type="function", function=function)
+
+
+def _choice(
+    choice: FunctionChoice | Literal["none", "auto", "required"] | None,
+) -> NamedTool | Literal["none", "auto", "required"] | None:
+    if choice is None or isinstance(choice, str):
+        return choice
+    return NamedTool(type="function", function=FunctionName(name=choice.name))
+
+
+def message(role: str, content: str) -> Message:
+    """Return a turn that needs no validation."""
+    return Message.model_construct(role=role, content=content)
 
 
 async def create_response(services: Services) -> Response:

@@ -17,27 +17,26 @@ from triolet.ids import new_request_id
 
 from ...contract.generation import CancelReason
 from ...tenants.tenancy import current_tenant
-from ..claims import renew_tenant
 from ..errors import echo, http_error, params_called
 from ..generate import generation_requests, submit_all
-from ..quota import enter_answer, reserved
+from ..limits import enter_answer, renew_tenant, reserved
 from ..request_scope import RequestScope
 from ..resume import Name, ResumableAnswer
 from ..resuming import KEY, LAST_EVENT_ID
+from .responses import answer_of, plan_response, turns_of
 from .responses_events import ResponseDocument, ResponseEvents, message_frame
-from .responses_plan import answer_of, plan_response, turns_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ...contract.generation import Events, GenerationRequest
     from ...contract.output_stream import OutputStream
-    from ..conversations import Conversations, Turns
     from ..door import BodyHold
     from ..generate import Plan
     from ..request_scope import ClientConnection
     from ..resume import ResumingReader
     from ..services import Services
+    from .responses import Conversations, Turns
     from .responses_schema import ResponseCreate, ResponseResume
 
 

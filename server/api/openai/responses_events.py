@@ -14,11 +14,11 @@ import msgspec
 from pydantic import BaseModel
 
 from ...contract.generation import Delta, Failed, Finished, FinishReason
+from ...text.reasoning import reader_of
 from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
-from ..claims import tier_field
 from ..errors import error_object
-from ..logprobs import chat_logprobs
-from ..pieces import reader_of
+from ..limits import tier_field
+from ..sampling import chat_logprobs
 from ..stream import Serializer
 from .chunks import new_call_id
 

@@ -13,7 +13,7 @@ from triolet.sampling import MAX_TOP_LOGPROBS
 
 from .. import fields
 from ..errors import echo
-from ..fields import MAX_INT, NamedSchema, ResponseFormat
+from ..fields import MAX_INT, MAX_TOOLS, NamedSchema, ResponseFormat, ToolName
 from ..schemas import (
     IGNORED,
     MAX_MESSAGES,
@@ -21,11 +21,11 @@ from ..schemas import (
     CacheFields,
     Effort,
     SamplingFields,
+    ServiceFields,
     StrictModel,
     TemplateSwitches,
     joined_text,
 )
-from ..tool_schema import MAX_TOOLS, ToolName
 
 LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
@@ -175,7 +175,7 @@ class FunctionFields(StrictModel):
     parallel_tool_calls: bool | None = None
 
 
-class ResponseFields(SamplingFields, FunctionFields, CacheFields):
+class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields):
     """What an answer is made from."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
@@ -212,8 +212,6 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields):
     ) = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     text: TextConfig | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: fields.ServiceTier | None = None
     metadata: fields.Metadata | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     reasoning: ReasoningConfig | None = None
@@ -239,7 +237,7 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields):
 
 
 class ResponseStreamOptions(StrictModel):
-    """How a stream is written. Its events carry no random padding; nobody may count on it."""
+    """How a stream is written. Its events carry no random padding."""
 
     include_obfuscation: Literal[False] | None = None
 

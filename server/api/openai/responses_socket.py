@@ -22,14 +22,13 @@ from triolet.units import KIB
 from ...tenants.tenancy import current_tenant
 from ...text.threads import current_line
 from ..access import SUBPROTOCOL, check_key
-from ..body import INLINE_BYTES, INLINE_OBJECTS, in_parser_thread, own_request_id
-from ..conversations import Conversations
+from ..body import INLINE_BYTES, INLINE_OBJECTS, in_parser_thread, own_request_id, parse_object
 from ..door import TokenBucket
 from ..errors import echo, http_error, unsupported
-from ..json_body import parse_object
-from ..quota import rate_headers
+from ..limits import rate_headers
 from ..request_scope import scope_of
 from ..schemas import read_request
+from .responses import Conversations
 from .responses_answer import ResponseAnswer, ResumedAnswer, WsOutbox
 from .responses_events import error_frame, notice_frame
 from .responses_schema import LANE, ResponseCancel, ResponseCreate, ResponseResume

@@ -1,6 +1,6 @@
 """From the tools of a request to what its model reads, and to what it has to write.
 
-Knows the request's fields and the form in which its model writes calls; refuses to compile. Where
+Where
 tools have to be called a grammar sees to it, so that it works with any model; where they may be,
 only strict functions have one, which begins with the call, and the model's chat template has to
 show them.
@@ -18,17 +18,17 @@ from ...text.closed_schema import closed
 from ...text.scanning import HALF_PAIR
 from ...text.tool_calls import CallRules, CallSchema, UnenforceableSchemaError
 from ...text.tool_forms.repeats import OnceEach
+from ..body import holds_many_values
 from ..constraints import check_bounds, json_schema
-from ..json_body import holds_many_values
-from ..tool_schema import NamedTool
+from ..fields import NamedTool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...contract.generation import TextWatch
     from ...text.tool_calls import ToolForm
+    from ..fields import Function, ToolFields
     from ..services import Services
-    from ..tool_schema import Function, ToolFields
 
 NO_ARGUMENTS: Final[dict[str, Any]] = {
     "type": "object",

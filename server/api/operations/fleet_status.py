@@ -1,11 +1,12 @@
-"""GET /fleet/audit: every block, lease and request of the fleet, and what is wrong with them.
+"""Audit, status and usage of the fleet, over all servers on one port.
 
-For operators. It names requests and asks every worker, so where there are no tenants peers from
-elsewhere are refused; so is what a proxy on this machine passes on for somebody.
+An audit names requests and asks every worker, so where there are no tenants peers from elsewhere
+are refused; so is what a proxy on this machine passes on.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,8 @@ from triolet.audit import FleetAudit
 from triolet.invariants import check_invariants
 from triolet.loopback import is_loopback
 
+from ...tenants.accounts import NANOS, limits_of
+from ...tenants.tenancy import current_tenant
 from ..body import current_scope
 from ..errors import http_error
 from ..generate import json_response
@@ -26,11 +29,12 @@ from ..request_scope import UNIX_PEER
 from .probes import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Iterable, Mapping, Set
 
     from quart import Response
 
     from triolet.config import ServerConfig
+    from triolet.tenants import Tenant
 
     from ...metrics.metrics import Metrics
     from ...scheduling.status import WorkerStatus
@@ -56,13 +60,13 @@ def is_from_here(peer: str | None, header_names: Set[str], *, is_forwarding: boo
 
 
 async def own_audit(services: Services) -> Response:
-    """Answer with what this server knows."""
+    """Answer with this server's account."""
     return _document(await _audit(services))
 
 
 async def fleet_audit(services: Services) -> Response:
     """Answer with the violations, the server's accounts and each worker's; where several servers
-    share the port, with what each of them knows."""
+    share the port, with the account of each."""
     audit = await _audit(services)
     if services.peers is not None:
         others = (await services.peers.ask(OWN_AUDIT)).values()
@@ -176,7 +180,7 @@ def own_status(services: Services) -> Response:
 
 
 async def fleet_status(services: Services) -> Response:
-    """Answer for all servers on this port. The workers are everybody's."""
+    """Answer for all servers on this port. They share the workers."""
     check_is_from_here(services)
     status = _status(services)
     if services.peers is not None:
@@ -284,3 +288,100 @@ def _add_grown(status: dict[str, Any], other: dict[str, Any]) -> None:
     for name, histogram in other["latencies"].items():
         own = status["latencies"][name]
         own["totals"] = [a + b for a, b in zip(own["totals"], histogram["totals"], strict=True)]
+
+
+FLEET_USAGE: Final = "/fleet/usage"
+"""For operators."""
+OWN_USAGE: Final = "/fleet/usage/own"
+"""Where servers on one port ask one another."""
+DIVIDED: Final = {
+    "limits": ("requests_per_minute", "tokens_per_minute", "max_concurrent"),
+    "remaining": ("requests", "tokens"),
+}
+"""What each of several servers has a part of."""
+WRITTEN: Final = ("tokens", "spent")
+"""Sums that servers learn from the file that they share: the largest is the newest."""
+
+
+async def own_usage(services: Services) -> Response:
+    """Show a tenant its own."""
+    tenant = current_tenant()
+    usage = await _usage(tenant, services)
+    if not usage["is_shared"]:
+        # Names are letters, digits, dots, - and _.
+        for others in await _asked_of_siblings(f"{OWN_USAGE}?tenant={tenant.name}", services):
+            _add_usage(usage, others.get(tenant.name))
+    return json_response({"object": "usage", **usage})
+
+
+async def fleet_usage(services: Services) -> Response:
+    """Show an operator the usage of all tenants."""
+    found = await _usages(services.tenancy.all_tenants, services)
+    if not all(usage["is_shared"] for usage in found):
+        for others in await _asked_of_siblings(OWN_USAGE, services):
+            for usage in found:
+                _add_usage(usage, others.get(usage["tenant"]))
+    return json_response({"object": "list", "data": found})
+
+
+async def server_usage(services: Services) -> Response:
+    """Show a sibling what this server alone counts, of all tenants or of the named one."""
+    name = request.args.get("tenant")
+    tenants = [one for one in services.tenancy.all_tenants if name is None or one.name == name]
+    return json_response({"object": "list", "data": await _usages(tenants, services)})
+
+
+async def _usages(tenants: Iterable[Tenant], services: Services) -> list[dict[str, Any]]:
+    found = []
+    for tenant in tenants:
+        found.append(await _usage(tenant, services))
+        await trio.lowlevel.checkpoint()
+    return found
+
+
+async def _usage(tenant: Tenant, services: Services) -> dict[str, Any]:
+    store, plan, limits = services.quotas.store, tenant.plan, limits_of(tenant.plan)
+    account = await store.account(tenant.name, limits)
+    enforced = store.enforced(limits)
+    is_shared = services.config.tenants.quotas.is_shared and store.is_well
+    return {
+        "tenant": tenant.name,
+        "plan": plan.name,
+        "limits": {
+            "requests_per_minute": enforced.requests,
+            "tokens_per_minute": enforced.tokens,
+            "max_concurrent": enforced.concurrent,
+            "budget": plan.budget,
+        },
+        "remaining": {
+            "requests": None if limits.requests is None else math.floor(account.requests),
+            "tokens": None if limits.tokens is None else math.floor(account.tokens),
+        },
+        "in_flight": account.in_flight,
+        "this_month": {"tokens": account.used_tokens, "spent": account.spent / NANOS},
+        "is_shared": is_shared,
+        "servers": {"counted": store.num_servers if is_shared else 1, "all": store.num_servers},
+    }
+
+
+async def _asked_of_siblings(target: str, services: Services) -> list[dict[str, dict[str, Any]]]:
+    """Return what each of the others on this port says, by tenant."""
+    if services.peers is None:
+        return []
+    bodies = (await services.peers.ask(target)).values()
+    lists = [msgspec.json.decode(body)["data"] for body in bodies if body is not None]
+    return [{usage["tenant"]: usage for usage in one} for one in lists]
+
+
+def _add_usage(usage: dict[str, Any], other: Mapping[str, Any] | None) -> None:
+    """Add another server's part. One that counts together with others just now has none."""
+    if other is None or usage["is_shared"] or other["is_shared"]:
+        return
+    for group, names in DIVIDED.items():
+        for name in names:
+            values = (usage[group][name], other[group][name])
+            usage[group][name] = None if None in values else sum(values)
+    usage["in_flight"] += other["in_flight"]
+    for name in WRITTEN:
+        usage["this_month"][name] = max(usage["this_month"][name], other["this_month"][name])
+    usage["servers"]["counted"] += 1

@@ -1,5 +1,5 @@
-"""The chat page's files, read once at start. Knows names and types; joins no path with a client's
-words: what is not in the map does not exist."""
+"""The chat page's files, read once at start. No path is joined with
+a client's words: what is not in the map does not exist."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = installed_version("triolet")
 ANOTHER_MODEL: Final = "another_model"
-"""State of a worker that lives and is given nothing, because nobody else has its model."""
+"""State of a worker that lives and is given nothing, because no other worker has its model."""
 OWN_METRICS: Final = "/metrics/own"
 OWN_LOAD: Final = "/load/own"
 """Where servers on one port ask one another."""
@@ -48,7 +48,7 @@ def ready(services: Services) -> Response:
         missing = sorted({role.value for role in _needed(services)} - roles)
         known = "".join(f"; {said}" for said in _troubles(status.workers))
         raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}{known}")
-    # By name, so that whoever replaces a worker sees from here whether the new one is used.
+    # By name, so that a replaced worker shows here whether the new one is used.
     workers = {
         worker.name: worker.state if _is_used(worker, status.workers, services) else ANOTHER_MODEL
         for worker in status.workers
@@ -87,7 +87,7 @@ def _needed(services: Services) -> set[Role]:
 
 def _is_used(worker: WorkerStatus, workers: Sequence[WorkerStatus], services: Services) -> bool:
     """Whether requests go there: with a worker of the other role, or without one where decode
-    computes prompts and there is nobody else to do it."""
+    computes prompts and no other worker does it."""
     others = [other for other in workers if other is not worker]
     is_alone = worker.role in _needed(services) and not any(
         _is_paired(other, others) for other in others if other.role is Role.PREFILL

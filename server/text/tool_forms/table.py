@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from triolet.config import ToolParser
 
-from ..harmony import HarmonyForm
 from ..tool_calls import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PHI
+from .harmony import HarmonyForm
 from .python_calls import PythonForm
 from .xml_calls import XmlForm
 

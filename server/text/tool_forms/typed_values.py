@@ -143,7 +143,7 @@ def writable_properties(
     that it cannot; a property that is required and not listed may be anything.
 
     Args:
-      tool: whose arguments they are.
+      tool: with these arguments.
       schema: of its arguments.
       names: matches a name that the form can write and its reader finds.
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api.json_body import MAX_CONTAINERS, MAX_VALUES, parse_object
+from server.api.body import MAX_CONTAINERS, MAX_VALUES, parse_object
 from triolet.errors import RequestError
 
 json_values = st.recursive(

@@ -7,8 +7,7 @@ import json
 import pytest
 import trio
 
-from server.api.body import INLINE_BYTES
-from server.api.json_body import MAX_KEYS, parse_object
+from server.api.body import INLINE_BYTES, MAX_KEYS, parse_object
 from server.api.schemas import MAX_DETOKENIZED
 from tests.server.support.surface import PATIENCE_S, Answer, surface
 from triolet.errors import RequestError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.anthropic.form import PING, MessageForm, MessageStream, message_error
+from server.api.anthropic.messages import PING, MessageForm, MessageStream, message_error
 from server.contract.generation import (
     CancelReason,
     Failed,

@@ -10,7 +10,7 @@ import trio
 
 from ops.cli.tenant_usage import show_usage
 from ops.exit_codes import CommandFailed
-from server.tenants.amounts import limits_of
+from server.tenants.accounts import limits_of
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import ChargingFleet, by_hand
@@ -25,7 +25,7 @@ from triolet.units import MIB
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from server.tenants.amounts import Account
+    from server.tenants.accounts import Account
     from server.tenants.quotas import Quotas
     from tests.server.support.surface import Answer, Surface
 

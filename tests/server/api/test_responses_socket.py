@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from server.api.conversations import TURN_CHARS, Conversations
-from server.api.openai.responses_plan import message
+from server.api.openai.responses import TURN_CHARS, Conversations, message
 from server.contract.generation import CancelReason, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import MODEL, PATIENCE_S, surface

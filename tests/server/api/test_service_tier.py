@@ -11,8 +11,7 @@ from server.app import build_app
 from server.jobs.runner import InnerRequest
 from server.tenants.memory_store import MemoryStore
 from server.tenants.opening import UncountedQuotas
-from server.tenants.quotas import Quotas
-from server.tenants.spend_watch import SpendWatch
+from server.tenants.quotas import Quotas, SpendWatch
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import Answer, Surface, surface

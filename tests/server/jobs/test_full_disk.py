@@ -18,7 +18,7 @@ from server.jobs.database import FILE_NAME
 from server.jobs.records import BatchRecord, BatchState, WaitingLine
 from server.jobs.runner import BatchRunner, InnerAnswer
 from server.jobs.storage import CONTENT_ROWS, Storage, time_of_day
-from server.tenants.amounts import limits_of
+from server.tenants.accounts import limits_of
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet, FakeGeneration
@@ -177,8 +177,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     fleet = ChargingFleet(quotas)
     tenancy = Tenancy(tenants_of(tenant(OWNER, "key", plan=PLAN)))
     storage = Storage(str(tmp_path / "jobs"), CONFIG, "one")
-    async with surface(fleet, tenancy=tenancy, quotas=quotas) as server:
-        object.__setattr__(server.services, "storage", storage)
+    async with surface(fleet, tenancy=tenancy, quotas=quotas, storage=storage) as server:
         yield World(server, fleet, storage)
     storage.close()
 

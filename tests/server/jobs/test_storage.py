@@ -11,8 +11,16 @@ import pytest
 
 from server.jobs.batches import Batches
 from server.jobs.database import FILE_NAME, open_database, transaction
-from server.jobs.lines import answer_line, check_file
-from server.jobs.records import OPEN, TRANSITIONS, BatchRecord, BatchState, BatchStep, after
+from server.jobs.records import (
+    OPEN,
+    TRANSITIONS,
+    BatchRecord,
+    BatchState,
+    BatchStep,
+    after,
+    answer_line,
+    check_file,
+)
 from server.jobs.storage import CONTENT_ROWS, Files
 from triolet.config import BatchConfig
 from triolet.errors import ConfigError, LocalProtocolError, RequestError

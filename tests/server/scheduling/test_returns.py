@@ -185,7 +185,7 @@ def test_newcomers_leave_room_for_expected_requests_and_critical_ones_do_not() -
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        ({"newcomer_share": 0.9}, "newcomer_share"),
+        ({"new_request_share": 0.9}, "new_request_share"),
         ({"return_rate_share": 1.1}, "return_rate_share"),
         ({"retry_jitter_least": 1.4}, "retry_jitter_least"),
         ({"retry_jitter_least": 0.0}, "retry_jitter_least"),

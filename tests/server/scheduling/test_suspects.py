@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from server.contract.generation import input_request
 from server.scheduling.request import Phase
 from transport.frames import EndReason
+from transport.liveness import PeerEvent
 from triolet.errors import RequestError
 from triolet.ids import Role
+from triolet.pooling import VectorForm
 from triolet.sampling import Grammar, GrammarKind
 from triolet.service_class import Scheduling
 
-from .fakes import FakePrefill, completion_ids, make_request
+from .fakes import LINK, FakePrefill, completion_ids, make_request
 from .stages import fail_step
 from .world import World
 
@@ -44,6 +47,28 @@ def test_suspects_meet_again_and_isolated_ones_do_not() -> None:
     world.settle()
     for reader in readers:
         assert reader.token_ids == completion_ids(0, 60)
+    world.check_idle()
+
+
+def test_a_prompt_is_no_lone_suspect_while_an_input_is_on_its_worker() -> None:
+    world = World()
+    [one] = world.requests.submit(
+        [input_request(bytes([9]) * 16, (1, 2, 3), VectorForm(), 600.0)], world.now
+    )
+    reader = world.submit(make_request(1))
+    for _ in range(2):
+        world.deliver()
+        world.now += LINK.progress_timeout_s + 1.0
+        worker = world.worker(world.prefill)
+        world.lose(worker, PeerEvent.WEDGED.value)
+        for key in list(world.decode.rows):
+            world.decode.end(key, EndReason.CANCEL)
+        world.greet(worker)
+    assert [s.poison.strikes for s in (one, reader.sequence)] == [2, 2]
+    assert reader.sequence.poison.isolated
+    world.settle()
+    assert reader.token_ids
+    assert one.vector
     world.check_idle()
 
 

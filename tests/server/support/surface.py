@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from server.api.services import Services
+    from server.jobs.storage import Storage
     from server.tenants.quotas import Quotas
     from server.text.tokenizer import TextModel
 
@@ -238,6 +239,7 @@ async def surface(
     tenancy: Tenancy | None = None,
     text: FakeText | TextModel | None = None,
     quotas: Quotas | None = None,
+    storage: Storage | None = None,
     **changes: object,
 ) -> AsyncIterator[Surface]:
     """Run a server with some settings changed; nothing may be left of it at the end."""
@@ -256,7 +258,7 @@ async def surface(
         tenancy=tenancy or Tenancy(),
         quotas=quotas or quotas_in_memory(),
     )
-    edge = Edge(build_app(services), config)
+    edge = Edge(build_app(services, storage), config)
     metrics.watch(services.fleet.status, *edge.counters)
     listening = open_listening_socket(config)
     url, port = base_url(listening), listening.getsockname()[1]

@@ -1,23 +1,22 @@
-"""Who watches a store in tests."""
+"""An observer of stores that records what it is told."""
 
 from __future__ import annotations
 
+from server.tenants.opening import UncountedQuotas
+from server.tenants.quotas import SpendWatch
 
-class RecordingObserver:
+
+class RecordingObserver(SpendWatch):
     """Writes down what it is told."""
 
     def __init__(self) -> None:
+        super().__init__(UncountedQuotas())
         self.spends: list[tuple[str, int, int]] = []
-        self.is_shared: bool | None = None
         self.failures: list[str] = []
 
     def spent(self, tenant: str, before: int, after: int) -> None:
         """A tenant has spent more."""
         self.spends.append((tenant, before, after))
-
-    def store_changed(self, *, is_shared: bool) -> None:
-        """Limits are shared, or local."""
-        self.is_shared = is_shared
 
     def call_failed(self, reason: str) -> None:
         """A call failed."""

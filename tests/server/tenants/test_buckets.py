@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.tenants.amounts import NANOS, Limits, cost_of, limits_of, month_of
-from server.tenants.buckets import GRAIN, MINUTE_S, Bucket
+from server.tenants.accounts import (
+    GRAIN,
+    MINUTE_S,
+    NANOS,
+    Bucket,
+    Limits,
+    cost_of,
+    limits_of,
+    month_of,
+)
 from server.tenants.quotas import GROWTH, CompletionLengths
 from triolet.tenants import Plan, Prices
 

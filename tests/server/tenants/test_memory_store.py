@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from server.tenants.amounts import Ask, Limit, Limits, Settlement
+from server.tenants.accounts import Ask, Limit, Limits, Settlement
 from server.tenants.memory_store import MemoryStore, Spend, SpendFile
 from triolet.config import QuotaConfig, shown_url
 from triolet.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.tenants.amounts import Ask, Limit, Limits, Settlement
+from server.tenants.accounts import Ask, Limit, Limits, Settlement
 
 from .worlds import MemoryWorld, RedisWorld
 

@@ -17,8 +17,7 @@ from .fakes import RecordingObserver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from server.tenants.amounts import Account, Limits
-    from server.tenants.store import Store
+    from server.tenants.accounts import Account, Limits
 
     from .redis_server import RedisServer
 
@@ -35,7 +34,7 @@ def unhurried(url: str, **other: float) -> QuotaConfig:
 class World(ABC):
     """One store that runs."""
 
-    def __init__(self, store: Store, observer: RecordingObserver) -> None:
+    def __init__(self, store: MemoryStore | RedisStore, observer: RecordingObserver) -> None:
         self.store = store
         self.observer = observer
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from server.text.detokenizer import MAX_PENDING_TOKENS, Detokenizer
-from server.text.vocabulary import Vocabulary
+from server.text.detokenizer import MAX_PENDING_TOKENS, Detokenizer, Vocabulary
 from tests.server.tiny_text import BOS_ID, EOS_ID, tiny_tokenizer
 
 BYTES = tiny_tokenizer()

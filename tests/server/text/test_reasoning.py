@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from server.api.pieces import reader_of
 from server.contract.generation import Delta, FinishReason, GenerationRequest
 from server.scheduling.output import Relay, RelayEnd
-from server.text.reasoning import THINK, Reasoner, ReasoningPlan, Thinking, marked
+from server.text.reasoning import THINK, Reasoner, ReasoningPlan, Thinking, marked, reader_of
 from server.text.tool_calls import HERMES, MISTRAL, Arguments, CallBegins, Piece, Reasoning, Text
 from tests.server.tiny_text import EOS_ID, TEMPLATE, tiny_text
 from transport.frames import TokenRow

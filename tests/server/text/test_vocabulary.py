@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.text.vocabulary import Vocabulary
+from server.text.detokenizer import Vocabulary
 from tests.server.tiny_text import EOS_ID, tiny_tokenizer
 
 from .test_detokenizer import WORD_START_A, sentencepiece_like

@@ -12,8 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from engine.preflight.tensors import tensor_shapes
 from ops.model_directory import demo_model_path
-from server.text.model_card import ModelCard, read_model_card
-from server.text.model_files import EmbeddingModel, TextFiles
+from server.text.model_files import EmbeddingModel, ModelCard, TextFiles, read_model_card
 from server.text.tokenizer import TextModel
 from tests.gguf_files import TINY, Kind, write_tiny
 from tests.server.support.surface import MODEL, request_bytes, surface

@@ -1,0 +1,329 @@
+"""/v1/files and /v1/batches."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import asdict
+from functools import partial
+from io import BytesIO
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NoReturn
+
+from pydantic import BeforeValidator, Field
+from quart import Response, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.formparser import FormDataParser
+
+from triolet.errors import draining
+
+from ..api.body import INLINE_BYTES, in_parser_thread, read_body, read_fields
+from ..api.errors import echo, http_error
+from ..api.fields import Metadata  # noqa: TC001 (pydantic reads the annotations)
+from ..api.generate import json_response
+from ..api.limits import check_may_batch
+from ..api.schemas import StrictModel
+from ..tenants.tenancy import current_tenant
+from .records import OPEN, BatchRecord, BatchState
+from .storage import time_of_day
+
+if TYPE_CHECKING:
+    from triolet.errors import RequestError
+
+    from ..api.services import Services
+    from .records import BatchPage, FilePage, FileRecord
+    from .storage import Storage
+
+
+_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+PAUSED: Final = "batches_paused"
+MAX_PAGE: Final = 100
+DEFAULT_PAGE: Final = 20
+
+
+def owner_of_request() -> str:
+    """Return the running request's tenant; empty where there are no tenants."""
+    return current_tenant().name
+
+
+def checked_id(text: str) -> str:
+    """Return an id that is fit to be looked up.
+
+    Raises:
+      RequestError: 404; nothing can have it.
+    """
+    if not _ID.fullmatch(text):
+        raise missing(text)
+    return text
+
+
+def missing(text: str) -> RequestError:
+    """Return the error for an id that nothing has."""
+    return http_error(404, f"there is nothing with the id {echo(text)}")
+
+
+def page_arguments() -> tuple[str | None, int]:
+    """Return `after` and `limit` of the query.
+
+    Raises:
+      RequestError: 400; the limit is no number in its range.
+    """
+    after = request.args.get("after")
+    text = request.args.get("limit", str(DEFAULT_PAGE))
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) >= 1):
+        raise http_error(400, "limit must be a number from 1 on", "limit")
+    return (None if not after else checked_id(after)), min(int(text), MAX_PAGE)
+
+
+def file_document(record: FileRecord) -> dict[str, Any]:
+    """Return a file in the API's form."""
+    return {**asdict(record), "object": "file", "status": "processed"}
+
+
+def batch_document(record: BatchRecord, paused: str | None = None) -> dict[str, Any]:
+    """Return a batch in the API's form.
+
+    Args:
+      record: of the batch.
+      paused: why no line begins on this server now; shown as an error of a batch that is open.
+    """
+    document = {**asdict(record), "object": "batch", "finalizing_at": record.completed_at}
+    errors = record.errors
+    if paused is not None and record.status in OPEN:
+        errors = [{"code": PAUSED, "message": f"paused: {paused}", "param": None, "line": None}]
+    if errors is not None:
+        document["errors"] = {"object": "list", "data": errors}
+    return document
+
+
+def page_document(page: FilePage | BatchPage, items: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a page in the API's form."""
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": page.has_more,
+    }
+
+
+MAX_PARTS: Final = 16
+PIECE_BYTES: Final = 64 * 1024
+"""That werkzeug reads at once."""
+MAX_FIELD_BYTES: Final = 2 * PIECE_BYTES
+"""Of plain fields; also bounds what the parser holds of a file at a time, a piece and what may be
+the beginning of its end."""
+
+
+class Upload(NamedTuple):
+    """What came.
+
+    Attributes:
+      fields: plain ones, by name.
+      filename: of the file, as its client calls it.
+      content: of the file.
+    """
+
+    fields: dict[str, str]
+    filename: str
+    content: bytes
+
+
+def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> Upload:
+    """Return the file named `file` and the fields beside it.
+
+    Raises:
+      RequestError: 400; it is no such form.
+    """
+    parser = FormDataParser(
+        stream_factory=_in_memory,
+        max_form_memory_size=MAX_FIELD_BYTES,
+        max_form_parts=MAX_PARTS,
+        silent=False,
+    )
+    try:
+        _, fields, files = parser.parse(BytesIO(body), mimetype, len(body), options)
+    except (ValueError, HTTPException) as error:
+        raise http_error(400, f"the body is not a multipart form: {str(error)[:200]}") from None
+    found = files.get("file")
+    if found is None:
+        raise http_error(400, "file is required, with a filename", "file")
+    names = {str(name): str(value) for name, value in fields.items()}
+    return Upload(names, str(found.filename or "")[:256], found.stream.read())
+
+
+def _in_memory(
+    total_content_length: int | None,
+    content_type: str | None,
+    filename: str | None,
+    content_length: int | None = None,
+) -> BytesIO:
+    """Return where a part goes. The body as a whole is bounded already."""
+    del total_content_length, content_type, filename, content_length
+    return BytesIO()
+
+
+PURPOSES: Final = ("batch",)
+
+
+def keeps_no_files(services: Services, **_ids: str) -> NoReturn:
+    """Refuse every request about files and batches: 404."""
+    raise http_error(404, "this server keeps no files: start it with --batch-dir DIRECTORY")
+
+
+async def upload_file(storage: Storage, services: Services) -> Response:
+    """Keep a file."""
+    if services.state.is_draining:
+        raise draining()
+    if request.mimetype != "multipart/form-data":
+        raise http_error(415, "send multipart/form-data, with the parts purpose and file")
+    options = dict(request.mimetype_params)
+    body = await read_body(services.config)
+    parse = partial(parse_upload, body, request.mimetype, options)
+    upload = await in_parser_thread(parse, services, is_quick=len(body) <= INLINE_BYTES)
+    purpose = upload.fields.get("purpose")
+    if purpose not in PURPOSES:
+        raise http_error(400, "purpose must be batch", "purpose")
+    file_id = f"file-{secrets.token_hex(12)}"
+    record = await storage.run(
+        storage.files.add,
+        owner_of_request(),
+        file_id,
+        upload.filename,
+        purpose,
+        upload.content,
+        int(time_of_day()),
+    )
+    return json_response(file_document(record))
+
+
+async def list_files(storage: Storage, services: Services) -> Response:
+    """Return files, newest first."""
+    after, limit = page_arguments()
+    page = await storage.run(
+        storage.files.page, owner_of_request(), after, limit, request.args.get("purpose")
+    )
+    items = [file_document(record) for record in page.items]
+    return json_response(page_document(page, items))
+
+
+async def show_file(storage: Storage, services: Services, file_id: str) -> Response:
+    """Return one file, without its content."""
+    return json_response(file_document(await _record(storage, file_id)))
+
+
+async def delete_file(storage: Storage, services: Services, file_id: str) -> Response:
+    """Forget a file."""
+    if not await storage.run(storage.files.delete, owner_of_request(), checked_id(file_id)):
+        raise missing(file_id)
+    return json_response({"id": file_id, "object": "file", "deleted": True})
+
+
+async def file_content(storage: Storage, services: Services, file_id: str) -> Response:
+    """Return what is in a file."""
+    record = await _record(storage, file_id)
+    return Response(FileParts(storage, record.id), content_type="application/octet-stream")
+
+
+async def _record(storage: Storage, file_id: str) -> FileRecord:
+    record = await storage.run(storage.files.get, owner_of_request(), checked_id(file_id))
+    if record is None:
+        raise missing(file_id)
+    return record
+
+
+class FileParts:
+    """The content of a file, read as it is sent. It holds nothing between two parts."""
+
+    def __init__(self, storage: Storage, file_id: str) -> None:
+        self._storage = storage
+        self._file_id = file_id
+        self._number = 0
+
+    def __aiter__(self) -> FileParts:
+        return self
+
+    async def __anext__(self) -> bytes:
+        storage = self._storage
+        part = await storage.run(storage.files.content, self._file_id, self._number)
+        if not part:
+            raise StopAsyncIteration
+        self._number += 1
+        return part
+
+
+MAX_WINDOW_NUMBER: Final = 999_999
+_WINDOW: Final = re.compile(r"([1-9][0-9]{0,5})([smhd])")
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+MAX_WINDOW_S: Final = 30 * 86_400
+
+
+def _window(value: object) -> object:
+    found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
+    if found is None or _seconds(found[0]) > MAX_WINDOW_S:
+        raise ValueError("must be a time such as 24h: a number of s, m, h or d, up to 30d")
+    return value
+
+
+def _seconds(window: str) -> int:
+    return int(window[:-1]) * _UNIT_S[window[-1]]
+
+
+class BatchFields(StrictModel):
+    """POST /v1/batches."""
+
+    input_file_id: Annotated[str, Field(min_length=1, max_length=64)]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    completion_window: Annotated[
+        str, BeforeValidator(_window), Field(pattern="^[1-9][0-9]{0,5}[smhd]$")
+    ]
+    metadata: Metadata | None = None
+
+
+async def create_batch(storage: Storage | None, services: Services) -> Response:
+    """Begin a batch; its file is checked by the runner."""
+    check_may_batch()
+    if storage is None:
+        keeps_no_files(services)
+    fields = await read_fields(BatchFields, services)
+    if services.state.is_draining:
+        raise draining()
+    now = int(time_of_day())
+    record = BatchRecord(
+        id=f"batch_{secrets.token_hex(12)}",
+        status=BatchState.VALIDATING,
+        endpoint=fields.endpoint,
+        input_file_id=checked_id(fields.input_file_id),
+        completion_window=fields.completion_window,
+        created_at=now,
+        expires_at=now + _seconds(fields.completion_window),
+        metadata=fields.metadata,
+    )
+    await storage.run(storage.batches.add, owner_of_request(), record)
+    storage.changed.set()
+    return json_response(batch_document(record, storage.paused))
+
+
+async def list_batches(storage: Storage, services: Services) -> Response:
+    """Return batches, newest first."""
+    page = await storage.run(storage.batches.page, owner_of_request(), *page_arguments())
+    items = [batch_document(one, storage.paused) for one in page.items]
+    return json_response(page_document(page, items))
+
+
+async def show_batch(storage: Storage, services: Services, batch_id: str) -> Response:
+    """Return one batch."""
+    record = await storage.run(storage.batches.get, checked_id(batch_id), owner_of_request())
+    if record is None:
+        raise missing(batch_id)
+    return json_response(batch_document(record, storage.paused))
+
+
+async def cancel_batch(storage: Storage, services: Services, batch_id: str) -> Response:
+    """Let a batch end; what is answered stays."""
+    record = await storage.run(
+        storage.batches.cancel, owner_of_request(), checked_id(batch_id), int(time_of_day())
+    )
+    if record is None:
+        raise missing(batch_id)
+    storage.changed.set()
+    return json_response(batch_document(record, storage.paused))
