@@ -1,32 +1,41 @@
-"""Whether processes hold more and more: memory, open files and threads, stage after stage. Pure."""
+"""`python -m loadtest.cancels`: close connections at random moments; see that all KV comes back.
+
+Streams over SSE and WebSocket and whole answers are begun and their sockets closed, politely or
+not, at any time from the first byte on. The time from the closed socket to the freed blocks is
+taken from the workers' log, by this machine's clock; of some streams more it is also taken
+where operators see it, from `triolet_kv_blocks` of /metrics. Exit code 0 if afterwards every block
+is free, no token was computed in vain beyond the running step, no process holds more than
+before, the audit objects to nothing and the server still answers; 1 if not; 2 if nothing could run.
+"""
 
 from __future__ import annotations
 
-import argparse
-import http.client
 import json
 import random
 import re
 import socket
 import sys
 import time
-import urllib.request
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+import httpx2
 import trio
-from rich.console import Console
 from rich.table import Table
 
 from .campaign.misbehaving import CONNECT_DEADLINE_S, Cut, Pace, chat_request, cut_many
-from .harness.servers import FleetLog, ServerDidNotStartError, running_server
+from .harness.campaign import campaign_parser, exit_code
+from .harness.servers import FleetLog, running_server
+from .harness.statistics import milliseconds, percentile
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.console import Console
 
     from .harness.servers import Cost
 
@@ -144,7 +153,6 @@ def _generated(audit: Mapping[str, Any]) -> int:
 
 
 PERCENTILES = (50, 90, 99, 100)
-Number = TypeVar("Number", int, float)
 FINISHED_FIRST = "finished first"
 _BLOCKS = re.compile(r'^triolet_kv_blocks\{.*?state="(\w+)".*?\} (\S+)$', re.MULTILINE)
 
@@ -227,20 +235,12 @@ def release_table(times: Mapping[str, Sequence[float]]) -> Table:
             table.add_row(phase, str(len(seconds)), *("" for _ in PERCENTILES))
             continue
         everything += seconds
-        table.add_row(phase, str(len(seconds)), *_milliseconds(seconds))
+        table.add_row(phase, str(len(seconds)), *milliseconds(seconds, *PERCENTILES, digits=1))
     if everything:
-        table.add_row("all cancelled", str(len(everything)), *_milliseconds(everything))
+        table.add_row(
+            "all cancelled", str(len(everything)), *milliseconds(everything, *PERCENTILES, digits=1)
+        )
     return table
-
-
-def percentile(values: Sequence[Number], percent: int) -> Number:
-    """Return the nearest-rank percentile."""
-    ranked = sorted(values)
-    return ranked[max(0, -(-percent * len(ranked) // 100) - 1)]
-
-
-def _milliseconds(seconds: Sequence[float]) -> list[str]:
-    return [f"{1000 * percentile(seconds, p):.1f}" for p in PERCENTILES]
 
 
 def _entry(line: str) -> dict[str, Any]:
@@ -255,7 +255,6 @@ def _seconds(entry: Mapping[str, str]) -> float:
     return datetime.fromisoformat(entry["timestamp"]).timestamp()
 
 
-ROOT = Path(__file__).parents[1]
 SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info")
 """Few rows, so that with many clients some requests are cancelled while they are queued. A small
 pool, all of which is touched soon: memory that is taken later is then nobody's pool."""
@@ -308,12 +307,16 @@ class Outcome:
         return wrongs
 
 
+def metrics_of(url: str) -> str:
+    """Return what Prometheus is told."""
+    return httpx2.get(f"{url}/metrics", timeout=CONNECT_DEADLINE_S).raise_for_status().text
+
+
 def wait_until_free(url: str) -> KvBlocks:
     """Return the blocks by state once none is leased, or as they are at the deadline."""
     give_up = time.monotonic() + FREE_DEADLINE_S
     while True:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=CONNECT_DEADLINE_S) as answer:
-            blocks = blocks_of(answer.read().decode())
+        blocks = blocks_of(metrics_of(url))
         if blocks.is_all_free or time.monotonic() > give_up:
             return blocks
         time.sleep(POLL_S)
@@ -325,13 +328,12 @@ def times_until_seen(url: str, count: int, seed: int) -> list[float]:
     message = {"role": "user", "content": "Tell me a very long story."}
     more = {"stream": True, "max_tokens": 1000, "ignore_eos": True}
     body = json.dumps({"messages": [message], **more}).encode()
-    metrics = http.client.HTTPConnection(where.netloc, timeout=CONNECT_DEADLINE_S)
+    metrics = httpx2.Client(base_url=url, timeout=CONNECT_DEADLINE_S)
 
     def wait_for(*, is_all_free: bool) -> None:
         give_up = time.monotonic() + FREE_DEADLINE_S
         while time.monotonic() < give_up:
-            metrics.request("GET", "/metrics")
-            if blocks_of(metrics.getresponse().read().decode()).is_all_free is is_all_free:
+            if blocks_of(metrics.get("/metrics").text).is_all_free is is_all_free:
                 return
             time.sleep(WATCH_POLL_S)
 
@@ -354,8 +356,8 @@ def audit(url: str) -> dict[str, Any]:
     take longer than the server waits for it."""
     give_up = time.monotonic() + FREE_DEADLINE_S
     while True:
-        with urllib.request.urlopen(f"{url}/fleet/audit", timeout=CONNECT_DEADLINE_S) as answer:
-            document: dict[str, Any] = json.load(answer)
+        answer = httpx2.get(f"{url}/fleet/audit", timeout=CONNECT_DEADLINE_S)
+        document: dict[str, Any] = answer.raise_for_status().json()
         if all(worker["audit"] for worker in document["workers"]) or time.monotonic() > give_up:
             return document
         time.sleep(POLL_S)
@@ -363,14 +365,9 @@ def audit(url: str) -> dict[str, Any]:
 
 def still_answers(url: str) -> bool:
     """Ask one more question and read the whole answer."""
-    body = json.dumps({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8})
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions",
-        body.encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=CONNECT_DEADLINE_S) as answer:
-        return bool(json.load(answer)["choices"][0]["message"]["content"])
+    asked = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+    answer = httpx2.post(f"{url}/v1/chat/completions", json=asked, timeout=CONNECT_DEADLINE_S)
+    return bool(answer.raise_for_status().json()["choices"][0]["message"]["content"])
 
 
 def settled_costs(log: FleetLog, before: Mapping[str, Cost] | None) -> Mapping[str, Cost]:
@@ -413,31 +410,32 @@ def run(url: str, log: FleetLog, options: argparse.Namespace, console: Console) 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.cancels", description=__doc__)
+    parser = campaign_parser("cancels", __doc__)
     parser.add_argument("--count", type=int, default=1000, help="requests to cut (1000)")
     parser.add_argument("--clients", type=int, default=24, help="at the same time (24)")
     parser.add_argument(
         "--seconds", type=float, default=150, help="clients hurry to be done within these (150)"
     )
     parser.add_argument("--watched", type=int, default=50, help="more, watched in /metrics (50)")
-    parser.add_argument("--seed", type=int, default=1, help="of the random moments (1)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "cancels")
-    parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help="for `triolet serve`")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
-    console = Console(highlight=False)
-    options.out.mkdir(parents=True, exist_ok=True)
-    log = FleetLog(options.out / "server.log")
-    try:
+
+    def campaign(console: Console) -> list[str]:
+        log = FleetLog(options.out / "server.log")
         with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
             outcome = run(url, log, options, console)
-    except ServerDidNotStartError as error:
-        console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
-        return 2
+        show(outcome, log, console)
+        return outcome.wrongs
+
+    return exit_code(options.out, campaign)
+
+
+def show(outcome: Outcome, log: FleetLog, console: Console) -> None:
+    """Print what a run showed."""
     lines = log.path.read_text(encoding="utf-8", errors="replace").splitlines()
     console.print(release_table(release_times(outcome.cuts, lines)))
     console.print(costs_table(outcome.stages))
@@ -450,15 +448,12 @@ def main(arguments: Sequence[str]) -> int:
             f"{stray.late_rows} of {stray.cut} cut; belonging to no attempt: {stray.unaccounted}"
         )
     if outcome.seen_s:
-        seen = [f"{1000 * percentile(outcome.seen_s, percent):.0f}" for percent in (50, 99, 100)]
+        seen = milliseconds(outcome.seen_s, 50, 99, 100)
         console.print(
             f"closed socket to free blocks in /metrics, {len(outcome.seen_s)} streams, ms: "
             f"p50 {seen[0]}, p99 {seen[1]}, max {seen[2]}"
         )
     console.print(f"KV blocks afterwards: {outcome.blocks}")
-    for wrong in outcome.wrongs:
-        console.print(f"WRONG {wrong}", style="red", soft_wrap=True, markup=False)
-    return 1 if outcome.wrongs else 0
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The times of one stream: first token, between tokens, in all. Reads no clock: times come in."""
+"""The times of one stream, and the percentiles of a run's streams as rows of a table. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from .harness.statistics import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,16 +86,6 @@ class Row:
     percentiles: tuple[float, ...]
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least `percent` of the values do not exceed.
-
-    Args:
-      ordered: ascending, at least one.
-      percent: 0 < percent <= 100.
-    """
-    return ordered[math.ceil(len(ordered) * percent / 100) - 1]
-
-
 def rows(records: Sequence[StreamRecord]) -> list[Row]:
     """Return what is to be shown of the streams that ended well."""
     table = []
@@ -107,8 +98,9 @@ def rows(records: Sequence[StreamRecord]) -> list[Row]:
         )
         for name, unit, values in figures:
             if values:
-                ordered = sorted(values, reverse=unit == "tokens/s")
-                points = tuple(percentile(ordered, percent) for percent in PERCENTILES)
+                sign = -1 if unit == "tokens/s" else 1  # there the bad end is the low one
+                signed = [sign * value for value in values]
+                points = tuple(sign * percentile(signed, percent) for percent in PERCENTILES)
                 table.append(Row(f"{protocol} {name}", unit, len(values), points))
     return table
 

@@ -8,30 +8,30 @@ connection or secret is left anywhere; 1 if not; 2 if nothing could run.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
-import urllib.request
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
-from rich.console import Console
 from rich.table import Table
 
-from .cancels import audit, percentile, still_answers, wait_until_free
-from .harness.servers import FleetLog, ServerDidNotStartError, cost_of, running_server
+from .cancels import audit, metrics_of, still_answers, wait_until_free
+from .harness.campaign import ROOT, campaign_parser, exit_code
+from .harness.servers import FleetLog, cost_of, running_server
+from .harness.statistics import milliseconds, percentile
 from .hostile_clients import ATTACKS, CANARY, besiege
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from rich.console import Console
 
     from .harness.servers import Cost
     from .hostile_clients import Watch
 
-ROOT = Path(__file__).parents[1]
 SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info",
                  "--set", "server.stall_timeout_s=3")  # fmt: skip
 MAX_P99_S = 0.25
@@ -86,7 +86,7 @@ def table_of(seen: Mapping[str, Outcome]) -> Table:
         table.add_column(name, justify="left" if name == "attack" else "right")
     for name, outcome in seen.items():
         watch = outcome.watch
-        shown = [f"{1000 * percentile(watch.delays_s, percent):.0f}" for percent in (50, 99, 100)]
+        shown = milliseconds(watch.delays_s, 50, 99, 100)
         rest = [str(len(watch.failures)), f"{outcome.settled_s:.1f}"]
         memory = [f"{size / MIB:+.0f}" for size in (outcome.most_bytes, outcome.left_bytes)]
         series = str(outcome.new_series)
@@ -111,13 +111,6 @@ def settled(url: str, before: tuple[int, int, int]) -> tuple[float, int]:
         if elapsed_s > SETTLE_DEADLINE_S:
             return float("inf"), now[2]
         time.sleep(POLL_S)
-
-
-def metrics_of(url: str) -> str:
-    """Return what Prometheus is told."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-        text: str = answer.read().decode()
-    return text
 
 
 def series_of(url: str) -> int:
@@ -212,25 +205,18 @@ def run(url: str, log: FleetLog, only: Sequence[str], console: Console) -> list[
 
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.hostile", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "hostile")
+    parser = campaign_parser("hostile", __doc__)
     names = [attack.__name__ for attack in ATTACKS]
-    parser.add_argument("only", nargs="*", metavar="ATTACK", help=f"of {', '.join(names)} (all)")
+    parser.add_argument("--only", nargs="*", default=[], choices=names, metavar="ATTACK",
+                        help=f"of {', '.join(names)} (all)")  # fmt: skip
     options = parser.parse_args(arguments)
-    if unknown := set(options.only) - set(names):
-        parser.error(f"there is no attack {', '.join(sorted(unknown))}")
-    console = Console(highlight=False)
-    options.out.mkdir(parents=True, exist_ok=True)
-    log = FleetLog(options.out / "server.log")
-    try:
-        with running_server(SERVE_OPTIONS, log.path) as url:
-            wrongs = run(url, log, options.only, console)
-    except ServerDidNotStartError as error:
-        console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
-        return 2
-    for wrong in wrongs:
-        console.print(f"WRONG {wrong}", style="red", soft_wrap=True, markup=False)
-    return 1 if wrongs else 0
+
+    def campaign(console: Console) -> list[str]:
+        log = FleetLog(options.out / "server.log")
+        with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
+            return run(url, log, options.only, console)
+
+    return exit_code(options.out, campaign)
 
 
 if __name__ == "__main__":

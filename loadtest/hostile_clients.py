@@ -1,6 +1,6 @@
-"""Clients that mean harm, one kind after the other, and one that asks whether the server lives.
+"""Hostile clients, one kind after the other, and one that asks whether the server lives.
 
-Knows bytes on sockets; judges nothing. Whatever could give a secret away carries `CANARY`.
+Every field that could end up in a log, a metric or an audit carries `CANARY`.
 """
 
 from __future__ import annotations

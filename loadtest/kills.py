@@ -1,15 +1,17 @@
-"""What a run under faults was worth: compared with the run that nobody disturbed. Pure.
+"""`python -m loadtest.kills`: break processes under load; see that clients only notice a pause.
 
-Takes stories, faults and log lines; opens nothing.
+The same requests are asked once undisturbed and then once per fault, each time of a fresh fleet of
+two prefill and two decode workers. Faults come at random moments: SIGKILL of a decode worker, of a
+prefill worker, of the server, and SIGSTOP of a decode worker with SIGCONT 3 s later. Exit code 0 if
+every request was answered with the very tokens of the undisturbed run, every fault hit something
+and no block was left behind; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +21,20 @@ from rich.table import Table
 
 from .campaign.answers import draw_asks
 from .campaign.faults import ask_under_faults, blocks_when_settled, violations_now, wait_whole
-from .cancels import percentile
+from .harness.campaign import campaign_parser, exit_code
 from .harness.servers import (
     FleetLog,
     HasNotHappenedError,
-    ServerDidNotStartError,
     attempts_of,
     running_server,
     seconds_of,
 )
+from .harness.statistics import milliseconds
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from .campaign.answers import Answer, Ask
     from .campaign.client import Story
@@ -185,12 +189,6 @@ def _times_to_notice(injected: Sequence[Injected], stories: Sequence[Story]) -> 
     return times
 
 
-def shown_ms(values: Sequence[float], percent: int) -> str:
-    """Return a percentile in milliseconds, or a dash for no values."""
-    return f"{1000 * percentile(values, percent):.0f}" if values else "-"
-
-
-ROOT = Path(__file__).parents[1]
 SERVE_OPTIONS = ("--prefill", "2", "--decode", "2", "--log-level", "info")
 FAULTS = (CALM, "decode-kill", "prefill-kill", "decode-stop", SERVER_KILL)
 DTYPES = ("float32", "bfloat16")
@@ -295,10 +293,10 @@ def table_of(verdicts: Sequence[Verdict]) -> Table:
             verdict.fault,
             *map(str, (len(verdict.injected), verdict.requests)),
             *map(str, (len(verdict.failed), len(verdict.inexact), verdict.hit)),
-            *(shown_ms(verdict.pauses_s, percent) for percent in (50, 99, 100)),
-            shown_ms(verdict.calm_pauses_s, 99),
+            *milliseconds(verdict.pauses_s, 50, 99, 100),
+            *milliseconds(verdict.calm_pauses_s, 99),
             f"{verdict.logprob_distance:.0e}" if verdict.logprob_distance else "0",
-            shown_ms(verdict.freed_s, 100),
+            *milliseconds(verdict.freed_s, 100),
             f"{verdict.elapsed_s:.0f}",
         )
     return table
@@ -306,37 +304,26 @@ def table_of(verdicts: Sequence[Verdict]) -> Table:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.kills",
-        description="Break processes of a fleet under load and compare every answer.",
-        epilog="Options after -- go to `triolet serve`, for example: -- --threads 2 path/to/model",
-    )
+    parser = campaign_parser("kills", "Break processes under load and compare every answer.")
     parser.add_argument("--requests", type=int, default=800, help="in each run (800)")
     parser.add_argument("--clients", type=int, default=8, help="that ask side by side (8)")
     parser.add_argument("--times", type=int, default=4, help="each fault in its run (4)")
-    parser.add_argument("--seed", type=int, default=1, help="of requests and moments (1)")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "kills")
-    parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
-    console = Console(highlight=False)
-    options.out.mkdir(parents=True, exist_ok=True)
-    try:
+
+    def run(console: Console) -> list[str]:
         verdicts = campaign(console, options)
-    except ServerDidNotStartError as error:
-        console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
-        return 2
-    Console(highlight=False, width=max(console.width, 140)).print(table_of(verdicts))
-    console.print(HOW_TO_READ, soft_wrap=True)
-    wrong = sum(bool(verdict.wrongs) for verdict in verdicts)
-    console.print(f"{wrong} of {len(verdicts)} runs did not pass" if wrong else "all runs passed")
-    return 1 if wrong else 0
+        Console(highlight=False, width=max(console.width, 140)).print(table_of(verdicts))
+        console.print(HOW_TO_READ, soft_wrap=True)
+        return [f"{v.dtype} {v.fault} did not pass" for v in verdicts if v.wrongs]
+
+    return exit_code(options.out, run)
 
 
 if __name__ == "__main__":

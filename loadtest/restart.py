@@ -9,7 +9,6 @@ run.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
@@ -20,16 +19,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import trio
-from rich.console import Console
 from rich.table import Table
 
 from .campaign.answers import draw_asks, lengthened
 from .campaign.client import Story, ask_all, tell
 from .campaign.faults import blocks_when_settled, violations_now, wait_whole
+from .harness.campaign import campaign_parser, exit_code
 from .harness.servers import (
     FleetLog,
-    HasNotHappenedError,
-    ServerDidNotStartError,
     attempts_of,
     is_gone,
     running_server,
@@ -37,11 +34,13 @@ from .harness.servers import (
 )
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
 
     from .campaign.answers import Answer, Ask
 
-ROOT = Path(__file__).parents[1]
 SERVE_OPTIONS = (
     *("--prefill", "1", "--decode", "1", "--log-level", "info"),
     # Workers may not wait for their streams, so that these have to move; the old server must.
@@ -234,42 +233,31 @@ def _silence_s(story: Story, begin: float, end: float) -> float:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.restart",
-        description="Restart every process of a fleet under live streams.",
-        epilog="Options after -- go to `triolet serve`, for example: -- --decode 2 path/to/model",
-    )
+    parser = campaign_parser("restart", "Restart every process of a fleet under live streams.")
     parser.add_argument("--streams", type=int, default=20, help="at any time (20)")
     parser.add_argument("--max-tokens", type=int, default=400, help="of each stream (400)")
     parser.add_argument("--lead-s", type=float, default=2.0, help="seconds before the restart (2)")
-    parser.add_argument("--seed", type=int, default=1, help="of the requests (1)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "restart")
-    parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
-    console = Console(highlight=False)
-    options.out.mkdir(parents=True, exist_ok=True)
-    log = FleetLog(options.out / "server.log")
-    try:
+
+    def campaign(console: Console) -> list[str]:
+        log = FleetLog(options.out / "server.log")
         with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
             outcome = trio.run(restart_under_load, url, log, options)
-    except (ServerDidNotStartError, HasNotHappenedError) as error:
-        console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
-        return 2
-    console.print(table_of(outcome))
-    console.print(HOW_TO_READ, soft_wrap=True)
-    console.print(
-        f"{len(outcome.stories)} streams in {outcome.took_s:.0f} s of restart, "
-        f"{outcome.several_attempts} of them moved; {outcome.told_to_come_again} requests were "
-        f"told to come again; {len(outcome.wrongs)} wrong"
-    )
-    for wrong in outcome.wrongs[:40]:
-        console.print(f"WRONG {wrong}", style="red", soft_wrap=True, markup=False)
-    return 1 if outcome.wrongs else 0
+        console.print(table_of(outcome))
+        console.print(HOW_TO_READ, soft_wrap=True)
+        console.print(
+            f"{len(outcome.stories)} streams in {outcome.took_s:.0f} s of restart, "
+            f"{outcome.several_attempts} of them moved; {outcome.told_to_come_again} requests "
+            f"were told to come again; {len(outcome.wrongs)} wrong"
+        )
+        return outcome.wrongs
+
+    return exit_code(options.out, campaign)
 
 
 if __name__ == "__main__":

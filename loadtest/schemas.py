@@ -1,7 +1,7 @@
 """JSON Schemas from a seed: nested, with enums, arrays, references, patterns and bounds.
 
 Everything that a schema describes is short, so that a completion that keeps to it comes to its end.
-Also what hostile clients send instead. Knows nothing of servers.
+Also what hostile clients send instead.
 """
 
 from __future__ import annotations

@@ -1,41 +1,43 @@
-"""A soak: readers, leavers, stalled clients, faults and audits side by side for a given time.
+"""`python -m loadtest.soak`: everything at once, for minutes, and nothing may be wrong.
 
-First every request is asked once in peace; what is answered then is the reference for all that
-comes. Whatever is wrong is noted and the soak goes on: one violation seldom comes alone.
+Clients read streams over SSE and WebSocket and whole answers, others leave in the middle, others
+stop reading; every now and then a worker is killed, stopped or told to leave. All the while the
+fleet is audited, and every whole answer is compared with one that was given in peace. Exit code 0
+if nothing was wrong, 1 if something was, 2 if nothing could run.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from itertools import count, cycle
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 import trio
-from rich.console import Console
 from rich.table import Table
 
 from .campaign.answers import draw_asks
 from .campaign.client import Story, ask_all, tell
 from .campaign.faults import blocks_when_settled, inject, violations_now, wait_whole
 from .campaign.misbehaving import cut_one, stall
-from .cancels import percentile
+from .harness.campaign import campaign_parser, exit_code
 from .harness.servers import (
     FleetLog,
     HasNotHappenedError,
-    ServerDidNotStartError,
     attempts_of,
     running_server,
     wait_until,
 )
+from .harness.statistics import milliseconds
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
+
+    from rich.console import Console
 
     from .campaign.answers import Answer
     from .campaign.faults import Injected
@@ -228,14 +230,12 @@ class Soak:
             self.wrongs.append("no fault happened: nothing was shown")
 
 
-ROOT = Path(__file__).parents[1]
 STALL_TIMEOUT_S = 3.0
 """Shorter than the product's, so that many clients get to be cut off."""
 SERVE_OPTIONS = (
     *("--prefill", "2", "--decode", "2", "--max-num-seqs", "8", "--kv-pool", "64MiB"),
     *("--set", f"server.stall_timeout_s={STALL_TIMEOUT_S}", "--log-level", "info"),
 )
-MAX_SHOWN = 20
 
 
 def table_of(soak: Soak) -> Table:
@@ -249,34 +249,24 @@ def table_of(soak: Soak) -> Table:
         count = sum(injected.fault == fault for injected in soak.injected)
         table.add_row(f"faults: {fault}", str(count))
     if soak.silences_s:
-        shown = (f"{1000 * percentile(soak.silences_s, percent):.0f}" for percent in (50, 99, 100))
+        shown = milliseconds(soak.silences_s, 50, 99, 100)
         table.add_row("longest silence of a stream, ms: p50, p99, max", ", ".join(shown))
     return table
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.soak",
-        description="Load a fleet with everything at once while its workers die.",
-        epilog="Options after -- go to `triolet serve`, for example: -- --dtype bfloat16",
-    )
+    parser = campaign_parser("soak", "Load a fleet with everything at once while workers die.")
     parser.add_argument("--minutes", type=float, default=5, help="of load with faults (5)")
     parser.add_argument("--every", type=float, default=20, help="seconds between faults (20)")
     parser.add_argument("--readers", type=int, default=6, help="clients that read to the end (6)")
     parser.add_argument("--asks", type=int, default=60, help="different requests (60)")
-    parser.add_argument("--seed", type=int, default=1, help="of everything random (1)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "soak")
-    parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
-    console = Console(highlight=False)
-    options.out.mkdir(parents=True, exist_ok=True)
-    log = FleetLog(options.out / "server.log")
     plan = SoakPlan(
         seconds=options.minutes * 60,
         fault_every_s=options.every,
@@ -285,20 +275,19 @@ def main(arguments: Sequence[str]) -> int:
         seed=options.seed,
         stall_timeout_s=STALL_TIMEOUT_S,
     )
-    try:
+
+    def campaign(console: Console) -> list[str]:
+        log = FleetLog(options.out / "server.log")
         with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
             soak = Soak(url, log, plan, lambda line: console.print(line, soft_wrap=True))
             trio.run(soak.run)
-    except (ServerDidNotStartError, HasNotHappenedError) as error:
-        console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
-        return 2
-    report = {"done": soak.done, "wrongs": soak.wrongs, "injected": [*map(asdict, soak.injected)]}
-    (options.out / "soak.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    console.print(table_of(soak))
-    for wrong in soak.wrongs[:MAX_SHOWN]:
-        console.print(f"WRONG {wrong}", style="red", soft_wrap=True, markup=False)
-    console.print(f"{len(soak.wrongs)} things were wrong" if soak.wrongs else "nothing was wrong")
-    return 1 if soak.wrongs else 0
+        faults = [*map(asdict, soak.injected)]
+        report = {"done": soak.done, "wrongs": soak.wrongs, "injected": faults}
+        (options.out / "soak.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        console.print(table_of(soak))
+        return soak.wrongs
+
+    return exit_code(options.out, campaign)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ import websocket
 from locust import HttpUser, between, events, task
 from locust.user.task import LOCUST_STATE_STOPPING
 
+from .campaign.answers import ChatLines, ResponseMessages, StreamFailedError, read_stream
 from .figures import StreamClock, StreamRecord
 from .prompts import Prompt, PromptMix
-from .readers import End, Part, Piece, StreamFailedError, read_chat_sse, read_response_events
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Iterator
 
     from locust.env import Environment
     from requests import Response
@@ -49,25 +48,6 @@ def _add_options(parser: ArgumentParser) -> None:
 def _write_records(environment: Environment, **_: object) -> None:
     text = json.dumps([asdict(record) for record in _records])
     Path(vars(environment.parsed_options)["streams_file"]).write_text(text, encoding="utf-8")
-
-
-def _take(parts: Iterator[Part], clock: StreamClock) -> int:
-    """Read a stream to its end and return its tokens.
-
-    Raises:
-      StreamFailedError: it failed, or cannot be understood.
-    """
-    tokens = 0
-    try:
-        for part in parts:
-            match part:
-                case Piece():
-                    clock.piece(perf_counter())
-                case End(tokens):
-                    pass
-    except (ValueError, LookupError, TypeError) as error:
-        raise StreamFailedError(f"cannot be understood: {error!r}") from error
-    return tokens
 
 
 def _report(environment: Environment, record: StreamRecord) -> None:
@@ -165,10 +145,10 @@ class ChatOverSSE(ChatUser):
             try:
                 if response.status_code != 200:
                     raise StreamFailedError(_refusal(response))
-                tokens = _take(read_chat_sse(response.iter_lines()), clock)
+                tokens = read_stream(response.iter_lines(), ChatLines(), clock.piece)
                 response.success()
             except (StreamFailedError, OSError) as error:
-                failure = str(error) or type(error).__name__
+                failure = getattr(error, "reason", str(error)) or type(error).__name__
                 response.failure(failure)
             # Locust would stop its own clock at the headers.
             response.request_meta["response_time"] = (perf_counter() - began_s) * 1000
@@ -194,9 +174,9 @@ class ChatOverWebSocket(ChatUser):
             socket = self._connected()
             clock = StreamClock(perf_counter())
             socket.send(json.dumps(_create(prompt, self.model)))
-            tokens = _take(read_response_events(iter(socket.recv, "")), clock)
+            tokens = read_stream(iter(socket.recv, ""), ResponseMessages(), clock.piece)
         except (StreamFailedError, websocket.WebSocketException, OSError) as error:
-            failure = str(error) or type(error).__name__
+            failure = getattr(error, "reason", str(error)) or type(error).__name__
             self._close()  # what is left on it belongs to the failed stream
         record = clock.record("WS", prompt.kind, tokens, failure)
         took_ms = (perf_counter() - began_s) * 1000

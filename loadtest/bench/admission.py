@@ -1,9 +1,8 @@
-"""What a request's way into the queue takes, with everything that decides on it and with nothing.
+"""`python -m loadtest.bench.admission`: what it costs a request that somebody decides on it.
 
-One server after another in this process, in virtual time: between two requests all tasks wait, so
-that what is timed is what is computed for one of them. Or in real time, in which a processor that
-had nothing to do for a while has forgotten some of what it needs; with accounts in Redis there is
-no other. Knows who comes and how often; the steps are admission_stopwatch's.
+Times the product's own way from a request's key to its place in the queue, with every mechanism
+on and with every one off, beside queues of several lengths; then what dispatch and the end of a
+request take; then refusals of a real server over HTTP. Exits with 1 if one of them takes too long.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,11 +29,11 @@ from server.main import GC_THRESHOLDS
 from triolet.units import MILLISECONDS
 
 from ..harness.redis import is_installed, own_redis
+from ..harness.statistics import percentile
 from ..overload.http_client import Asker, BrokenAnswerError, request_bytes
 from ..overload.real import RealShape, real_fleet
 from .admission_server import DISPATCH, STEPS, Form, RunningServer, Stopwatch, running_server
-from .engines import BENCH
-from .report import Ratio, Report, describe
+from .report import Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -173,8 +171,7 @@ class _Nowhere(io.StringIO):
 
 def spread(taken_ns: Sequence[float]) -> dict[str, float | int]:
     """Return how many times, their median and their 99th percentile, in microseconds."""
-    p99 = quantiles(taken_ns, n=100)[98] if len(taken_ns) > 1 else max(taken_ns, default=0.0)
-    p50 = median(taken_ns) if taken_ns else 0.0
+    p50, p99 = (percentile(taken_ns or [0.0], percent) for percent in (50, 99))
     return {"times": len(taken_ns), "p50_us": p50 / 1000, "p99_us": p99 / 1000}
 
 
@@ -350,10 +347,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measure(Course(form, 0, options.requests), found.setdefault((0, REDIS), Found()))
     refusals = trio.run(time_refusals, options.refusals) if options.refusals else {}
     report = report_of(describe(1), found, refusals, skipped)
-    report.show(console)
     console.print(READING)
-    report.write(BENCH)
-    return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1
+    return finish(report, console)
 
 
 def time_paths(

@@ -1,7 +1,5 @@
-"""A stopwatch around the steps of a request's way into the queue, while a benchmark runs.
-
-Knows the names by which the product calls its steps, and puts a clock around each of them; the
-steps themselves are the product's own. Knows neither who asks nor what is made of the times.
+"""A whole server in this process, without its socket, over workers of modelled time; a stopwatch
+around the steps of a request's way into its queue. Requests come as ASGI has them.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from ops.simulation.fleet import FleetShape, Front, running_fleet
+from ops.simulation.modelled import COST, StepCost
 from server import app
 from server.api import generate
 from server.api.limits import current_scheduling
@@ -55,9 +55,6 @@ from triolet.sampling import SamplingParams
 from triolet.service_class import ServiceClass
 from triolet.tenants import ANONYMOUS, Plan, Tenant, TenantKey, Tenants
 from triolet.units import MIB, MILLISECONDS
-
-from ..overload.modelled import COST, StepCost
-from ..overload.virtual import FleetShape, Front, virtual_fleet
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -438,14 +435,14 @@ async def running_server(form: Form) -> AsyncIterator[RunningServer]:
     with opened_quotas(QuotaConfig(limits=form.limits), metrics.quotas, prices) as quotas:
         shape = FleetShape(cost=form.cost, server=config)
         front = Front(text, metrics.fleet, quotas)
-        async with virtual_fleet(shape, form.seed, front) as running, trio.open_nursery() as tasks:
+        async with running_fleet(shape, form.seed, front) as fleet, trio.open_nursery() as tasks:
             services = Services(
-                config, running.fleet, text, metrics, grammars, tenancy=tenancy, quotas=quotas
+                config, fleet, text, metrics, grammars, tenancy=tenancy, quotas=quotas
             )
             await tasks.start(quotas.store.run)
-            server = RunningServer(form, services, running.fleet, build_app(services))
+            server = RunningServer(form, services, fleet, build_app(services))
             yield server
-            running.fleet.cancel_tenants({tenant.name for tenant in tenancy.all_tenants})
-            running.fleet.check_accounting()
+            fleet.cancel_tenants({tenant.name for tenant in tenancy.all_tenants})
+            fleet.check_accounting()
             assert not quotas.num_open, "somebody is not charged"
             tasks.cancel_scope.cancel()

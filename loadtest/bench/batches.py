@@ -20,8 +20,8 @@ from rich.console import Console
 
 from ..campaign.batches import BatchTookTooLongError, BatchVerdict, Load, Side, compare, run_batch
 from ..harness.servers import HasNotHappenedError, ServerDidNotStartError
-from .engines import BENCH
-from .report import Ratio, Report, describe
+from ..harness.statistics import percentile
+from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
         return 2
     report = report_of(verdicts, sides)
-    report.show(console)
-    report.write(BENCH)
-    return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1
+    return finish(report, console)
 
 
 def report_of(verdicts: Sequence[BatchVerdict], sides: tuple[Side, Side] | None) -> Report:
@@ -73,7 +71,7 @@ def report_of(verdicts: Sequence[BatchVerdict], sides: tuple[Side, Side] | None)
     if sides is not None:
         for name, side in zip(("without", "with"), sides, strict=True):
             interactive.append(_row(name, side))
-        p99s = [percentile(side.ttfts_s, 0.99) for side in sides]
+        p99s = [percentile(side.ttfts_s, 99) for side in sides]
         ratios["interactive p99 time to the first token, with a batch / without"] = Ratio(
             p99s[1] / p99s[0], ceiling=MOST_WAIT
         )
@@ -114,20 +112,15 @@ def _batches(verdicts: Sequence[BatchVerdict]) -> list[dict[str, Any]]:
     ]
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that a share of all do not exceed."""
-    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
-
-
 def _row(name: str, side: Side) -> dict[str, Any]:
     return {
         "batch": name,
         "requests": len(side.ttfts_s),
         "p50 ms": 1e3 * median(side.ttfts_s),
-        "p90 ms": 1e3 * percentile(side.ttfts_s, 0.9),
-        "p99 ms": 1e3 * percentile(side.ttfts_s, 0.99),
+        "p90 ms": 1e3 * percentile(side.ttfts_s, 90),
+        "p99 ms": 1e3 * percentile(side.ttfts_s, 99),
         "max ms": 1e3 * max(side.ttfts_s),
-        "longest gap p99 ms": 1e3 * percentile(side.gaps_s, 0.99),
+        "longest gap p99 ms": 1e3 * percentile(side.gaps_s, 99),
         "lines/s": side.num_lines / side.elapsed_s,
     }
 

@@ -1,9 +1,17 @@
-"""Real conversations at the size of a small model: which prompts share which blocks, and what the
-best possible cache of a size would find again.
+"""`python -m loadtest.bench.cache`: what the prefix cache finds of real conversations.
 
-Knows the form of the Mooncake trace (a JSON line per request; `hash_ids` names each 512-token block
-of its prompt by all that stands before and in it) and arithmetic; knows no server. One block of the
-trace becomes one block of the pool, so hit rates stay what they were.
+Replays chats of the Mooncake trace, scaled to the small model, against a whole fleet over HTTP;
+once with the prefix cache and once without. What prefill and decode say that they have found is
+compared with the best that a cache of their pools' size could find, and every answer of one run
+with that of the other. All prompts are computed on prefill, as long ones on large models are: a
+prompt that decode computes itself is never looked for on prefill, and those are the ones of which
+most is found, so that what either role finds would say how prompts were routed. Needs the trace:
+`--trace`, or beside the repository.
+
+The ideal asks one request after the other, and lets a prompt's blocks give way the moment it is
+answered. What runs holds its blocks: a pool that is hardly larger than the prompts that run at once
+is no cache meanwhile, whoever manages it. Of such a pool shares of the ideal are shown and are no
+goal; `--at-once 1` compares like with like.
 """
 
 from __future__ import annotations
@@ -25,9 +33,8 @@ import trio
 from rich.console import Console
 
 from ..harness.servers import running_server
-from .engines import BENCH
-from .model import SHAPES, model_directory, write_model
-from .report import Ratio, Report, describe
+from .model import SHAPES, written_model
+from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -230,9 +237,7 @@ async def replay(url: str, turns: list[Turn], vocab_size: int, at_once: int) -> 
 
 def run(arguments: argparse.Namespace, console: Console) -> Report:
     """Replay with and without the cache."""
-    model = model_directory("15m")
-    if not (model / "tokenizer.json").exists():
-        write_model(model, SHAPES["15m"])
+    model = written_model("15m")
     logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     turns = read_turns(arguments.trace, BLOCK_SIZE, arguments.every)
@@ -309,8 +314,7 @@ def main() -> int:
         console.print(f"skipped: no trace at {arguments.trace}; --trace names one")
         return 0
     report = run(arguments, console)
-    report.show(console)
-    console.print(str(report.write(ROOT / "build" / "bench")))
+    finish(report, console)
     return 0
 
 

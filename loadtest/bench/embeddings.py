@@ -3,7 +3,7 @@
 Two whole fleets stand beside one another, one that batches and one that computes input by input;
 only one is asked at a time, and they take turns, so that whatever else the machine does strikes
 both alike. Both must give the same vectors. Only vectors are asked for, so in both fleets whoever
-computes has all cores. Knows HTTP only.
+computes has all cores.
 
 What batches save is reading all weights once for each input. So they bring most where inputs are
 short, and nothing once a single input keeps the processor's arithmetic busy: on a core with
@@ -26,11 +26,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from rich.console import Console
-
 from ..harness.servers import running_server
-from .engines import BENCH
-from .report import Ratio, Report, describe
+from ..harness.statistics import percentile
+from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -154,9 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if len(vectors) != 1:
                     raise RuntimeError("a vector depends on who else is in its batch")
     report = report_of(found, options.threads)
-    report.show(Console())
-    report.write(BENCH)
-    return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1
+    return finish(report)
 
 
 def report_of(found: dict[tuple[str, str, int], Times], threads: int) -> Report:
@@ -172,7 +168,7 @@ def report_of(found: dict[tuple[str, str, int], Times], threads: int) -> Report:
                 "inputs/s": median(times.rates),
                 "tokens/s": mean_tokens * median(times.rates),
                 "p50 ms": 1e3 * median(times.waits_s),
-                "p99 ms": 1e3 * sorted(times.waits_s)[int(0.99 * len(times.waits_s))],
+                "p99 ms": 1e3 * percentile(times.waits_s, 99),
             }
         )
     ratios = {}

@@ -1,7 +1,8 @@
-"""What a step would take at the machine's limits: bytes at the speed of memory, or products at the
-speed of a large matrix product, whichever is longer.
+"""`python -m loadtest.bench.engine`: prefill and decode speed beside other engines, in one run.
 
-Pure arithmetic on a model's shape. Both limits are measured in the same run (machine.py).
+Each engine is a process of its own with its own copy of the model; only one computes at a time, and
+they take turns at every measurement, so that whatever else the machine does strikes all alike.
+Medians are compared, of the same prompts for all. Prompts of one batch come all at once.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from rich.console import Console
 
-from .engines import BENCH, ROOT, python_of, why_not
-from .model import SHAPES, Shape, model_directory, shape_of_gguf, write_model
-from .report import Ratio, Report, describe
+from .engines import ROOT, python_of, why_not
+from .model import SHAPES, Shape, shape_of_gguf, written_model
+from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -473,10 +474,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, Shape]:
     """Return the file that was named and its shape, or a directory, written unless it is there."""
     if arguments.gguf is not None:
         return arguments.gguf, shape_of_gguf(arguments.gguf)
-    model, shape = model_directory(arguments.model), SHAPES[arguments.model]
-    if not (model / "tokenizer.json").exists():
-        write_model(model, shape)
-    return model, shape
+    return written_model(arguments.model), SHAPES[arguments.model]
 
 
 def _start(peer: Peer, model: Path, arguments: argparse.Namespace) -> RunningPeer:
@@ -521,9 +519,7 @@ def main() -> int:
         arguments.peers = [OURS, *arguments.peers]
     console = Console()
     report = run(arguments, console)
-    path = report.write(BENCH)
-    report.show(console)
-    console.print(str(path))
+    finish(report, console)
     return 0
 
 

@@ -1,4 +1,8 @@
-"""Environments of peers: made once, with pip, where that is possible; never part of our own."""
+"""`python -m loadtest.bench.engines`: install the engines that benchmarks compare with.
+
+Each lives in an environment of its own (environment.py), for they want other versions of the same
+packages. What cannot be installed here leaves a note that says why, and benchmarks skip it.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +122,6 @@ def _run(command: list[str], timeout_s: float) -> str | None:
 
 
 ROOT: Final = Path(__file__).parents[2]
-BENCH: Final = ROOT / "build" / "bench"
 INSTALL_TIMEOUT_S: Final = 3600.0
 """llama.cpp is compiled: a quarter of an hour on two free cores."""
 _TORCH: Final = ("--constraint", str(ROOT / "constraints.txt"))

@@ -38,25 +38,23 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 import trio
-from rich.console import Console
 
-from ..cancels import percentile
 from ..harness.servers import on_core, running, running_server
+from ..harness.statistics import percentile
 from .front import Front, Source
-from .front_clients import CONTENT, chat_request
-from .report import Ratio, Report, describe
+from .report import Ratio, Report, describe, finish
+from .streams import CONTENT, chat_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from multiprocessing.synchronize import Event
 
-OUT: Final = Path("build/bench")
 COMPLETIONS: Final = "/v1/completions"
 ROWS: Final = 8
 QUIET_PER_S: Final = 4.0
@@ -372,8 +370,8 @@ def measure_edge(folder: Path, tenants: Path, seconds: float, rounds: int) -> li
         {
             "phase": phase,
             "requests": len(taken[0]),
-            "p50_ms": median(one[len(one) // 2] for one in taken),
-            "p99_ms": median(one[len(one) * 99 // 100] for one in taken),
+            "p50_ms": median(percentile(one, 50) for one in taken),
+            "p99_ms": median(percentile(one, 99) for one in taken),
         }
         for phase, taken in found.items()
     ]
@@ -500,13 +498,12 @@ def report_of(found: Found) -> Report:
     """Return rows and ratios."""
     rows: list[dict[str, Any]] = []
     for phase, taken in found.ttft_s.items():
-        cuts = quantiles(taken, n=100)
         rows.append(
             {
                 "phase": phase,
                 "requests": len(taken),
-                "p50_ms": 1e3 * cuts[49],
-                "p99_ms": 1e3 * cuts[98],
+                "p50_ms": 1e3 * percentile(taken, 50),
+                "p99_ms": 1e3 * percentile(taken, 99),
             }
         )
     shares = []
@@ -548,7 +545,6 @@ def main() -> None:
     """Measure, write and show it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
-    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--rounds", type=int, default=3, help="of the edge's part (3)")
     parser.add_argument("--only-edge", action="store_true", help="leave out the queue's part")
     parser.add_argument("--attacks", action="store_true", help="a victim beside hostile neighbours")
@@ -574,8 +570,7 @@ def main() -> None:
                 with running_server(serve, Path(folder) / "log") as url:
                     trio.run(measure, url, options.seconds, found)
                 report = report_of(found)
-    report.write(options.out)
-    report.show(Console())
+    finish(report)
 
 
 if __name__ == "__main__":

@@ -30,15 +30,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rich.console import Console
 
 from ..harness.servers import TRIOLET, ServerProcess, cost_of, cpu_s_of, on_core, running
+from ..harness.statistics import percentile
 from .engines import install, python_of
-from .front_clients import Clients
 from .front_source import IDLE_SEED
-from .report import Ratio, Report, describe
+from .report import Ratio, Report, describe, finish
+from .streams import Clients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .front_clients import ClientStream
+    from .streams import ClientStream
 
 MAX_TOKENS: Final = 900
 """Within the demo model's context, and more than any stream gets here."""
@@ -268,8 +269,8 @@ def measure(running: ServerProcess, source: Source, case: Case) -> Figures:
         num_tokens / (end - begin),
         1e6 * (after.cpu_s - before.cpu_s) / max(num_tokens, 1),
         num_tokens / max(num_events, 1),
-        delays[len(delays) // 2],
-        delays[len(delays) * 99 // 100],
+        percentile(delays, 50),
+        percentile(delays, 99),
     )
 
 
@@ -399,9 +400,7 @@ def main() -> int:
     )
     console = Console()
     report = run(parser.parse_args(), console)
-    path = report.write(FOLDER)
-    report.show(console)
-    console.print(str(path))
+    finish(report, console)
     return 0
 
 

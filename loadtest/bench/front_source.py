@@ -7,7 +7,7 @@ steps at a fixed rate, not in step with the others, and sends one frame with the
 stream that has credit; when it did is remembered, for the delays. A server that calls itself `peer`
 is a simpler one: for it the first frame begins a stream, and there is no prefill.
 
-Knows the protocol and the clock; measures nothing. Reads commands from stdin: `clear`, `dump PATH`.
+Reads commands from stdin: `clear`, `dump PATH`.
 """
 
 from __future__ import annotations

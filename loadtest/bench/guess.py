@@ -2,7 +2,7 @@
 
 Two whole fleets stand beside one another, one that guesses and one that does not; only one is
 asked at a time, and they take turns at every question, so that whatever else the machine does
-strikes both alike. Both must give the same answers. Knows HTTP only.
+strikes both alike. Both must give the same answers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from ..harness.servers import running_server
-from .engines import BENCH
-from .report import Ratio, Report, describe
+from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -261,9 +260,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=5)
     console = Console()
     report = run(parser.parse_args(), console)
-    path = report.write(BENCH)
-    report.show(console)
-    console.print(str(path))
+    finish(report, console)
     return 0
 
 

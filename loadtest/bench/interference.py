@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rich.console import Console
 
 from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running
-from .engines import BENCH, VLLM_READY, vllm_command, vllm_environment, why_not
-from .model import SHAPES, model_directory, write_model
-from .report import Ratio, Report, describe
+from ..harness.statistics import percentile
+from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
+from .model import written_model
+from .report import BENCH, Ratio, Report, describe, finish
 from .streams import Stream, Streams, prompt_of
 
 if TYPE_CHECKING:
@@ -269,12 +270,6 @@ def _good_tokens(times: list[float], max_gap_s: float) -> int:
     return sum(count for count in per_second.values() if count > 0)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which this share of all is; NaN of none."""
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
-
-
 def row_of(model: str, name: str, load: Load, seen: Seen, idle: Seen) -> dict[str, Any]:
     """Return one row of the table, times in milliseconds."""
     idle_p50_s = median(idle.gaps_s)
@@ -284,8 +279,8 @@ def row_of(model: str, name: str, load: Load, seen: Seen, idle: Seen) -> dict[st
         "model": model,
         "mode": name,
         "itl_p50": median(seen.gaps_s) * 1e3,
-        "itl_p99": percentile(seen.gaps_s, 0.99) * 1e3,
-        "itl_p99.9": percentile(seen.gaps_s, 0.999) * 1e3,
+        "itl_p99": percentile(seen.gaps_s, 99) * 1e3,
+        "itl_p99.9": percentile(seen.gaps_s, 99.9) * 1e3,
         "itl_max": max(seen.gaps_s) * 1e3,
         "stalled_%": 100 * sum(g > 2 * idle_p50_s for g in seen.gaps_s) / len(seen.gaps_s),
         "tokens_per_s": len(seen.gaps_s) / seen.seconds,
@@ -316,9 +311,7 @@ def measure(
     """Measure each arrangement with one model, idle and loaded."""
     logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    directory = model_directory(model)
-    if not (directory / "tokenizer.json").exists():
-        write_model(directory, SHAPES[model])
+    directory = written_model(model)
     seen: dict[str, list[dict[str, Any]]] = {}
     for number in range(rounds):
         for arrangement in arrangements if number % 2 == 0 else arrangements[::-1]:
@@ -407,9 +400,7 @@ def main() -> int:
     )
     console = Console(width=TABLE_WIDTH)
     report = run(parser.parse_args(), console)
-    path = report.write(BENCH)
-    report.show(console)
-    console.print(str(path))
+    finish(report, console)
     return 0
 
 

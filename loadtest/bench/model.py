@@ -179,6 +179,14 @@ def main() -> None:
     )
 
 
+def written_model(size: str) -> Path:
+    """Return the directory of a model of that size; writes it unless it is there."""
+    directory = model_directory(size)
+    if not (directory / "tokenizer.json").exists():
+        write_model(directory, SHAPES[size])
+    return directory
+
+
 def model_directory(size: str) -> Path:
     """Return where a model of that size is written and looked for."""
     return ROOT / "build" / "bench" / f"model-{size}"

@@ -11,18 +11,16 @@ import argparse
 import random
 import sys
 from bisect import insort
-from pathlib import Path
-from statistics import mean, quantiles
+from statistics import mean
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
-
-from rich.console import Console
 
 from server.scheduling.queue import FairQueue, Place
 from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 
-from .report import Ratio, Report, describe
+from ..harness.statistics import percentile
+from .report import Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +31,6 @@ MOST_US: Final = 100.0
 """That a step may cost on average at the largest size."""
 REPETITIONS: Final = 5_000
 NUM_TENANTS: Final = 500
-OUT: Final = Path("build/bench")
 
 
 def place(rng: random.Random, order: int, num_tenants: int) -> Place:
@@ -62,15 +59,14 @@ class Timed:
         """Return a row for each name."""
         rows = []
         for name, taken in self.taken_ns.items():
-            cuts = quantiles(taken, n=100)
             rows.append(
                 {
                     "queue": what,
                     "waiting": size,
                     "step": name,
                     "mean_us": mean(taken) / 1000,
-                    "p50_us": cuts[49] / 1000,
-                    "p99_us": cuts[98] / 1000,
+                    "p50_us": percentile(taken, 50) / 1000,
+                    "p99_us": percentile(taken, 99) / 1000,
                 }
             )
         return rows
@@ -135,9 +131,7 @@ def plain(size: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, write and show it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=OUT)
-    out = parser.parse_args().out
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows = [
         row for size in SIZES for row in (*plain(size), *fair(size, 1), *fair(size, NUM_TENANTS))
     ]
@@ -151,10 +145,7 @@ def main() -> None:
     report = Report(
         "queue", describe(1), rows, ratios, {}, (("queue", "waiting", "step"), "p50_us")
     )
-    report.write(out)
-    report.show(Console())
-    if not all(ratio.is_met for ratio in ratios.values()):
-        sys.exit(1)
+    sys.exit(finish(report))
 
 
 if __name__ == "__main__":

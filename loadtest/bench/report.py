@@ -1,4 +1,4 @@
-"""What a benchmark ran on, so that figures from two machines are never mistaken for one another."""
+"""The machine that a benchmark ran on, and its result: table, JSON, plot, ratios of its goals."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from rich.console import Console
 from rich.table import Table
 
 from engine.native.library import load_library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.console import Console
 
 
 _INTERESTING: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -89,6 +88,7 @@ def _product_speed(dtype: torch.dtype) -> float:
     return float(max(speeds) / 1e9)
 
 
+BENCH: Final = Path(__file__).parents[2] / "build" / "bench"
 BAR_HEIGHT: Final = 16
 BAR_WIDTH: Final = 480
 LABEL_WIDTH: Final = 320
@@ -184,6 +184,14 @@ class Report:
             console.print(f"{name}: {ratio.value:.2f}{goal}")
         for name, reason in self.skipped.items():
             console.print(f"{name} skipped: {reason}", markup=False)
+
+
+def finish(report: Report, console: Console | None = None) -> int:
+    """Print a report and write it into build/bench/; return 1 if one of its goals is missed."""
+    console = console or Console(highlight=False)
+    report.show(console)
+    console.print(str(report.write(BENCH)))
+    return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1
 
 
 def show_value(value: object) -> str:

@@ -23,16 +23,16 @@ import trio
 from rich.console import Console
 
 from ..harness.servers import TRIOLET, ServerDidNotStartError, ServerProcess
-from .engines import BENCH, VLLM_READY, vllm_command, vllm_environment, why_not
-from .model import SHAPES, model_directory, write_model
-from .report import Ratio, Report, describe
-from .serve_client import Answer, Target, ask_together, at_once
-from .serve_shapes import lengths_in_words, scaled, shape_of
+from ..harness.statistics import percentile
+from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
+from .model import SHAPES, written_model
+from .report import BENCH, Ratio, Report, describe, finish
+from .serve_client import Answer, Target, ask_together, at_once, lengths_in_words, scaled, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .serve_shapes import Arrival
+    from .serve_client import Arrival
 
 TRACES: Final = Path(__file__).parents[3] / "shared" / "data" / "traces"
 TRACE: Final = TRACES / "azure2023_conv.csv"
@@ -137,18 +137,12 @@ class Load:
             "load": self.name,
             "server": server,
             "tokens_per_s": round(median(self.speeds[server]), 1),
-            "ttft_p50_ms": milliseconds(ttft_s, 50),
-            "ttft_p99_ms": milliseconds(ttft_s, 99),
-            "itl_p50_ms": milliseconds(gaps_s, 50),
-            "itl_p99_ms": milliseconds(gaps_s, 99),
+            "ttft_p50_ms": round(1000 * percentile(ttft_s, 50), 1),
+            "ttft_p99_ms": round(1000 * percentile(ttft_s, 99), 1),
+            "itl_p50_ms": round(1000 * percentile(gaps_s, 50), 1),
+            "itl_p99_ms": round(1000 * percentile(gaps_s, 99), 1),
             "streams": len(answers),
         }
-
-
-def milliseconds(values_s: Sequence[float], percent: int) -> float:
-    """Return the nearest-rank percentile in milliseconds."""
-    ranked = sorted(values_s)
-    return round(1000 * ranked[max(0, -(-percent * len(ranked) // 100) - 1)], 1)
 
 
 def ratios_of(rows: Sequence[dict[str, Any]], ours: str, peers: Sequence[str]) -> dict[str, Ratio]:
@@ -195,9 +189,7 @@ def loads_of(arguments: argparse.Namespace, console: Console) -> list[Load]:
 
 def run(arguments: argparse.Namespace, console: Console) -> Report:
     """Start whoever can be started, and measure."""
-    model: Path = model_directory(arguments.model)
-    if not (model / "tokenizer.json").exists():
-        write_model(model, SHAPES[arguments.model])
+    model = written_model(arguments.model)
     logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     machine = describe(CORES) | {"dtype": arguments.dtype, "model": arguments.model}
@@ -274,9 +266,7 @@ def main() -> int:
     """Measure, print, write. A missed floor is said, and is no failure of the benchmark."""
     console = Console()
     report = run(parse(sys.argv[1:]), console)
-    path = report.write(BENCH)
-    report.show(console)
-    console.print(str(path))
+    finish(report, console)
     return 0
 
 

@@ -28,6 +28,7 @@ import trio
 from rich.console import Console
 
 from ..harness.servers import running_server
+from ..harness.statistics import percentile
 from ..schemas import Schema, costly, hostile, random_schema
 
 MAX_TOKENS: Final = 900
@@ -229,7 +230,7 @@ def show(found: Found, console: Console) -> bool:
         console.print(f"seed {seed}: {message}", markup=False)
     for kind, gaps in found.seconds.items():
         if len(gaps) > 1:
-            p50, p99 = statistics.median(gaps), statistics.quantiles(gaps, n=100)[98]
+            p50, p99 = (percentile(gaps, percent) for percent in (50, 99))
             mean = statistics.mean(gaps)
             console.print(
                 f"{kind}: ms per token: mean {mean * 1e3:.2f}, "
@@ -248,7 +249,7 @@ def show(found: Found, console: Console) -> bool:
 def _show_attacks(found: Found, console: Console) -> None:
     for name, attack in found.attacks.items():
         alone, beside = (
-            statistics.median(statistics.quantiles(gaps, n=100)[98] for gaps in rounds)
+            statistics.median(percentile(gaps, 99) for gaps in rounds)
             for rounds in (attack.alone, attack.beside)
         )
         answers = ", ".join(f"{count} × {word}" for word, count in attack.answers.most_common())

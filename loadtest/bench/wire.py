@@ -1,6 +1,9 @@
-"""Two processes that move bytes to one another, asked by lines of JSON.
+"""`python -m loadtest.bench.wire`: what the KV path moves beside bare sockets, and how much of a
+prompt's time is shipping.
 
-Knows how the ends of each path are started and asked; decides nothing about what is compared.
+Two production workers ship prompts whose KV is there already: pool, ring, ZeroMQ, digest, pool. In
+turns with them the same bytes go through a bare socket, and nowhere. Then real models compute
+prompts of 2,048 tokens, with all of their KV shipped and with hardly any.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from transport.frames import KvChunk
 from transport.zmq_curve import make_keys
 from triolet.units import MIB
 
-from .model import SHAPES, model_directory, write_model
-from .report import Ratio, Report, describe
+from .model import SHAPES, written_model
+from .report import Ratio, Report, describe, finish
 from .wire_worker import BLOCK_SIZE, StoredEngine
 
 if TYPE_CHECKING:
@@ -443,9 +446,7 @@ def time_of_prompts(
     size: str, sockets: Path, repetitions: int
 ) -> tuple[list[dict[str, Any]], tuple[str, Ratio]]:
     """Compute prompts alone, with all KV shipped and with all but a block held by the receiver."""
-    model = model_directory(size)
-    if not (model / "tokenizer.json").exists():
-        write_model(model, SHAPES[size])
+    model = written_model(size)
     shipped_s: list[float] = []
     first_s: list[float] = []
     alone_s: list[float] = []
@@ -502,9 +503,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", choices=sorted(SHAPES), default=["15m", "150m"])
     console = Console()
     report = run(parser.parse_args())
-    path = report.write(ROOT / "build" / "bench")
-    report.show(console)
-    console.print(str(path))
+    finish(report, console)
     return 0
 
 

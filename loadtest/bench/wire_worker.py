@@ -1,6 +1,7 @@
-"""Engines for the benchmark of the wire: a pool with bytes in it, and steps that cost nothing.
+"""One worker of the wire's benchmark as a process: `python -m loadtest.bench.wire_worker`.
 
-What is shipped does not depend on who wrote it, so the wire is measured without computing.
+The production worker, whole, with its KV links on ZeroMQ. Its control side stays inside the process
+(wire_server.py); what is to be done comes as lines of JSON on stdin.
 """
 
 from __future__ import annotations

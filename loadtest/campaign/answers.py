@@ -1,7 +1,8 @@
-"""What a campaign asks: a seeded mix of surfaces, sampling, stop strings and logprobs. Pure.
+"""What a campaign asks, and what an answer says: text, token ids, logprobs, end and usage. Pure.
 
-Every answer is a function of its request alone, so that the same number of the same seed may be
-asked again in another run, in other company, and must be answered with the same tokens.
+Requests are drawn from a seed over surfaces, sampling, stop strings and logprobs; every answer is a
+function of its request alone. Readers take one line or message at a time and say whether it brought
+text, so that its time can be noted. A stream that merely stops is no answer.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from random import Random
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from ..prompts import Prompt, PromptMix
-from ..readers import StreamFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 Surface: TypeAlias = Literal["sse", "ws", "plain"]
@@ -119,6 +120,19 @@ def _response(prompt: Prompt, num_top: int | None) -> dict[str, Any]:
     return body
 
 
+class StreamFailedError(Exception):
+    """The stream broke a rule of its protocol, or said that it failed.
+
+    Args:
+      reason: a stable word: numbers in it would split a table of failures.
+      details: whatever else is known.
+    """
+
+    def __init__(self, reason: str, details: str = "") -> None:
+        super().__init__(f"{reason}: {details}" if details else reason)
+        self.reason = reason
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer.
@@ -208,7 +222,7 @@ class ChatLines:
             return False
         chunk = json.loads(payload)
         if "error" in chunk:
-            raise StreamFailedError(_words(chunk["error"]))
+            raise _failure(chunk["error"])
         self._usage = chunk.get("usage") or self._usage
         has_new = False
         for choice in chunk["choices"]:
@@ -227,7 +241,8 @@ class ChatLines:
 
     def _finish(self) -> None:
         if not self._end or self._usage is None:
-            raise StreamFailedError("ended without finish_reason or usage")
+            missing = "usage" if self._end else "finish_reason"
+            raise StreamFailedError(f"ended without {missing}")
         self.answer = _answer(self.text, self.token_ids, self._logprobs, self._end, self._usage)
 
 
@@ -243,7 +258,7 @@ class ChatBody:
         """See AnswerReader; `data` is the whole body."""
         body = json.loads(data)
         if "error" in body:
-            raise StreamFailedError(_words(body["error"]))
+            raise _failure(body["error"])
         [choice] = body["choices"]
         self.text, self.token_ids = choice["message"]["content"], choice["token_ids"]
         logprobs = _of_tokens((choice.get("logprobs") or {}).get("content"))
@@ -273,9 +288,9 @@ class ResponseMessages:
                 self._finish(event["response"])
             case "response.failed":
                 error = event["response"].get("error") or {}
-                raise StreamFailedError(_words(error | {"code": error.get("type")}))
+                raise _failure(error | {"code": error.get("type")})
             case "error":
-                raise StreamFailedError(_words(event.get("error")))
+                raise _failure(event.get("error"))
         return False
 
     def _finish(self, response: dict[str, Any]) -> None:
@@ -296,6 +311,30 @@ READERS: dict[Surface, type[ChatLines] | type[ChatBody] | type[ResponseMessages]
 }
 
 
+def read_stream(
+    messages: Iterable[str | bytes], reader: AnswerReader, note: Callable[[float], None]
+) -> int:
+    """Read a stream to its end and return its tokens; what comes behind the end is left unread.
+
+    Args:
+      messages: lines or messages as they come.
+      reader: puts them together.
+      note: told the time of each that brought text.
+
+    Raises:
+      StreamFailedError: it failed, or cannot be understood.
+    """
+    try:
+        for message in messages:
+            if reader.take(message.encode() if isinstance(message, str) else message):
+                note(perf_counter())
+            if reader.answer is not None:
+                return reader.answer.completion_tokens
+    except (ValueError, LookupError, TypeError) as error:
+        raise StreamFailedError(f"cannot be understood: {error!r}") from error
+    raise StreamFailedError("ended without a terminal event")
+
+
 def _answer(
     text: str,
     token_ids: Sequence[int],
@@ -305,7 +344,7 @@ def _answer(
 ) -> Answer:
     counts = usage["prompt_tokens"], usage["completion_tokens"]
     if token_ids and len(token_ids) != counts[1]:
-        raise StreamFailedError(f"usage says {counts[1]} tokens and {len(token_ids)} came")
+        raise StreamFailedError("usage and tokens differ", f"{counts[1]} and {len(token_ids)}")
     return Answer(text, tuple(token_ids), tuple(logprobs), end, *counts)
 
 
@@ -313,6 +352,6 @@ def _of_tokens(content: list[dict[str, Any]] | None) -> list[float]:
     return [token["logprob"] for token in content or ()]
 
 
-def _words(error: dict[str, Any] | None) -> str:
+def _failure(error: dict[str, Any] | None) -> StreamFailedError:
     error = error or {}
-    return f"{error.get('code') or 'no code'}: {error.get('message') or 'no message'}"
+    return StreamFailedError(error.get("code") or "no code", error.get("message") or "no message")

@@ -1,6 +1,5 @@
-"""A client of files and batches that outlives its server: lines in, results out.
-
-Knows the API's form; judges nothing.
+"""Batches of the API under load: one whose fleet dies process by process, one behind interactive
+requests. Deaths are spread over the progress of the batch.
 """
 
 from __future__ import annotations

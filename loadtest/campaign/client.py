@@ -1,7 +1,4 @@
-"""Clients: ask, time each piece, and ask again where the connection broke.
-
-Knows requests and sockets; judges no answer.
-"""
+"""Clients of a campaign: ask, time each piece, and ask again where the connection broke."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..harness.http import Connection, ConnectionBrokenError, HttpExchange, WebSocket
-from ..readers import StreamFailedError
-from .answers import READERS, Answer, AnswerReader
+from .answers import READERS, Answer, AnswerReader, StreamFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -155,7 +151,7 @@ async def _post(connection: Connection, story: Story) -> HttpExchange:
     status = await exchange.ask("POST", "/v1/chat/completions", headers, body)
     if status != 200:
         said = (await exchange.body()).decode(errors="replace")
-        raise StreamFailedError(f"status {status}: {said}")
+        raise StreamFailedError(f"status {status}", said)
     return exchange
 
 

@@ -1,8 +1,7 @@
-"""Faults that are done to running processes, each of which proves that it happened.
+"""Faults that are done to running processes, each with proof that it happened, and load meanwhile.
 
 An injector returns only when the fault shows in the system itself (a process gone, a process
-stopped), never because a signal was sent. Whole fault suites have passed because nothing was ever
-injected.
+stopped), never because a signal was sent. What is left of a fault afterwards is counted here too.
 """
 
 from __future__ import annotations

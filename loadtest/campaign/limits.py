@@ -1,7 +1,7 @@
 """Takes of one or more servers all that a tenant may have of them, and compares it with its limit.
 
-The comparison holds however fast anybody is: a bucket is full in the beginning and refills all the
-time, and whoever is refused finds less in it than one request takes. Knows HTTP and clocks only.
+The comparison does not depend on speed: a bucket is full at first and refills all the time, and a
+request is refused only where less than its cost is left.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Requests as bytes, for clients that misbehave: no HTTP library stalls or floods on demand.
+"""Clients that close early or stop reading, as bytes on sockets: no HTTP library does that.
 
-Builds what is sent; opens no sockets.
+Readers that read to the end are here too, for comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from ..readers import End, Piece, read_chat_sse
+from .answers import ChatLines, StreamFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -294,16 +294,14 @@ class Reader:
         self._check(bytes(received))
 
     def _check(self, received: bytes) -> None:
+        reader = ChatLines()
         # The size of each chunk stands on a line of its own, which is no `data:` line.
-        lines = (line.rstrip(b"\r") for line in received.split(b"\n"))
-        text = ""
-        for part in read_chat_sse(lines):
-            match part:
-                case Piece():
-                    text += part.text
-                case End():
-                    self.texts.add(text)
-                    self.num_answers += 1
+        for line in received.split(b"\n"):
+            reader.take(line.rstrip(b"\r"))
+        if reader.answer is None:
+            raise StreamFailedError("ended without [DONE]")
+        self.texts.add(reader.answer.text)
+        self.num_answers += 1
 
 
 def new_readers(count: int, max_tokens: int) -> Sequence[Reader]:

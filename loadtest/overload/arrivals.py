@@ -1,6 +1,6 @@
 """Who comes when, and wants what: made up, or out of a real trace. An open loop's plan.
 
-Pure functions of a seed. Knows nothing of servers, and nothing of what became of anybody.
+Pure functions of a seed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What results are judged by: a row for each experiment, and the ratios with their floors.
 
-Pure. Knows what was promised; a ratio whose experiment was not made is left out.
+Pure.
 """
 
 from __future__ import annotations

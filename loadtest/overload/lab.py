@@ -1,6 +1,5 @@
-"""Where experiments are made: in virtual time, many side by side, or on real processes one by one.
-
-Both give the same: an experiment with its course. Knows fleets; judges nothing.
+"""Where experiments of the load lab run: in virtual time, many side by side, or on real processes
+one by one, with the same results.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ops.simulation.campaign import keep_quiet
+from ops.simulation.fleet import FleetShape
 
 from . import real as real_run
 from . import virtual as virtual_run
 from .lab_process import NOTHING, configured
 from .plan import SIZES
 from .real import RealShape, real_fleet
-from .virtual import FleetShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ops.simulation.modelled import StepCost, paced, sampled
 from triolet.config import (
     AdmissionConfig,
     BrownoutConfig,
@@ -26,7 +27,6 @@ from triolet.ids import Role
 from triolet.units import MILLISECONDS
 
 from .arrivals import SLO_S
-from .modelled import StepCost, paced, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """What the lab asks of a fleet: loads with and without each mechanism, a surge, clients who come
 back, tenants who take more than their share, and real traces.
 
-Pure: everything follows from the fleet's capacity and a seed. Knows no fleet.
+Pure: everything follows from the fleet's capacity and a seed.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from ops.simulation.modelled import COST, StepCost
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 from triolet.service_class import ServiceClass
@@ -24,7 +25,6 @@ from ..harness.servers import ServerProcess, running
 from .arrivals import Arrival
 from .http_client import Asker, BrokenAnswerError, request_bytes
 from .lab_process import EVERYTHING, command
-from .modelled import COST, StepCost
 from .outcomes import Fate, Outcome
 from .virtual import Course, prompt_tokens
 

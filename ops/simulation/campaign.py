@@ -1,7 +1,4 @@
-"""Many seeds in several processes, and what came of them in all.
-
-Knows how seeds are dealt out and added up; judges no single run.
-"""
+"""Many seeds in several processes, and what came of them in all."""
 
 from __future__ import annotations
 

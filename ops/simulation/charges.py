@@ -1,6 +1,6 @@
 """What a server says that its clients used: held against what it took on, and what they got.
 
-A `Charges` (server/contract/charges.py) without money. Knows no workers.
+A `Charges` (server/contract/charges.py) without money.
 """
 
 from __future__ import annotations

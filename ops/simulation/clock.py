@@ -5,7 +5,7 @@ Most of what a simulated fleet does is to wait: for the next frame, the next swe
 step. Trio ends such a wait by cancelling it, which costs more than everything that is done then; a
 timer of this clock only reschedules the task, in the very turn of the loop in which Trio would have
 cancelled it. What it touches that Trio does not promise: whether a task is cancelled, and how that
-is raised. Knows tasks and times; knows nothing of what runs.
+is raised.
 """
 
 from __future__ import annotations

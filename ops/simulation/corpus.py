@@ -2,7 +2,7 @@
 where few do.
 
 What a number stands for changes with the code that draws from it; what it once found is held by an
-ordinary test beside the code. Knows numbers and reasons.
+ordinary test beside the code.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ that can be stopped as by SIGSTOP.
 With clock.py the only file that touches what Trio does not promise: the switch and the generator
 that shuffle runnable tasks (trio._core._run), and that a task's coroutine may be exchanged when it
 is spawned.
-tests/ops/simulation/test_deterministic.py holds the pinned version to it. Knows nothing of what
-runs.
+tests/ops/simulation/test_deterministic.py holds the pinned version to it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ what a model says.
 KV of a token is the token with its position. What follows a sequence is a hash of everything that a
 step reads back through the block table, of the seed and of the position; so a chunk that was lost,
 misplaced, damaged or written by somebody who was not the owner shows as another token. Freed blocks
-are poisoned and have to stay so. Knows blocks and rows; knows no requests and no network.
+are poisoned and have to stay so.
 """
 
 from __future__ import annotations

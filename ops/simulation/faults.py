@@ -1,7 +1,4 @@
-"""The kinds of misfortune, how much of each a seed gets, and proof that it happened.
-
-Knows kinds and counts; injects nothing (injector.py does) and judges nothing.
-"""
+"""The kinds of misfortune, how much of each a seed gets, and proof that it happened."""
 
 from __future__ import annotations
 

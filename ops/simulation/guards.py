@@ -1,8 +1,7 @@
 """How each guard of the protocol is taken away, inside of this process and for a while.
 
 The product has no switch for any of this: functions that guard are exchanged from outside. A guard
-that is gone must show, or the simulator looks at the wrong things. Knows the guards' insides; knows
-no scenarios.
+that is gone must show, or the simulator looks at the wrong things.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Brings faults about at random moments, and undoes them; counts those that really came.
-
-Knows what can be done to processes and network; judges nothing.
-"""
+"""Brings faults about at random moments, and undoes them; counts those that really came."""
 
 from __future__ import annotations
 

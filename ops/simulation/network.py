@@ -1,7 +1,6 @@
-"""Which simulated hosts the workers live on, and memory that processes of one host see.
+"""The simulated network and hosts: what links lose, and memory that processes of one host see.
 
-The twin of transport/shared_ring.py without a kernel: its numbers come from the seed alone, so that
-a run's frames do. Knows hosts and rings; knows no processes.
+Hosts are the twin of transport/shared_ring.py without a kernel: their numbers come from the seed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The shared network as one life of one process has it: when that life ends without a word, its
-links are cut before any of its code can say another one.
+"""One simulated process: lives that begin, stop, continue and end, and the links of each life.
 
-Knows links; knows no processes. See transport.link.Network.
+When a life ends without a word, its links are cut before any of its code can send more.
 """
 
 from __future__ import annotations

@@ -1,24 +1,20 @@
-"""What the simulated processes run: a worker with a simulated engine, a server with its clients.
-
-Knows how the production parts are put together; decides nothing about when what happens.
-"""
+"""What the simulated processes run: a worker with a simulated engine, a server with its clients."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
-import decode.worker
-import prefill.worker
 from server.scheduling.links import Links
 from server.scheduling.observer import Observer
 from triolet.config import WorkerConfig
-from triolet.ids import SECRET_BYTES, Role
+from triolet.ids import Role
 
 from .charges import RecordingCharges
 from .engine import EAGER, Guesses, SimulatedDevice, SimulatedEngine
+from .fleet import KV_SECRET, worker_of
 from .network import control_address, kv_address
 from .overseer import Overseer
 from .process import Process
@@ -36,13 +32,6 @@ if TYPE_CHECKING:
     from .faults import Tally
     from .network import Host
     from .process import Surroundings
-
-KV_SECRET: Final = bytes(SECRET_BYTES)
-"""No enemy is simulated; the bytes on the wire have to be the seed's."""
-SERVE: Final[dict[Role, Callable[..., Awaitable[None]]]] = {
-    Role.PREFILL: prefill.worker.serve,
-    Role.DECODE: decode.worker.serve,
-}
 
 
 class WorkerProcess(Process):
@@ -117,21 +106,16 @@ class WorkerProcess(Process):
             self._num_blocks, self._config.engine, self._cost, report, around.tally.happened
         )
         device = SimulatedDevice(engine, self._cost, around.tally.happened)
-        serve = partial(
-            SERVE[self.role],
+        serve = worker_of(
+            self.role,
             self._config,
             engine,
             device,
             self._wiring,
-            self._wiring,
+            host=self._host,
             draw_epoch=self.draw_epoch,
+            source=Guesses() if self._guesses else None,
         )
-        if self.role is Role.PREFILL:
-            serve = partial(serve, make_ring=self._host.make_ring)
-        else:
-            serve = partial(serve, find_ring=self._host.find)
-        if self._guesses:
-            serve = partial(serve, source=Guesses())
         async with trio.open_nursery() as nursery:
             loop = await nursery.start(serve)
             loop.exit_process = lambda _: self.kill()

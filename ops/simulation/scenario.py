@@ -1,7 +1,4 @@
-"""One seed: a fleet, clients, misfortune, peace, and what must hold at the end.
-
-Knows the order of a run and how long its parts last; what is checked is checker.py's.
-"""
+"""One seed: a fleet, clients, misfortune, peace, and what must hold at the end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What happened in a run, as one number that two runs of a seed share, and as lines for people.
-
-Knows times, names and bytes; judges nothing.
-"""
+"""What happened in a run, as one number that two runs of a seed share, and as lines for people."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One simulated fleet: servers, workers and clients on one network, in one Trio run.
-
-Knows who there is; injector.py says what befalls them, checker.py whether they bear it.
-"""
+"""One simulated fleet: servers, workers and clients on one network, in one Trio run."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from loadtest.campaign.misbehaving import Cut, cut_many
 from loadtest.cancels import (
     FINISHED_FIRST,
     blocks_of,
-    percentile,
     release_table,
     release_times,
     stray_tokens,
 )
 from loadtest.harness.servers import FleetLog
+from loadtest.harness.statistics import percentile
 
 from .conftest import PATIENT
 

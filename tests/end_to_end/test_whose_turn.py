@@ -18,8 +18,8 @@ import trio
 
 from loadtest.overload.http_client import Asker, request_bytes
 from loadtest.overload.lab_process import QUEUE_ALONE
-from loadtest.overload.modelled import StepCost
 from loadtest.overload.real import RealShape, real_fleet
+from ops.simulation.modelled import StepCost
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 

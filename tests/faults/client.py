@@ -1,7 +1,4 @@
-"""One client with one streamed question, over SSE or WebSocket, who can leave or fall silent.
-
-Knows sockets and the two surfaces' forms; judges nothing.
-"""
+"""One client with one streamed question, over SSE or WebSocket, who can leave or fall silent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The injectors: each does its fault, and proves that it happened or fails the cell.
 
 An injector gets a fleet with two questions held in a phase. Its scope begins once the fault is
-there and ends once it is undone. Knows nothing of what should come of it.
+there and ends once it is undone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One whole fleet of real processes, every link of it through the proxy.
 
-Two prefill and two decode workers, so that there is somewhere to go on, and one server. Knows how
-to start, restart, settle and audit them; knows nothing of cells.
+Two prefill and two decode workers, so that there is somewhere to go on, and one server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which frames a rule wants: small predicates, put together by name. Knows frames and links."""
+"""Which frames a rule wants: small predicates, put together by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The matrix: which fault in which phase must end in what. One table, and nothing else.
-
-Knows phases, injectors and outcomes; runs nothing.
-"""
+"""The matrix: which fault in which phase must end in what. One table, and nothing else."""
 
 from __future__ import annotations
 

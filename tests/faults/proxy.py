@@ -3,7 +3,7 @@
 Listens where a worker's peers connect and dials the worker once per peer, below ZeroMQ: bytes are
 split into ZMTP pieces and passed on unchanged. So broken connections, refused ones, ZeroMQ's own
 pings and back-pressure reach the other side as they would without a proxy, which a pair of ZeroMQ
-sockets in the middle would hide. Knows frames only to apply rules and to remember what it saw.
+sockets in the middle would hide.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the proxy does to which frames, and how often it did.
 
-Knows frames, names of processes and counts; knows no sockets. A rule that never hit proves that its
+A rule that never hit proves that its
 fault never happened, so every rule counts.
 """
 

@@ -1,7 +1,7 @@
 """ZMTP 3.1, as far as a box in the middle must understand it: where each message begins and ends.
 
 Splits one direction of one connection into pieces that may be passed on, kept, repeated or changed,
-each with its exact bytes. Knows no sockets and no frames of ours. Encrypted connections (CURVE)
+each with its exact bytes. Encrypted connections (CURVE)
 cannot be read, and are not needed on one machine.
 """
 

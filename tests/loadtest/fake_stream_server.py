@@ -102,7 +102,7 @@ def chat_events(*, is_broken: bool) -> Iterator[str]:
     if is_broken:
         return
     yield json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    yield json.dumps({"choices": [], "usage": {"completion_tokens": TOKENS}})
+    yield json.dumps({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": TOKENS}})
     yield "[DONE]"
 
 
@@ -112,7 +112,8 @@ def response_events(*, is_broken: bool) -> Iterator[dict[str, Any]]:
     for piece in PIECES:
         yield {"type": "response.output_text.delta", "delta": piece}
     if not is_broken:
-        yield {"type": "response.completed", "response": {"usage": {"output_tokens": TOKENS}}}
+        usage = {"input_tokens": 1, "output_tokens": TOKENS}
+        yield {"type": "response.completed", "response": {"status": "completed", "usage": usage}}
 
 
 @contextmanager

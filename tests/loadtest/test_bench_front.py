@@ -13,9 +13,9 @@ from rich.console import Console
 from loadtest.bench import front
 from loadtest.bench.engines import install
 from loadtest.bench.front import DEMO, FASTAPI, OURS, Case, delays_ms, ratios_of
-from loadtest.bench.front_clients import ClientStream
 from loadtest.bench.front_source import word_ids
 from loadtest.bench.report import Ratio
+from loadtest.bench.streams import ClientStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

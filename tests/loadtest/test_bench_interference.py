@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import socket
 from contextlib import closing
@@ -19,7 +18,6 @@ from loadtest.bench.interference import (
     Runners,
     Seen,
     middle,
-    percentile,
     ratios_of,
     row_of,
 )
@@ -29,12 +27,6 @@ from loadtest.bench.streams import Stream, StreamBrokenError, Streams
 def seen(gap_s: float, late: int = 0, **more: float) -> Seen:
     gaps = [gap_s] * 990 + [10 * gap_s] * late
     return Seen(gaps, 500, [more.get("ttft_s", 0.5)] * 4, 1, 10.0, {"decode": 0.9})
-
-
-def test_a_percentile_is_a_value_that_was_seen() -> None:
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile([1.0], 0.999) == 1.0
-    assert math.isnan(percentile([], 0.5))
 
 
 def test_a_row_tells_stalls_by_the_idle_gap() -> None:

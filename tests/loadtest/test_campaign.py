@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.campaign.answers import Answer, Ask, ChatBody, ChatLines, ResponseMessages, draw_asks
+from loadtest.campaign.answers import (
+    Answer,
+    Ask,
+    ChatBody,
+    ChatLines,
+    ResponseMessages,
+    StreamFailedError,
+    draw_asks,
+)
 from loadtest.campaign.client import Broken, Story
 from loadtest.campaign.faults import Injected
 from loadtest.harness.servers import FleetLog, attempts_of, state_of
 from loadtest.kills import CALM, SERVER_KILL, Verdict, judge
-from loadtest.readers import StreamFailedError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.figures import StreamClock, StreamRecord, failures, percentile, rows
+from loadtest.figures import StreamClock, StreamRecord, failures, rows
+from loadtest.harness.statistics import percentile
 from loadtest.prompts import WEIGHTS, Prompt, PromptMix
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.readers import (
-    End,
-    Piece,
+from loadtest.campaign.answers import (
+    AnswerReader,
+    ChatLines,
+    ResponseMessages,
     StreamFailedError,
-    read_chat_sse,
-    read_response_events,
+    read_stream,
 )
 
 from .fake_stream_server import PIECES, TOKENS, chat_events, response_events
@@ -20,7 +20,8 @@ from .fake_stream_server import PIECES, TOKENS, chat_events, response_events
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-GOOD = [*map(Piece, PIECES), End(TOKENS)]
+GOOD = ("".join(PIECES), len(PIECES), TOKENS)
+"""Text, how often some of it came, and tokens."""
 CHAT = list(chat_events(is_broken=False))
 RESPONSE = list(response_events(is_broken=False))
 ERROR = {"error": {"code": "overloaded", "message": "42 others wait"}}
@@ -30,20 +31,26 @@ def lines(events: Iterable[str]) -> list[bytes]:
     return [line for data in events for line in (f"data: {data}".encode(), b"")]
 
 
+def read(messages: Iterable[str | bytes], reader: AnswerReader) -> tuple[str, int, int]:
+    times: list[float] = []
+    tokens = read_stream(messages, reader, times.append)
+    return reader.text, len(times), tokens
+
+
 def test_a_chat_stream_is_its_text_and_its_end() -> None:
-    assert list(read_chat_sse(lines(CHAT))) == GOOD
+    assert read(lines(CHAT), ChatLines()) == GOOD
 
 
 def test_keep_alive_comments_and_the_role_are_no_text() -> None:
     role = json.dumps({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-    assert list(read_chat_sse([b": keep-alive", b"", *lines([role, *CHAT])])) == GOOD
+    assert read([b": keep-alive", b"", *lines([role, *CHAT])], ChatLines()) == GOOD
 
 
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
-        pytest.param([], "without \\[DONE\\]", id="nothing"),
-        pytest.param(CHAT[:-1], "without \\[DONE\\]", id="no DONE"),
+        pytest.param([], "without a terminal event", id="nothing"),
+        pytest.param(CHAT[:-1], "without a terminal event", id="no DONE"),
         pytest.param([CHAT[0], *CHAT[-2:]], "without finish_reason", id="no reason"),
         pytest.param([*CHAT[:-2], "[DONE]"], "without usage", id="no usage"),
         pytest.param([CHAT[0], json.dumps(ERROR), "[DONE]"], "overloaded", id="error event"),
@@ -51,21 +58,23 @@ def test_keep_alive_comments_and_the_role_are_no_text() -> None:
 )
 def test_a_chat_stream_that_ends_otherwise_has_failed(events: list[str], reason: str) -> None:
     with pytest.raises(StreamFailedError, match=reason):
-        list(read_chat_sse(lines(events)))
+        read(lines(events), ChatLines())
 
 
 def test_a_response_is_its_text_and_its_end() -> None:
-    assert list(read_response_events(map(json.dumps, RESPONSE))) == GOOD
+    assert read(map(json.dumps, RESPONSE), ResponseMessages()) == GOOD
 
 
 def test_a_response_cut_at_its_limit_has_ended_well() -> None:
-    cut = {"type": "response.incomplete", "response": {"usage": {"output_tokens": 3}}}
-    assert list(read_response_events([json.dumps(cut)])) == [End(3)]
+    usage = {"input_tokens": 1, "output_tokens": 3}
+    response = {"status": "incomplete", "usage": usage}
+    cut = {"type": "response.incomplete", "response": response}
+    assert read([json.dumps(cut)], ResponseMessages()) == ("", 0, 3)
 
 
 def test_what_comes_after_a_response_is_left_for_the_next() -> None:
     messages = iter([*map(json.dumps, RESPONSE), "the next"])
-    assert list(read_response_events(messages))[-1] == End(TOKENS)
+    assert read(messages, ResponseMessages()) == GOOD
     assert next(messages) == "the next"
 
 
@@ -76,7 +85,7 @@ def test_what_comes_after_a_response_is_left_for_the_next() -> None:
         pytest.param([{"type": "error", "status": 503, **ERROR}], "overloaded", id="error"),
         pytest.param(
             [{"type": "response.failed", "response": {"error": {"type": "overloaded"}}}],
-            "failed: overloaded",
+            "overloaded",
             id="failed",
         ),
         pytest.param(
@@ -88,10 +97,10 @@ def test_a_response_that_ends_otherwise_has_failed(
     last: list[dict[str, object]], reason: str
 ) -> None:
     with pytest.raises(StreamFailedError, match=reason):
-        list(read_response_events(map(json.dumps, [*RESPONSE[:-1], *last])))
+        read(map(json.dumps, [*RESPONSE[:-1], *last]), ResponseMessages())
 
 
 def test_reasons_hold_no_numbers_that_would_split_a_table_of_failures() -> None:
     with pytest.raises(StreamFailedError) as caught:
-        list(read_chat_sse(lines([json.dumps(ERROR)])))
-    assert "42" not in str(caught.value)
+        read(lines([json.dumps(ERROR)]), ChatLines())
+    assert "42" not in caught.value.reason

@@ -54,7 +54,7 @@ def test_streams_that_merely_stop_are_failures(
     with streaming_server(is_broken=True) as server:
         assert run(server.url, tmp_path) == 1
     shown = capsys.readouterr().out
-    assert "SSE: ended without [DONE]" in shown
+    assert "SSE: ended without a terminal event" in shown
     assert "WS: ended without a terminal event" in shown
     assert "SSE TTFT" not in shown
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, TypeVarTuple
 
 import trio
 
-import decode.worker
-import prefill.worker
+from ops.simulation.fleet import worker_of
 from server.contract.generation import Delta, Failed, GenerationRequest, TokenLogprob
 from server.scheduling.links import Links
 from server.scheduling.observer import Observer
@@ -179,23 +177,19 @@ class Slot:
             self.prepare(self.engine)
             with trio.CancelScope() as self._scope:
                 async with trio.open_nursery() as nursery:
-                    self.shell = await nursery.start(
-                        self._serve(),
+                    worker = worker_of(
+                        self.role,
                         self.config,
                         self.engine,
                         self,
                         self._network,
-                        self._network,
+                        source=self._make_source() if self.role is Role.DECODE else None,
                     )
+                    self.shell = await nursery.start(worker)
                     self.lives += 1
                     task_status.started()
                     task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(RESTART_S)
-
-    def _serve(self) -> Any:  # noqa: ANN401 (two functions of different signatures)
-        if self.role is Role.PREFILL:
-            return prefill.worker.serve
-        return partial(decode.worker.serve, source=self._make_source())
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Compute a step; see worker.shell.Device."""

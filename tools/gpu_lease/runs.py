@@ -25,8 +25,8 @@ import trio
 from loadtest.bench.drivers.loop import prompts_of
 from loadtest.bench.model import DEMO, SHAPES
 from loadtest.bench.serve_client import Target, ask_together, at_once
-from loadtest.cancels import percentile
 from loadtest.harness.servers import running_server
+from loadtest.harness.statistics import percentile
 from triolet.config import Dtype
 
 from .pack import LEASE, ROOT

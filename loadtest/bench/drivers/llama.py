@@ -1,7 +1,7 @@
-"""A model directory's safetensors as the one file that llama.cpp reads.
+"""llama.cpp in its own process, through llama-cpp-python: `python -m loadtest.bench.drivers.llama`.
 
-Llama only, with one file of bf16 tensors, as model.py writes them. Needs numpy and the package
-gguf, which lie in llama.cpp's environment; so both are imported when they are used.
+Runs in an environment where llama_cpp and gguf are installed, and uses nothing of Triolet. Its
+model is a GGUF file, or a directory, beside whose safetensors one is written.
 """
 
 from __future__ import annotations

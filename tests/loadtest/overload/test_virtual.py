@@ -12,9 +12,10 @@ from loadtest.overload.arrivals import merged
 from loadtest.overload.goals import counted, draw, ratios, row
 from loadtest.overload.lab import Result, in_virtual_time
 from loadtest.overload.lab_process import ALL, EVERYTHING, NOTHING, configured
-from loadtest.overload.modelled import COST, StepCost
 from loadtest.overload.outcomes import Fate, figures, taken_at_return
-from loadtest.overload.virtual import FleetShape, VirtualLoad, drive
+from loadtest.overload.virtual import VirtualLoad, drive
+from ops.simulation.fleet import FleetShape
+from ops.simulation.modelled import COST, StepCost
 from triolet.service_class import ServiceClass
 
 CAPACITY = 7.25

@@ -1,10 +1,8 @@
 """A device of modelled time: a step takes what a formula says, whatever the machine is doing.
 
-A fleet on a small shared machine has no capacity that two measurements agree on, and overload is a
-matter of capacity. So the load lab's workers are the product's own, with their leases, frames and
-schedulers, and only what computes is replaced: nothing is computed, and a step lasts
-`step + rows x row + prompt tokens x token`. The tokens all say the same. Knows steps; knows no
-requests. It belongs to the load lab; the product has no such backend.
+A fleet on a small shared machine has no capacity that two measurements agree on. So only what
+computes is replaced: nothing is computed, and a step lasts
+`step + rows x row + prompt tokens x token`. All tokens are the same.
 """
 
 from __future__ import annotations
@@ -16,8 +14,9 @@ import trio
 
 from engine.batch import Sampled
 from engine.pace import MEASURED_TOKENS, pace_of
-from ops.simulation.engine import Cost, SimulatedEngine
 from triolet.units import MILLISECONDS
+
+from .engine import Cost, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,0 +1,207 @@
+"""One fleet in memory: the product's server and workers on an in-memory network.
+
+`worker_of` puts a worker together for whoever supervises it; `running_fleet` runs a whole fleet
+whose devices take modelled time, for load that lasts an hour of virtual time.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import trio
+
+import decode.worker
+import prefill.worker
+from server.contract.charges import NO_CHARGES
+from server.scheduling.links import Links
+from transport.memory_network import MemoryNetwork
+from transport.memory_pipe import Conditions
+from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.ids import SECRET_BYTES, Role
+from triolet.units import KIB, SECONDS
+
+from .clock import ClockAlarm, VirtualClock
+from .faults import CALM
+from .modelled import COST, ModelledDevice, ModelledEngine, StepCost
+from .network import Host
+from .text import NumberText
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from typing import Any
+
+    from decode.speculation import GuessSource
+    from server.contract.charges import Charges
+    from server.scheduling.observer import Observer
+    from server.scheduling.output import RelayText
+    from transport.link import Network
+    from worker.engine_port import EnginePort
+    from worker.worker_loop import Device
+
+KV_SECRET: Final = bytes(SECRET_BYTES)
+"""No enemy is simulated; the bytes on the wire have to be the seed's."""
+READY_S: Final = 60 * SECONDS
+
+
+def worker_of(
+    role: Role,
+    config: WorkerConfig,
+    engine: EnginePort,
+    device: Device,
+    network: Network,
+    *,
+    host: Host | None = None,
+    draw_epoch: Callable[[], int] | None = None,
+    source: GuessSource | None = None,
+) -> partial[Any]:
+    """Return what `nursery.start` runs: a worker; it gives its WorkerLoop.
+
+    Args:
+      role: prefill or decode.
+      config: of the worker.
+      engine: in place of a model.
+      device: runs its steps.
+      network: of all its links.
+      host: whose memory it shares; None for the machine's.
+      draw_epoch: of each life; None for the product's own.
+      source: of guessed tokens; decode only, None for the product's own.
+    """
+    more: dict[str, Any] = {}
+    if draw_epoch is not None:
+        more["draw_epoch"] = draw_epoch
+    if source is not None:
+        more["source"] = source
+    if role is Role.PREFILL:
+        if host is not None:
+            more["make_ring"] = host.make_ring
+        return partial(prefill.worker.serve, config, engine, device, network, network, **more)
+    if host is not None:
+        more["find_ring"] = host.find
+    return partial(decode.worker.serve, config, engine, device, network, network, **more)
+
+
+MODEL: Final = "modelled"
+BLOCK_SIZE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FleetShape:
+    """How large a fleet is.
+
+    Attributes:
+      prefills: workers.
+      decodes: workers.
+      max_num_seqs: rows of a decode step.
+      num_blocks: of each pool.
+      cost: of each worker's steps.
+      server: bounds and switches of the server; addresses and links are added.
+    """
+
+    prefills: int = 1
+    decodes: int = 1
+    max_num_seqs: int = 32
+    num_blocks: int = 1024
+    cost: StepCost = COST
+    server: ServerConfig = field(
+        default_factory=lambda: ServerConfig(
+            model_dir="", model_name=MODEL, prefill_addresses=(), decode_addresses=()
+        )
+    )
+
+
+class Front(NamedTuple):
+    """What of the server is around its fleet.
+
+    Attributes:
+      text: the model's.
+      observer: told of what happens.
+      charges: told what each request used.
+    """
+
+    text: RelayText
+    observer: Observer | None = None
+    charges: Charges = NO_CHARGES
+
+
+class _Calm(Conditions):
+    """A network that loses nothing, in the simulator's own time."""
+
+    def make_alarm(self) -> ClockAlarm:
+        return ClockAlarm()
+
+
+@asynccontextmanager
+async def running_fleet(
+    shape: FleetShape, seed: int, front: Front | None = None
+) -> AsyncIterator[Links]:
+    """Run a fleet with devices of modelled time; yield the server's side once it is ready.
+
+    Either inside `deterministic.run`, or where the modelled time passes in truth.
+
+    Args:
+      shape: how large it is.
+      seed: of what is drawn at random.
+      front: of the server; None for one that is nothing but its fleet.
+    """
+    network, host, epochs = MemoryNetwork(seed), Host(1), iter(range(1, 1_000_000))
+    if isinstance(trio.lowlevel.current_clock(), VirtualClock):
+        network.conditions = _Calm(seed, CALM)
+    link = LinkConfig(kv_ring_bytes=1024 * KIB)
+    names = {
+        Role.PREFILL: [f"prefill-{n}" for n in range(shape.prefills)],
+        Role.DECODE: [f"decode-{n}" for n in range(shape.decodes)],
+    }
+
+    def draw_epoch() -> int:
+        return next(epochs)
+
+    server = replace(
+        shape.server,
+        prefill_addresses=tuple(map(_address, names[Role.PREFILL])),
+        decode_addresses=tuple(map(_address, names[Role.DECODE])),
+        link=link,
+    )
+    text, observer, charges = front or Front(NumberText())
+    fleet = Links(
+        server,
+        text,
+        network,
+        observer,
+        draw_epoch=draw_epoch,
+        charges=charges,
+        kv_secret=KV_SECRET,
+    )
+    async with trio.open_nursery() as nursery:
+        for role in names:
+            for name in names[role]:
+                config = _worker_config(role, name, shape.max_num_seqs, link)
+                engine = ModelledEngine(shape.num_blocks, config.engine, shape.cost)
+                device = ModelledDevice(shape.cost)
+                await nursery.start(
+                    worker_of(
+                        role, config, engine, device, network, host=host, draw_epoch=draw_epoch
+                    )
+                )
+        await nursery.start(fleet.run)
+        with trio.fail_after(READY_S):
+            await fleet.wait_ready()
+        yield fleet
+        nursery.cancel_scope.cancel()
+
+
+def _worker_config(role: Role, name: str, max_num_seqs: int, link: LinkConfig) -> WorkerConfig:
+    return WorkerConfig(
+        name=name,
+        model_dir="",
+        control_address=_address(name),
+        kv_address=f"{_address(name)}/kv" if role is Role.DECODE else None,
+        engine=EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs),
+        link=link,
+    )
+
+
+def _address(name: str) -> str:
+    return f"memory:{name}"
