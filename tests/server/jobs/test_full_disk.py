@@ -66,9 +66,9 @@ class ChargingFleet(FakeFleet):
         self.used_tokens = 0
         self._quotas = quotas
 
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
+    def begin(self, request: GenerationRequest) -> FakeGeneration:
         self.script = self._answer
-        generation = super().submit(request)
+        generation = super().begin(request)
         self._quotas.accepted(request.request_id)
         self._quotas.ended(request.request_id, generation.usage, is_begun=True)
         self.used_tokens += generation.usage.prompt_tokens + generation.usage.completion_tokens

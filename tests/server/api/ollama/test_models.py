@@ -129,14 +129,14 @@ async def test_inputs_become_vectors(body: dict[str, Any], count: int) -> None:
         answer = (await server.post("/api/embed", {"model": MODEL} | body)).json
         asked = server.fleet.inputs
     assert len(answer["embeddings"]) == count == len(asked)
-    assert answer["prompt_eval_count"] == sum(len(one.input_ids) for one in asked)
+    assert answer["prompt_eval_count"] == sum(len(one.prompt_ids) for one in asked)
 
 
 async def test_a_long_input_is_cut_unless_that_is_forbidden() -> None:
     async with surface() as server:
         long = {"model": MODEL, "input": "x" * 5000}
         assert (await server.post("/api/embed", long)).status == 200
-        assert len(server.fleet.inputs[0].input_ids) == 4096
+        assert len(server.fleet.inputs[0].prompt_ids) == 4096
         object.__setattr__(
             server.services, "embedding", type(server.services.embedding)(max_input_tokens=100)
         )
@@ -162,7 +162,7 @@ async def test_a_long_input_keeps_the_special_tokens_around_it() -> None:
         for told in ("abc", "abcdef", "abcdefg", "x<|pad|>cdefgh", "x" * 100_000):
             answer = await server.post("/api/embed", {"model": MODEL, "input": told})
             assert answer.status == 200, answer
-        inputs = [one.input_ids for one in server.fleet.inputs]
+        inputs = [one.prompt_ids for one in server.fleet.inputs]
     assert inputs == [
         (BOS_ID, *b"abc", EOS_ID),
         (BOS_ID, *b"abcdef", EOS_ID),
