@@ -23,7 +23,7 @@ class Kept(NamedTuple):
 
     Attributes:
       answer: its bytes.
-      tenant: whose it is.
+      tenant: its owner.
       since: when it was kept.
     """
 

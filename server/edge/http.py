@@ -297,7 +297,7 @@ class PatchedH11Protocol(H11Protocol):
         return False
 
     async def send_chunk(self, data: bytes) -> bool:
-        """Send a piece of a body whose length is not known; return False for any other.
+        """Send a piece of a body of unknown length; return False for any other.
 
         One write, and none of h11's events, of which each costs more than the write.
         """

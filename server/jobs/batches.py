@@ -273,7 +273,7 @@ class Batches:
         self._step(batch, BatchStep.REFUSE, now)
 
     def _end(self, batch: BatchRecord, step: BatchStep, now: int) -> None:
-        """End a batch whose lines are not all done: these fail with the reason."""
+        """End a batch before all of its lines are done: the others fail with the reason."""
         code, message = _UNDONE[step]
         with transaction(self._connection):
             rows = self._connection.execute(

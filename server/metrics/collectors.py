@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LABELS: Final = ("role", "worker")
 COUNTS: Final = {
     "queried_tokens": "Prompt tokens that were looked up",
-    "hit_tokens": "Prompt tokens whose KV was there",
+    "hit_tokens": "Prompt tokens with KV in the cache",
     "evicted_blocks": "Cached blocks that gave way to others",
     "spilled_blocks": "Cached blocks that went to host memory",
     "restored_blocks": "Blocks that came back from host memory",
@@ -51,7 +51,7 @@ def cache_families(status: FleetStatus) -> Iterator[Metric]:
     )
     for worker in status.workers:
         if worker.capacity is None:
-            continue  # it has not said who it is
+            continue  # it has not named itself
         labels = (worker.role.value, worker.name)
         for name, family in counters.items():
             family.add_metric(labels, getattr(worker.load.cache, name))
@@ -167,7 +167,7 @@ class FleetCollector(Collector):
         yield _gauge("triolet_connections", "Open client connections", self._connections())
         turned_away = CounterMetricFamily(
             "triolet_connections_turned_away",
-            "Connections refused (by whose bound), and idle ones closed for others (evicted)",
+            "Connections refused (by the server's or the address's bound), and idle ones closed for others (evicted)",
             labels=("why",),
         )
         for why, count in self._turned_away().items():
@@ -212,7 +212,7 @@ class FleetCollector(Collector):
         )
         for worker in status.workers:
             if worker.capacity is None:
-                continue  # it has not said who it is: its address would become a label for ever
+                continue  # it has not named itself: its address would become a label for ever
             pool = (worker.role.value, worker.name)
             block_tokens.add_metric(pool, worker.capacity.block_size)
             block_bytes.add_metric(pool, worker.capacity.bytes_per_block)
@@ -248,7 +248,7 @@ class FleetCollector(Collector):
                 ("steps", "Device steps"),
                 ("computed_tokens", "Tokens computed"),
                 ("stale_frames", "Frames dropped because they named no live lease"),
-                ("bad_digests", "KV chunks whose digest was wrong"),
+                ("bad_digests", "KV chunks with a wrong digest"),
                 ("preemptions", "Sequences that lost their blocks to others"),
                 ("local_prompts", "Prompts that decode computed itself"),
                 ("borrowed_steps", "Device steps that used cores that other workers could spare"),
@@ -341,7 +341,7 @@ def _overload(status: FleetStatus) -> Iterator[Metric]:
     for name, text, value in (
         ("brownout_level", "What is given up, from 0 for nothing to 4", overload.brownout),
         ("overload_pressure", "Wait of the default class, of what it may wait", overload.pressure),
-        ("owed_tokens", "Prompt tokens whose first token is owed", overload.owed_tokens),
+        ("owed_tokens", "Prompt tokens without a first token yet", overload.owed_tokens),
         ("promised_returns", "Refused clients that are expected back", overload.expected_returns),
         ("ttft_error_seconds", "Mean error of predicted first tokens", overload.error_s),
     ):

@@ -187,7 +187,7 @@ def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
             else:
                 samples.setdefault(family, []).append(_labelled(line, server))
     heads[SERVER_UP] = [
-        f"# HELP {SERVER_UP} 1 for a server whose numbers are in here",
+        f"# HELP {SERVER_UP} 1 for a server with its numbers in here",
         f"# TYPE {SERVER_UP} gauge",
     ]
     samples[SERVER_UP] = [

@@ -39,10 +39,10 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("requests_accepted", "Sequences taken on", ()),
     ("requests_rejected", "Sequences refused at once", ("code", "class")),
     ("requests", "Sequences by how they ended", ("outcome",)),
-    ("prompts_routed", "Prompts by who computes them, and why", ("role", "why")),
+    ("prompts_routed", "Prompts by the role that computes them, and why", ("role", "why")),
     ("attempts_failed", "Attempts that another one followed", ("cause",)),
     ("prompt_tokens", "Tokens in prompts", ()),
-    ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
+    ("cached_prompt_tokens", "Prompt tokens with KV in the cache already", ()),
     ("completion_tokens", "Tokens generated", ()),
     ("grammars_checked", "Grammars of requests by what became of them", ("verdict",)),
     ("workers_joined", "Lives of workers that were greeted", ()),
@@ -50,7 +50,7 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("workers_refused", "Workers that do not fit this server", ()),
     ("retries_refused", "Requests ended because the retry budget was spent", ()),
     ("requests_quarantined", "Requests that killed the workers which computed them", ()),
-    ("grammars_quarantined", "Requests whose grammar took a worker too long to follow", ()),
+    ("grammars_quarantined", "Requests with a grammar that took a worker too long to follow", ()),
     ("breaker_changes", "Circuit breakers of workers by the state they took", ("state",)),
     ("frames_dropped", "Frames of workers that belonged to nothing present", ("reason",)),
     ("server_pauses", "Times that this process stood still", ()),
@@ -173,7 +173,7 @@ class FleetMetrics(Observer):
         self.histograms["prefill_seconds"].observe(compute_s)
 
     def prompt_routed(self, role: str, why: str) -> None:
-        """It is settled who computes a prompt, and why; both are words of our own."""
+        """A prompt was given to a role, and why; both are words of our own."""
         self.counters["prompts_routed"].labels(str(role), str(why)).inc()
 
     def first_token(self, ttft_s: float) -> None:

@@ -82,7 +82,7 @@ class Fault:
       is_path: the way between the two workers is what failed.
       is_shared: other attempts fail by the same event, within moments.
       step: the device step that raised; 0 if none did.
-      num_suspects: requests whose computing may be what the worker or the step failed by, this one
+      num_suspects: requests that may have made the worker or the step fail, this one
         among them; 0 if it was not computing.
     """
 

@@ -178,7 +178,7 @@ class Request:
       fingerprint: of the model that made its first token.
       is_begun: a worker was told to compute its prompt.
       origin: another completion of the same prompt, which it may share; None for none.
-      cached_tokens: prompt tokens whose KV was there already; None before a worker has said so.
+      cached_tokens: prompt tokens with KV in the cache already; None before a worker has said so.
       held_tokens: of these, what decode had at the first attempt.
       forecast: what admission expected of it.
       chain: names the prompt's blocks.

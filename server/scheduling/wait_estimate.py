@@ -160,7 +160,7 @@ class Forecast:
 
 
 class Fading:
-    """A sum whose old parts fade.
+    """A sum with old parts that fade.
 
     Args:
       memory_s: after which about a third is left.
