@@ -167,7 +167,7 @@ class FleetCollector(Collector):
         yield _gauge("triolet_connections", "Open client connections", self._connections())
         turned_away = CounterMetricFamily(
             "triolet_connections_turned_away",
-            "Connections refused (by the server's or the address's bound), and idle ones closed for others (evicted)",
+            "Connections refused (server or address: by its bound) and idle ones closed (evicted)",
             labels=("why",),
         )
         for why, count in self._turned_away().items():
