@@ -11,7 +11,7 @@ import hmac
 import re
 import tomllib
 from dataclasses import fields
-from datetime import datetime  # noqa: TC003 (msgspec reads it)
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -206,7 +206,7 @@ def _keys(value: object) -> tuple[TenantKey, ...]:
         TenantKey(one.digest.removeprefix(DIGEST_PREFIX), one.until.timestamp())
         if isinstance(one, _KeyTable)
         else TenantKey(one.removeprefix(DIGEST_PREFIX))
-        for one in msgspec.convert(value, _KeyList)
+        for one in msgspec.convert(value, _KeyList, builtin_types=(datetime,))
     ]
     if len({key.digest for key in keys}) != len(keys):
         raise ValueError

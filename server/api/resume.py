@@ -161,23 +161,23 @@ class ResumableAnswer:
         shall_listen = self.ended_at is None and not self._is_ahead()
         if self._stream is not None and shall_listen is not self._is_listening:
             self._is_listening = shall_listen
-            self._stream.listen(self._take if shall_listen else None)
+            self._stream.listen(self._take if shall_listen else None, self._fail)
 
     def _take(self, events: Events) -> None:
         """Write down what has come."""
         assert self._stream is not None
-        try:
-            for index, event in events:
-                self._write(index, event)
-            if self.ended_at is None and self._stream.is_over:
-                self._end(self.serializer.end())
-        except Exception as error:
-            # The caller serves all streams.
-            log.exception("answer_failed", exc_info=error)
-            self.failure = server_error()
-            self._end([])
-            self.give_up(CancelReason.STOPPED)
+        for index, event in events:
+            self._write(index, event)
+        if self.ended_at is None and self._stream.is_over:
+            self._end(self.serializer.end())
         self.go_on()
+
+    def _fail(self, error: Exception) -> None:
+        """End it by an error of this server."""
+        log.error("answer_failed", exc_info=error)
+        self.failure = server_error()
+        self._end([])
+        self.give_up(CancelReason.STOPPED)
 
     def _write(self, index: int, event: Event) -> None:
         if self.ended_at is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import trio
 
@@ -21,6 +21,10 @@ Left = TypeVar("Left")
 def deliver_soon(stream: OutputStream) -> None:
     """Deliver in the next turn of the event loop."""
     trio.lowlevel.current_trio_token().run_sync_soon(lambda: stream.deliver(trio.current_time()))
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 class OutputStream:
@@ -57,6 +61,7 @@ class OutputStream:
         self._filled: list[int] = []
         self._is_due = False
         self._write: Callable[[Events], object] | None = None
+        self._fail: Callable[[Exception], None] = _raise
         self._left: object = None
         self._woken: trio.Event | None = None
         for index, generation in enumerate(self.generations):
@@ -138,16 +143,24 @@ class OutputStream:
             raise self._left
         return cast("Left | None", self._left)
 
-    def listen(self, write: Callable[[Events], None] | None) -> None:
-        """Have `write` called with events as they arrive, until None is passed. `write` must
-        neither wait nor raise.
+    def listen(
+        self,
+        write: Callable[[Events], None] | None,
+        fail: Callable[[Exception], None] = _raise,
+    ) -> None:
+        """Have `write` called with events as they arrive, until None is passed.
+
+        Args:
+          write: must not wait.
+          fail: called with what was raised by `write`, or while events were taken for it: the
+            caller of both delivers to all streams.
 
         Raises:
           trio.BusyResourceError: the stream has another reader.
         """
         if write is not None:
             self._check_alone()
-        self._write = write
+        self._write, self._fail = write, _raise if write is None else fail
         if write is not None and self._filled:
             self._note_due()
 
@@ -161,9 +174,10 @@ class OutputStream:
             left: object
             try:
                 left = self._write(self.take())
-            except Exception as error:
-                if self._woken is None:
-                    raise  # no task waits that could raise it
+            except Exception as error:  # noqa: BLE001 (its reader is told)
+                if self._woken is None:  # no task waits that could raise it
+                    self._fail(error)
+                    return
                 left = error
             if left is None and not self.is_over:
                 return

@@ -25,24 +25,28 @@ class Opened:
 
     Attributes:
       limits: the whole ones.
+      servers: that shared them when the account was opened. The buckets here are filled for so
+        many, so it stays until the account is closed.
       spent_before: this month [nanos], as last seen when the account was opened.
       cost: spent since [nanos].
       used_tokens: since.
     """
 
     limits: Limits
+    servers: int
     spent_before: int
     cost: int = 0
     used_tokens: int = 0
 
-    def part(self, servers: int) -> Limits:
-        """Return one server's part. Of the budget it is one of what was left: no server sees what
-        the others spend."""
-        part = self.limits.shared_by(servers)
+    @property
+    def part(self) -> Limits:
+        """One server's part. Of the budget it is one of what was left: no server sees what the
+        others spend."""
+        part = self.limits.shared_by(self.servers)
         if part.budget is None:
             return part
         left = max(0, part.budget - self.spent_before)
-        return replace(part, budget=self.spent_before + left // servers)
+        return replace(part, budget=self.spent_before + left // self.servers)
 
 
 class LocalShare:
@@ -64,12 +68,15 @@ class LocalShare:
         """What is reserved here and not settled."""
         return self._ledger.held
 
-    def open(self, tenant: str, limits: Limits, seen: Account | None, month: str) -> None:
+    def open(
+        self, tenant: str, limits: Limits, servers: int, seen: Account | None, month: str
+    ) -> None:
         """Open an account, or hold the one there is to these limits from now on.
 
         Args:
           tenant: of the account.
           limits: the whole ones.
+          servers: that share them.
           seen: the shared account as it was last seen.
           month: the present one.
         """
@@ -79,28 +86,28 @@ class LocalShare:
         if seen is not None:
             entry = self._ledger.entry(tenant, month)
             entry.spent, entry.used_tokens = seen.spent, seen.used_tokens
-        self.opened[tenant] = Opened(limits, 0 if seen is None else seen.spent)
+        self.opened[tenant] = Opened(limits, servers, 0 if seen is None else seen.spent)
 
-    def reserve(self, ask: Ask, servers: int, month: str, now: float) -> Verdict:
+    def reserve(self, ask: Ask, month: str, now: float) -> Verdict:
         """Take what a request of a tenant with an account will probably use, or nothing."""
-        return self._ledger.reserve(ask, self.opened[ask.tenant].part(servers), month, now)
+        return self._ledger.reserve(ask, self.opened[ask.tenant].part, month, now)
 
-    def settle(self, settlement: Settlement, servers: int, month: str, now: float) -> None:
+    def settle(self, settlement: Settlement, month: str, now: float) -> None:
         """Charge what it used."""
         opened = self.opened[settlement.tenant]
         opened.cost += settlement.cost
         opened.used_tokens += settlement.tokens
-        self._ledger.settle(settlement, opened.part(servers), month, now)
+        self._ledger.settle(settlement, opened.part, month, now)
 
-    def account(self, tenant: str, servers: int, month: str, now: float) -> Account:
+    def account(self, tenant: str, month: str, now: float) -> Account:
         """Return what there is of this server's part."""
-        return self._ledger.account(tenant, self.opened[tenant].part(servers), month, now)
+        return self._ledger.account(tenant, self.opened[tenant].part, month, now)
 
-    def report(self, journal: Journal, servers: int, month: str, now: float) -> None:
+    def report(self, journal: Journal, month: str, now: float) -> None:
         """Write down what the shared accounts have to learn. Of rates that is what the buckets
         here, full at first, lack by now: what was taken and is not refilled yet."""
         for tenant, opened in self.opened.items():
-            part, left = opened.part(servers), self.account(tenant, servers, month, now)
+            part, left = opened.part, self.account(tenant, month, now)
             requests, tokens = (
                 (part.requests or 0.0) - left.requests,
                 (part.tokens or 0.0) - left.tokens,

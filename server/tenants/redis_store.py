@@ -127,7 +127,7 @@ class RedisStore:
                     self._has_changes.set()
         if verdict is None:
             self._open_local(ask.tenant, limits)
-            return self._local.reserve(ask, self.num_servers, _month(), trio.current_time())
+            return self._local.reserve(ask, _month(), trio.current_time())
         if verdict.refused_by is None:
             self._reserved[ask.id] = ask
         return verdict
@@ -140,7 +140,7 @@ class RedisStore:
             self._has_changes.set()
             return
         self._open_local(settlement.tenant, settlement.limits)
-        self._local.settle(settlement, self.num_servers, _month(), trio.current_time())
+        self._local.settle(settlement, _month(), trio.current_time())
 
     def last_seen(
         self, tenant: str, limits: Limits, within_s: float | None = None
@@ -149,7 +149,7 @@ class RedisStore:
         what is older than `within_s`."""
         now = trio.current_time()
         if tenant in self._local.opened:
-            return self._local.account(tenant, self.num_servers, _month(), now)
+            return self._local.account(tenant, _month(), now)
         return self._seen.by_now(tenant, limits, now, within_s) if self.is_well else None
 
     def enforced(self, limits: Limits) -> Limits:
@@ -164,7 +164,7 @@ class RedisStore:
                 return verdict.account
         now, count = trio.current_time(), 1 if self.is_well else self.num_servers
         if tenant in self._local.opened:
-            return self._local.account(tenant, self.num_servers, _month(), now)
+            return self._local.account(tenant, _month(), now)
         # Nothing is opened: a look at all tenants would open as many accounts.
         seen = self._seen.by_now(tenant, limits, now)
         seen = seen or Account(limits.requests or 0.0, limits.tokens or 0.0, 0, 0, 0)
@@ -277,7 +277,7 @@ class RedisStore:
 
     def _settle_up(self) -> None:
         """Tell what was spent and reserved here while Redis was not asked."""
-        self._local.report(self._journal, self.num_servers, _month(), trio.current_time())
+        self._local.report(self._journal, _month(), trio.current_time())
         self._reserved |= self._local.held
         self._local.clear()
         if self._journal:
@@ -311,7 +311,7 @@ class RedisStore:
 
     def _open_local(self, tenant: str, limits: Limits) -> None:
         seen = self._seen.by_now(tenant, limits, trio.current_time())
-        self._local.open(tenant, limits, seen, _month())
+        self._local.open(tenant, limits, self.num_servers, seen, _month())
 
 
 def _month() -> str:

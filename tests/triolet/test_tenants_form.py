@@ -116,6 +116,10 @@ def test_secrets_differ_between_tenants_and_stay_when_others_come() -> None:
             "[tenants.a] keys must be",
         ),
         (
+            SECRET + f"[tenants.a]\nkeys = [{{ digest = {ONE}, until = '2030-01-31T12:00:00Z' }}]",
+            "[tenants.a] keys must be",
+        ),
+        (
             SECRET + f"[tenants.a]\nkeys = [{ONE}]\n[tenants.b]\nkeys = [{ONE}]",
             "[tenants.b] has a key that [tenants.a] has too",
         ),

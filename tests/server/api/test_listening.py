@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
-from server.contract.generation import Delta, Events, GenerationRequest
+from server.api.resume import ResumableAnswer
+from server.api.stream import WholeAnswer
+from server.contract.generation import CancelReason, Delta, Events, GenerationRequest
 from server.contract.output_stream import OutputStream
 from tests.server.support.fakes import FakeGeneration
+from triolet.config import ResumeConfig
 from triolet.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from server.contract.generation import Event
 
 REQUEST = GenerationRequest(b"r", (1,), SamplingParams(max_tokens=2), 1.0)
 
@@ -62,6 +69,23 @@ async def test_an_error_is_raised_in_the_readers_task() -> None:
             await stream.pump(fail)
     with trio.move_on_after(0):
         await anext(stream)
+
+
+async def test_an_error_while_events_are_taken_ends_a_resumable_answer_alone() -> None:
+    stream, [generation] = a_stream()
+
+    def fail(index: int, event: Event) -> None:
+        raise ValueError("of the tap")
+
+    stream.tap = fail
+    answer = ResumableAnswer(WholeAnswer(1, lambda _: b""), b"", ResumeConfig())
+    answer.start(stream)
+    generation.say("a")
+    await trio.testing.wait_all_tasks_blocked()
+    assert answer.ended_at is not None
+    assert answer.failure is not None
+    assert answer.failure.status == 500
+    assert generation.cancelled == [CancelReason.STOPPED]
 
 
 async def test_the_deadline_and_a_cancel_end_the_reading(

@@ -93,9 +93,9 @@ async def test_one_standstill_is_one_failure(autojump_clock: trio.abc.Clock) -> 
 def test_servers_that_hear_nothing_of_one_another_share_what_is_left_of_a_budget() -> None:
     local, limits = LocalShare(), Limits(budget=100)
     seen = Account(0.0, 0.0, 0, 40, 0)
-    local.open("t", limits, seen, "2031-07")
+    local.open("t", limits, 3, seen, "2031-07")
     for number, is_taken in ((1, True), (2, False)):
-        verdict = local.reserve(Ask(f"{number}", "t", 1, 20), 3, "2031-07", 0.0)
+        verdict = local.reserve(Ask(f"{number}", "t", 1, 20), "2031-07", 0.0)
         assert (verdict.refused_by is None) is is_taken
-    local.open("t", Limits(budget=160), None, "2031-07")
-    assert local.reserve(Ask("3", "t", 1, 20), 3, "2031-07", 0.0).refused_by is None
+    local.open("t", Limits(budget=160), 3, None, "2031-07")
+    assert local.reserve(Ask("3", "t", 1, 20), "2031-07", 0.0).refused_by is None

@@ -198,6 +198,22 @@ async def test_a_server_that_starts_without_redis_begins_alone(
     nursery.cancel_scope.cancel()
 
 
+async def test_rates_are_charged_what_was_taken_however_many_servers_come_back(
+    own_redis: RedisServer, nursery: trio.Nursery
+) -> None:
+    own_redis.stop()
+    world = RedisWorld(own_redis, servers=3)
+    await started(nursery, world)
+    limits = Limits(tokens=60.0)
+    assert len(await admitted(world, 1, limits)) == 1
+    own_redis.start()
+    await until(lambda: world.store.is_well)
+    account = await world.until("t", limits, lambda account: account.in_flight == 1)
+    assert part_of(world) == 1
+    assert account.tokens >= 59.0
+    nursery.cancel_scope.cancel()
+
+
 async def test_who_ends_in_order_leaves_nothing_behind(
     redis: RedisServer, nursery: trio.Nursery
 ) -> None:
