@@ -158,8 +158,7 @@ class Sources:
         limits = ("server", "tenants", "quotas", "limits")
         if values.get(limits, "").startswith(AT):
             values[limits] = f"{AT}{Path(values[limits][1:]).expanduser().absolute()}"
-        for role in ("prefill", "decode"):
-            _resolve_draft(values, (role, "speculation", "source"))
+        _resolve_draft(values, ("decode", "speculation", "source"))
         try:
             return build(values)
         except Misfit as error:
