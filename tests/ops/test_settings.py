@@ -280,6 +280,34 @@ def test_a_field_of_one_kind_of_worker_is_set_for_that_kind_alone() -> None:
     assert (found.prefill.max_waiting_tokens, found.decode.max_waiting_tokens) == (9, 32_768)
 
 
+@pytest.mark.parametrize(
+    ("line", "form"),
+    [
+        ("server --allow-remote-clients --port 80", "--set server.allow_remote_clients=true"),
+        ("server --prefill a --port 1 --prefill=b", "--set server.prefill_addresses=a,b"),
+        ("server --limits redis://:secret@h", "--set server.tenants.quotas.limits=@FILE"),
+        ("server --limits=redis://h", "--set server.tenants.quotas.limits=redis://h"),
+        ("chat --port 3", None),
+        ("restart --decode 2", None),
+    ],
+)
+def test_the_new_form_has_the_values_that_were_given(line: str, form: str | None) -> None:
+    command, *words = line.split()
+    assert new_form(words[0].partition("=")[0], command, words) == form
+
+
+@pytest.mark.parametrize("url", ["redis://[::1", "redis://h?password=x", "unix:///s?db=1"])
+def test_a_url_with_parts_that_are_not_read_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"limits is .*; allowed: memory, redis://"):
+        settings(f"server.tenants.quotas.limits={url}")
+
+
+def test_a_broken_url_with_a_password_is_refused_without_it() -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings("server.tenants.quotas.limits=redis://:secret@[h")
+    assert "secret" not in str(refused.value)
+
+
 def test_names_of_the_model_and_lists() -> None:
     found = settings(model_name=["a", "*", "b", "a"], trusted_proxies=["10.0.0.0/8,fd00::/8"])
     assert (found.server.model_name, found.server.model_aliases) == ("a", ("b", "*"))
