@@ -1,10 +1,9 @@
-"""Where log lines go: stderr, without waiting for a reader that stands still or for a full disk.
+"""Log lines to stderr that never wait for a slow reader or a full disk.
 
-Whoever logs is often the event loop, and a full pipe would hold it up: no heartbeat would leave,
-and a fleet would fall apart because nobody reads its log. Several processes share one pipe, so that
-asking for room first is not enough: another may take it. Writing itself must not wait, and so goes
-through a description of our own, because the flag that says so is shared with whoever else has the
-inherited one. Knows descriptors and patience; a line is text.
+The event loop writes most log lines, and a full pipe would stop it and its heartbeats. Several
+processes share the pipe, so a check for room does not help: another process may take the room.
+Writes are therefore non-blocking, through an open file description of this process alone, because
+O_NONBLOCK is shared by all that inherit a description.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A fresh directory that only this user can enter, for the sockets of one local fleet.
 
-Removed at the end. One whose owner was killed is removed by whoever makes the next: each holds a
-lock that ends with its process. Knows nothing of sockets but how long their paths may be.
+Removed at the end. Each directory holds a lock that ends with its process; the next fleet removes
+directories without a holder, whose process was killed.
 """
 
 from __future__ import annotations

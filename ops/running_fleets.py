@@ -1,7 +1,7 @@
-"""Which fleets of this user run on this machine, as their supervisors have written down.
+"""Fleets of this user that run on this machine, from the notes of their supervisors.
 
-Each has a private directory with a note in it; a directory whose owner has died counts for nothing.
-Reads notes and locks; talks to nobody.
+Each fleet has a private directory with a note and a lock; a directory without a holder of the lock
+is ignored.
 """
 
 from __future__ import annotations

@@ -227,16 +227,28 @@ def with_pool_size(
       model_config: shape of the model.
       bytes_per_block: of the pool.
       free_bytes: memory that is free on the device; None where that is not known.
+
+    Raises:
+      ConfigError: the free memory holds no sequence at all, or not one of the length asked for.
     """
     if config.kv_pool_bytes is not None:
         return config
-    length = config.max_model_len or model_config.max_model_len
+    length = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
     usual_tokens = length * config.kv_pool_context_share
     usual_blocks = config.max_num_seqs * ceil(usual_tokens / config.block_size)
     wanted_bytes = max(usual_blocks, _blocks_of(length, config)) * bytes_per_block
     if free_bytes is not None:
-        wanted_bytes = min(wanted_bytes, int(free_bytes * config.kv_pool_memory_share))
-    return replace(config, kv_pool_bytes=max(wanted_bytes, 2 * bytes_per_block))
+        share = config.kv_pool_memory_share
+        wanted_bytes = min(wanted_bytes, int(free_bytes * share))
+        least_bytes = bytes_per_block * (_blocks_of(length, config) if config.max_model_len else 2)
+        if wanted_bytes < least_bytes:
+            tokens = config.max_model_len or config.block_size
+            raise ConfigError(
+                f"{free_bytes} bytes of memory are free, and kv_pool_memory_share is {share:g}: "
+                f"{wanted_bytes} bytes; the KV of {tokens} tokens takes {least_bytes}; free "
+                "memory, give a smaller max_model_len, or give kv_pool_bytes"
+            )
+    return replace(config, kv_pool_bytes=wanted_bytes)
 
 
 def _blocks_of(length: int, config: EngineConfig) -> int:

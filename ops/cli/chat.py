@@ -1,7 +1,6 @@
 """`triolet chat`: a conversation in the terminal, or one turn per line of a pipe.
 
-Reads questions, shows answers as they come, and what they cost. What goes over the wire is
-chat_client.py's.
+Answers are shown as they arrive, with their cost. chat_client.py sends the requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asks a running server and yields its answer as it comes. Knows HTTP and SSE; draws nothing."""
+"""HTTP client of `triolet chat`: yields events of an SSE answer as they arrive."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`triolet doctor --ledger URL`: who holds which block in a running fleet, and what is wrong.
 
-Asks the server for an audit and judges it here. What only lasting makes wrong is looked at twice.
-Draws for somebody who was woken up: what to do stands beside what is seen.
+Asks the server for an audit and judges it here. Findings that are wrong only if they last are
+checked twice. Each finding is printed with its remedy.
 """
 
 from __future__ import annotations

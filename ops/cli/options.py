@@ -23,9 +23,9 @@ from typing import (
 
 import typer
 
-from triolet.config import ANY_MODEL
+from triolet.config import ANY_MODEL, has_password
 
-from ..settings.form import Settings, dotted, leaves, show, value_at
+from ..settings.form import SECTIONS, Settings, dotted, leaves, show, value_at
 from ..settings.sources import Sources, read_settings
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ OF_SERVER: Final = {
     "curve": "server.curve_dir=",
 }
 OF_WORKERS: Final = {"drain-timeout": "worker.drain_timeout_s=", "curve": "worker.curve_dir="}
+WITH_SETTINGS: Final = frozenset({"serve", "server", "prefill", "decode", "doctor", "show"})
+"""Commands with `--set`."""
 _UNIT: Final = re.compile(r"_(?:s|bytes|tokens|dir|fd)$")
 
 ModelArgument: TypeAlias = Annotated[
@@ -278,13 +280,28 @@ def new_form(option: str, command: str, arguments: Sequence[str]) -> str | None:
     """
     word = option.removeprefix("--")
     own: Mapping[str, str] = OF_SERVER if command == "server" else OF_WORKERS
-    text = (own.get(word) if command != "serve" else None) or OTHER_NAMES.get(word)
+    if command not in WITH_SETTINGS:
+        return None
+    text = (own.get(word) if command in SECTIONS else None) or OTHER_NAMES.get(word)
     text = text or _field_of(word, command)
     if text is None:
         return None
     if text.endswith("="):
-        text += _given(option, arguments) or "VALUE"
+        text += _value(option, tuple(text[:-1].split(".")), arguments)
     return f"--set {text}"
+
+
+def _value(option: str, path: Path, arguments: Sequence[str]) -> str:
+    """Return the value of an option as `--set` takes it; no password."""
+    kind = leaves()[path]
+    if kind is bool:
+        return "true"
+    given = list(_given(option, arguments))
+    if not given:
+        return "VALUE"
+    if any(map(has_password, given)):
+        return "@FILE"
+    return ",".join(given) if get_origin(kind) is tuple else given[-1]
 
 
 def _field_of(word: str, command: str) -> str | None:
@@ -297,13 +314,12 @@ def _field_of(word: str, command: str) -> str | None:
     return f"{dotted(at_home[0])}=" if len(at_home) == 1 else None
 
 
-def _given(option: str, arguments: Sequence[str]) -> str | None:
+def _given(option: str, arguments: Sequence[str]) -> Iterator[str]:
     for place, argument in enumerate(arguments):
         if argument == option and len(arguments) > place + 1:
-            return arguments[place + 1]
-        if argument.startswith(f"{option}="):
-            return argument.partition("=")[2]
-    return None
+            yield arguments[place + 1]
+        elif argument.startswith(f"{option}="):
+            yield argument.partition("=")[2]
 
 
 def _whole(paths: Collection[Path]) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from triolet.config import shown_url
 
-from ..settings.form import dotted, leaves, show, value_at
+from ..settings.form import dotted, leaves, reader, show, value_at
 from ..settings.reasons import reason
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def rows(sources: Sources) -> Iterator[Row]:
     settings = sources.settings()
     for path in leaves():
         section, *rest = path
-        if section in ("worker", "prefill", "decode") and _agree(settings, tuple(rest)) != (
-            section == "worker"
-        ):
-            continue
+        if section in ("worker", "prefill", "decode"):
+            is_common = reader(path) is not None or _agree(settings, tuple(rest))
+            if is_common != (section == "worker"):
+                continue
         value = value_at(settings, path)
         if path[-1] == "limits" and "://" in value:
             value = shown_url(value)

@@ -1,7 +1,7 @@
-"""`triolet tenant`: who may use a server, in the file that it was started with by --tenants.
+"""`triolet tenant`: tenants and keys in the file that a server reads (`--tenants`).
 
-Knows words for people; how the file changes is in tenant_edit.py. A key is shown once, alone on
-stdout, so that a script can keep it; everything else that is said goes to stderr.
+A key is printed once, alone on stdout, so that a script can keep it; all other text goes to
+stderr. tenant_edit.py changes the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Changes of the operator's file of tenants: what was written by hand stays as it was written.
+"""Changes of the operator's file of tenants; text written by hand stays as it is.
 
-A change is made to the whole text, checked as a server would check it, and then takes the file's
-place at once: whoever reads the file sees one or the other. Knows keys' digests, never a key.
+A change is made to the whole text, checked as a server checks it, and replaces the file
+atomically: readers see the old file or the new one. Keys are given as digests only.
 """
 
 from __future__ import annotations

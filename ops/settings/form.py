@@ -56,6 +56,15 @@ SPREAD: Final[dict[str, tuple[Path, ...]]] = {
     "link": (("server", "link"), ("prefill", "link"), ("decode", "link")),
 }
 """Sections that hold for several objects."""
+ONE_ROLE: Final[dict[Path, Role]] = {
+    ("kv_address",): Role.DECODE,
+    ("advertised_kv_address",): Role.DECODE,
+    ("speculation",): Role.DECODE,
+    ("engine", "prompt_chunk_tokens"): Role.DECODE,
+    ("engine", "embedding"): Role.PREFILL,
+    ("max_waiting_tokens",): Role.PREFILL,
+}
+"""Fields and sections of a worker that one kind alone reads. `worker` sets them for this kind."""
 NOTHING: Final = frozenset({"auto", "none"})
 """Words for the absence of a value, which TOML has no other word for."""
 _SIZE: Final = "_bytes"
@@ -94,7 +103,19 @@ def is_section(kind: object) -> bool:
 @cache
 def leaves() -> dict[Path, Any]:
     """Return every settable path with the type of its value, in the order of the sections."""
-    return {path: kind for name, one in SECTIONS.items() for path, kind in _leaves(one, (name,))}
+    return {
+        path: kind
+        for name, one in SECTIONS.items()
+        for path, kind in _leaves(one, (name,))
+        if spread(path)
+    }
+
+
+def reader(path: Path) -> Role | None:
+    """Return the only kind of worker that reads a field of workers, or None."""
+    if path[0] not in ("worker", *SPREAD["worker"][0], *SPREAD["worker"][1]):
+        return None
+    return next((role for own, role in ONE_ROLE.items() if path[1 : len(own) + 1] == own), None)
 
 
 def _leaves(kind: Kind, prefix: Path) -> Iterator[tuple[Path, Any]]:
@@ -128,6 +149,11 @@ def find(path: Path) -> Kind:
                 f"{dotted(path[: depth + 1])} is unknown; {_advice(path, depth, known)}"
             )
         kind = known[name]
+        if depth and (role := reader(path[: depth + 1])) and path[0] not in ("worker", role.value):
+            raise ConfigError(
+                f"{dotted(path[: depth + 1])} has no effect: {path[0]} workers do not read it; "
+                f"use {dotted((role.value, *path[1:]))}"
+            )
         if depth + 1 < len(path) and not is_section(kind):
             raise ConfigError(f"{dotted(path[: depth + 1])} is a value and has no fields")
     return kind
@@ -318,8 +344,14 @@ class Misfit(ConfigError):
 
 
 def spread(path: Path) -> list[Path]:
-    """Return the paths of the objects' own fields that a path of a section stands for."""
-    return [(*target, *path[1:]) for target in SPREAD.get(path[0], ((path[0],),))]
+    """Return the paths of the objects' own fields that a path of a section stands for; none of a
+    field that the role does not read."""
+    role = reader(path)
+    return [
+        (*target, *path[1:])
+        for target in SPREAD.get(path[0], ((path[0],),))
+        if role is None or target == (role.value,)
+    ]
 
 
 def show(value: Value) -> str:
@@ -353,6 +385,12 @@ def document(settings: Settings, role: Role) -> bytes:
     plain = msgspec.to_builtins(sections)
     for name in ELSEWHERE:
         del plain[role.value][name]
+    for path, reading in ONE_ROLE.items():
+        if role is not Role.SERVER and role is not reading:
+            table = plain[role.value]
+            for name in path[:-1]:
+                table = table[name]
+            del table[path[-1]]
     return msgspec.json.encode(plain) + b"\n"
 
 

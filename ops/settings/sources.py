@@ -11,11 +11,10 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
-from triolet.config import AT, LOOKUP, NO_GUESSES
+from triolet.config import AT, LOOKUP, NO_GUESSES, has_password
 from triolet.errors import ConfigError
 from triolet.units import MIB
 
@@ -28,6 +27,7 @@ from .form import (
     find,
     flatten,
     from_text,
+    reader,
     spread,
 )
 
@@ -125,7 +125,7 @@ class Sources:
           ConfigError: there is no such field, or it cannot be that.
         """
         value = from_text(find(path), text, path)
-        if path[-1] == "limits" and urlsplit(text).password:
+        if path[-1] == "limits" and has_password(text):
             raise ConfigError(
                 f"{dotted(path)} holds a password, which `ps` shows to every user; write the URL "
                 "to a file and give @FILE"
@@ -158,8 +158,7 @@ class Sources:
         limits = ("server", "tenants", "quotas", "limits")
         if values.get(limits, "").startswith(AT):
             values[limits] = f"{AT}{Path(values[limits][1:]).expanduser().absolute()}"
-        for role in ("prefill", "decode"):
-            _resolve_draft(values, (role, "speculation", "source"))
+        _resolve_draft(values, ("decode", "speculation", "source"))
         try:
             return build(values)
         except Misfit as error:
@@ -179,10 +178,9 @@ def _as_written(message: str, values: Mapping[FieldPath, Any]) -> str:
     if len(path) > 1 and path[1] == "link":
         return message.replace(name, dotted(path[1:]), 1)
     other = {"prefill": "decode", "decode": "prefill"}.get(path[0], "")
-    same = [values.get(path) == values.get((other, *path[1:])) and path in values]
-    return (
-        message.replace(name, dotted(("worker", *path[1:])), 1) if other and all(same) else message
-    )
+    is_same = path in values and values[path] == values.get((other, *path[1:]))
+    is_common = bool(other) and (is_same or reader(path) is not None)
+    return message.replace(name, dotted(("worker", *path[1:])), 1) if is_common else message
 
 
 def _resolve_draft(values: dict[FieldPath, Any], path: FieldPath) -> None:

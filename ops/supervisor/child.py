@@ -1,7 +1,7 @@
-"""One life of one supervised process: started, listened to, signalled, and waited for to its end.
+"""One supervised process: started, read from, signalled, and waited for to its end.
 
-Knows pipes and pids; does not know what is restarted, nor what a role does. The process lives in a
-session of its own, so that Ctrl-C reaches the supervisor only, which ends the fleet in order.
+The process has a session of its own: Ctrl-C reaches the supervisor only, which ends the fleet in
+order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the servers of a local fleet say of its workers: asked of each, whichever has the port.
-
-Knows /health/ready; decides nothing.
-"""
+"""Client of /health/ready of every server of a local fleet, each asked on its own socket."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""One place in the fleet and the lives of the process that fills it: one after another, or two at a
-time while a successor takes over.
-
-Knows when a life begins, is ready and is over, and which of two is the one that counts; does not
-know in which order places are restarted, nor when the fleet ends.
+"""One place in the fleet: its processes run one after another, or two at a time while a successor
+takes over. The order in which places restart is in rolling.py.
 """
 
 from __future__ import annotations

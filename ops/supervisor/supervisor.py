@@ -1,8 +1,5 @@
-"""Keeps the processes of one machine's fleet alive, restarts them in turn when asked, and ends them
-in order.
-
-At the end the server goes first, which lets its streams finish, then the workers that those streams
-needed. Knows nothing of models, addresses or terminals; what happens is told to a Watcher.
+"""The supervisor of a fleet on one machine: restarts dead processes, does rolling restarts on
+command, and ends all in order: servers first, so that their streams finish, then the workers.
 """
 
 from __future__ import annotations

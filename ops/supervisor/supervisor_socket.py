@@ -1,7 +1,5 @@
-"""How commands speak to the supervisor of a local fleet: lines of JSON over a socket that only this
+"""Commands to the supervisor of a local fleet: lines of JSON over a Unix socket that only this
 user can reach.
-
-Knows requests, answers and the socket; what a request does is the caller's.
 """
 
 from __future__ import annotations

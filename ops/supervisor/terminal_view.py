@@ -1,6 +1,6 @@
-"""What `triolet serve` shows to a person: bars while processes start, then one table, then news.
+"""Terminal output of `triolet serve`: bars while processes start, then one table, then news.
 
-Draws what it is told; decides nothing. Log lines of the processes are printed above the bars.
+Log lines of the processes are printed above the bars.
 """
 
 from __future__ import annotations

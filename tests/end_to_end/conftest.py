@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 STALL_TIMEOUT_S = 4.0
 """Short, so that the test of stalled clients need not wait for the product's 10 s; and longer than
 a busy machine keeps a client of the other tests from reading."""
-WATCHED = ("--set", "worker.engine.poison_freed_blocks=true", "--kv-pool", "64MiB")
-"""A pool that an audit looks through in a moment."""
+WATCHED = (
+    *("--set", "worker.engine.poison_freed_blocks=true"),
+    *("--kv-pool", "64MiB", "--dtype", "float32"),
+)
+"""A pool that an audit looks through in a moment, and the type of the references."""
 PATIENT = (
     "--set",
     "link.peer_timeout_s=6",

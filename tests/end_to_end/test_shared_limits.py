@@ -78,7 +78,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     tenants = write_tenants(folder / "tenants.toml", plans)
     with running_redis(folder) as redis:
         options = [*WATCHED, *PATIENT, *TAKE_ALL, *UNHURRIED, *NAMED, "--tenants", str(tenants)]
-        options += ["--limits", redis.url]
+        place = folder / "limits.url"
+        place.write_text(redis.url)
+        options += ["--limits", f"@{place}"]
         fleets: list[FleetProcess] = []
         try:
             for name in "ab":

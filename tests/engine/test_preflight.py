@@ -13,6 +13,7 @@ from engine.preflight.tensors import check_tensors, tensor_shapes
 from engine.weights import Checkpoint as WeightFiles
 from tests.gguf_files import Kind, write_model
 from triolet.config import Dtype, EngineConfig
+from triolet.errors import ConfigError
 from triolet.gguf.directory import gguf_directory
 
 from .checkpoints import FAMILIES
@@ -86,8 +87,19 @@ def test_a_pool_is_sized_from_the_model_and_the_memory_that_is_free(
     assert sized(model, max_num_seqs=1) == whole * 1000, "one sequence of full length"
     assert sized(model, max_num_seqs=64) == 64 * quarter * 1000
     assert sized(model, 100_000, max_num_seqs=64) == 25_000, "a quarter of what is free"
-    assert sized(model, 10, max_num_seqs=64) == 2000, "never less than two blocks"
     assert sized(model, 10, kv_pool_bytes=77) == 77, "what is said counts"
+
+
+def test_memory_that_holds_no_sequence_is_refused(
+    checkpoint: Callable[[str], Checkpoint],
+) -> None:
+    model = load_model_config(checkpoint("llama").path)
+    assert sized(model, 8000) == 2000, "the context is cut to what the pool holds"
+    with pytest.raises(ConfigError, match=r"7999 bytes of memory are free.*the KV of 16 tokens"):
+        sized(model, 7999)
+    assert sized(model, 12_000, max_model_len=32, max_num_seqs=1) == 3000
+    with pytest.raises(ConfigError, match="KV of 32 tokens takes 3000"):
+        sized(model, 11_999, max_model_len=32)
 
 
 def test_a_device_that_cannot_be_used_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

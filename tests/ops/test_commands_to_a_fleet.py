@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,8 +29,7 @@ from triolet.errors import ConfigError
 from triolet.ids import Role
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Iterator
 
     from ops.supervisor.supervisor_socket import Answer, Tell
 
@@ -37,11 +38,12 @@ REQUEST = RestartRequest((Role.DECODE, Role.SERVER))
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only directory in which fleets are looked for."""
-    monkeypatch.setattr(running_fleets, "parent_directory", lambda: tmp_path)
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    return tmp_path
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The only directory in which fleets are looked for; short, because it is to hold sockets."""
+    with tempfile.TemporaryDirectory(prefix="fleets-") as name:
+        monkeypatch.setattr(running_fleets, "parent_directory", lambda: Path(name))
+        monkeypatch.setattr("tempfile.gettempdir", lambda: name)
+        yield Path(name)
 
 
 def test_a_fleet_is_found_while_it_runs(place: Path) -> None:

@@ -120,6 +120,13 @@ def test_a_value_is_read_by_the_type_of_its_field(
         ("server.port.x=3", "is a value and has no fields"),
         ("server.link.peer_timeout_s=3", "it is set by section [link]"),
         ("server.model_dir=/x", "it is set by fleet.model"),
+        ("prefill.speculation.source=lookup", "use decode.speculation.source"),
+        ("prefill.speculation={}", "use decode.speculation"),
+        ("prefill.kv_address=ipc:///k", "use decode.kv_address"),
+        ("prefill.advertised_kv_address=ipc:///k", "use decode.advertised_kv_address"),
+        ("prefill.engine.prompt_chunk_tokens=8", "use decode.engine.prompt_chunk_tokens"),
+        ("decode.max_waiting_tokens=8", "use prefill.max_waiting_tokens"),
+        ("decode.engine.embedding.max_wait_s=0", "use prefill.engine.embedding.max_wait_s"),
         ("server.queue.fair=1", "server.queue.fair is 1; allowed: true or false"),
         ("server.recent_s=1e999", "allowed: a number"),
         ("server.port=true", "server.port is True; allowed: a whole number"),
@@ -257,6 +264,48 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert settings("worker.speculation.source=draft").decode.speculation.draft_dir == str(
         tmp_path / "draft"
     )
+
+
+def test_a_field_of_one_kind_of_worker_is_set_for_that_kind_alone() -> None:
+    found = settings(
+        "worker.speculation.source=lookup",
+        "worker.engine.embedding.max_wait_s=0",
+        "worker.max_waiting_tokens=9",
+    )
+    plain = Settings()
+    assert found.decode.speculation.source == "lookup"
+    assert found.prefill.speculation == plain.prefill.speculation
+    assert found.prefill.engine.embedding.max_wait_s == 0
+    assert found.decode.engine == plain.decode.engine
+    assert (found.prefill.max_waiting_tokens, found.decode.max_waiting_tokens) == (9, 32_768)
+
+
+@pytest.mark.parametrize(
+    ("line", "form"),
+    [
+        ("server --allow-remote-clients --port 80", "--set server.allow_remote_clients=true"),
+        ("server --prefill a --port 1 --prefill=b", "--set server.prefill_addresses=a,b"),
+        ("server --limits redis://:secret@h", "--set server.tenants.quotas.limits=@FILE"),
+        ("server --limits=redis://h", "--set server.tenants.quotas.limits=redis://h"),
+        ("chat --port 3", None),
+        ("restart --decode 2", None),
+    ],
+)
+def test_the_new_form_has_the_values_that_were_given(line: str, form: str | None) -> None:
+    command, *words = line.split()
+    assert new_form(words[0].partition("=")[0], command, words) == form
+
+
+@pytest.mark.parametrize("url", ["redis://[::1", "redis://h?password=x", "unix:///s?db=1"])
+def test_a_url_with_parts_that_are_not_read_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"limits is .*; allowed: memory, redis://"):
+        settings(f"server.tenants.quotas.limits={url}")
+
+
+def test_a_broken_url_with_a_password_is_refused_without_it() -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings("server.tenants.quotas.limits=redis://:secret@[h")
+    assert "secret" not in str(refused.value)
 
 
 def test_names_of_the_model_and_lists() -> None:

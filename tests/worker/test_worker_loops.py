@@ -32,7 +32,7 @@ from .fleet import (
     STEP_S,
     CountingNetwork,
     FakeDevice,
-    Links,
+    Fleet,
     open_fleet,
     worker_config,
 )
@@ -416,7 +416,7 @@ async def test_a_restarted_decode_worker_is_another_one(autojump_clock: MockCloc
         assert second.token_ids == completion(PROMPT, 5, 8)
 
 
-async def _greet_again(fleet: Links) -> None:
+async def _greet_again(fleet: Fleet) -> None:
     for role, link in fleet.client.links.items():
         link.welcome = None
         fleet.client.greet(role)

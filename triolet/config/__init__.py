@@ -20,6 +20,7 @@ from .scheduling import (
     RecoveryConfig,
     RoutingConfig,
     SloConfig,
+    has_password,
     shown_url,
 )
 from .server import (
@@ -117,6 +118,7 @@ __all__ = [
     "WeightFormat",
     "WireConfig",
     "WorkerConfig",
+    "has_password",
     "require",
     "shown_url",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -389,14 +390,13 @@ class QuotaConfig:
     about a tenth."""
 
     def __post_init__(self) -> None:
-        if self.limits != MEMORY and not self.limits.startswith(AT):
-            parts = urlsplit(self.limits)
-            is_named = parts.path if parts.scheme == "unix" else parts.hostname
-            if parts.scheme not in SCHEMES or not is_named or not _is_numbered(parts):
-                raise ConfigError(
-                    f"limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
-                    "redis://HOST[:PORT][/DB], rediss://…, unix:///PATH, or @FILE with one of these"
-                )
+        is_url = self.limits != MEMORY and not self.limits.startswith(AT)
+        if is_url and not _is_place(self.limits):
+            raise ConfigError(
+                f"limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
+                "redis://HOST[:PORT][/DB], rediss://…, unix:///PATH, without a query, or @FILE "
+                "with one of these"
+            )
         if not self.call_timeout_s > 0:
             raise ConfigError(f"call_timeout_s is {self.call_timeout_s}; allowed: > 0")
         if self.servers < 1:
@@ -406,6 +406,17 @@ class QuotaConfig:
     def is_shared(self) -> bool:
         """Whether the accounts are kept where other servers find them."""
         return self.limits != MEMORY
+
+
+def _is_place(url: str) -> bool:
+    """Return whether a URL names a Redis, and nothing that is not read, such as a query."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    place = parts.path if parts.scheme == "unix" else parts.hostname
+    is_whole = not parts.query and not parts.fragment
+    return parts.scheme in SCHEMES and bool(place) and is_whole and _is_numbered(parts)
 
 
 def _is_numbered(parts: SplitResult) -> bool:
@@ -421,8 +432,14 @@ def _is_numbered(parts: SplitResult) -> bool:
 
 def shown_url(url: str) -> str:
     """Return where a URL leads, without what it says of who asks: fit for logs."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return f"unix://{parts.path}"
-    place = url.rpartition("@")[2] if "@" in url else url.partition("://")[2]
-    return f"{parts.scheme}://{place.partition('?')[0]}" if parts.scheme else "(no URL)"
+    scheme, is_url, rest = url.partition("://")
+    if not is_url:
+        return "(no URL)"
+    place = re.split("[?#]", rest.rpartition("@")[2])[0]
+    return f"{scheme.lower()}://{place}"
+
+
+def has_password(url: str) -> bool:
+    """Return whether a URL holds a password, also one that is no URL for another reason."""
+    user, is_named, _ = url.partition("://")[2].rpartition("@")
+    return bool(is_named) and ":" in user

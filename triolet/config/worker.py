@@ -236,8 +236,9 @@ class EngineConfig:
     """Tokens per KV block. 16 wastes 8 tokens per sequence on average; `flash` needs 256."""
     kv_pool_bytes: int | None = None
     """KV pool of one worker. None sizes it from the model: the KV of `max_num_seqs` sequences of
-    `kv_pool_context_share` of the model's context, at least one whole context, and at most
-    `kv_pool_memory_share` of the memory that is free on the device."""
+    `kv_pool_context_share` of the model's context, at least one whole context, but never more than
+    `kv_pool_memory_share` of the memory that is free on the device. Where that holds less than one
+    context the context is cut to it, and a `max_model_len` that does not fit is refused."""
     kv_pool_context_share: float = 0.25
     """Share of the context that a usual sequence fills. Few requests come near the longest one,
     and one that does takes the room of four others."""
