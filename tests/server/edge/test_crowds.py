@@ -121,8 +121,8 @@ async def test_a_trusted_proxy_names_the_client_and_nobody_else_does(
 
     build = support.build_app
 
-    def with_mirror(services: object) -> object:
-        app = build(services)  # type: ignore[arg-type]
+    def with_mirror(services: object, storage: object) -> object:
+        app = build(services, storage)  # type: ignore[arg-type]
 
         @app.get("/v1/mirror")
         async def mirror() -> str:
