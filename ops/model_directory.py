@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from engine.preflight.check import check_model
+from engine.preflight.check import check_model, chosen_device
 from triolet.config import AUTO_BACKEND, LOOKUP, NO_GUESSES
 from triolet.errors import ConfigError, ModelError
 from triolet.gguf.directory import SUFFIX as GGUF_SUFFIX
@@ -78,6 +78,15 @@ def check_start(
             f"{where} cannot be read: {error.strerror}; let this user read it, and its files"
         ) from error
     return checked
+
+
+def with_pool_share(engine: EngineConfig, num_workers: int, num_gpus: int) -> EngineConfig:
+    """Return the settings of a worker with its part of the memory that pools may take: the share
+    is meant for each of two workers on one device."""
+    is_spread = num_gpus > 0 and chosen_device(engine) == "cuda"  # `cuda:1` has all workers
+    on_one_device = -(-num_workers // num_gpus) if is_spread else num_workers
+    share = engine.kv_pool_memory_share * 2 / max(2, on_one_device)
+    return replace(engine, kv_pool_memory_share=share)
 
 
 def _check_draft(speculation: SpeculationConfig, engine: EngineConfig) -> None:

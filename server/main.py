@@ -197,7 +197,7 @@ def _quotas(config: ServerConfig, metrics: Metrics, tenancy: Tenancy) -> Iterato
     """Open the accounts of tenants, which servers on one port share as well as they can."""
     tenants, quotas = config.tenants, config.tenants.quotas
     if config.siblings is not None:
-        quotas = replace(quotas, servers=len(config.siblings.paths))
+        quotas = replace(quotas, servers=max(quotas.servers, len(config.siblings.paths)))
     if tenants.file is not None and quotas.spend_file is None and not quotas.is_shared:
         quotas = replace(quotas, spend_file=tenants.file + SPEND_SUFFIX)
     prices = partial(tenancy.prices_of, config.model_name, *config.model_aliases)

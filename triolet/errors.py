@@ -44,14 +44,6 @@ class DeviceWedged(TrioletError):
     """A device step did not return in time. Its thread still writes the pool: leave the process."""
 
 
-class WorkerLost(TrioletError):
-    """A peer went away: its process died, froze, or the link to it broke."""
-
-    def __init__(self, peer: str) -> None:
-        super().__init__(f"worker {peer} was lost")
-        self.peer = peer
-
-
 class RequestError(TrioletError):
     """A request that ends in an error its client is told of.
 

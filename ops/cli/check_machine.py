@@ -225,7 +225,8 @@ def check_flash() -> list[Finding]:
     except PackageNotFoundError:
         return []
     if found.startswith(FLASH_VERSION):
-        return [Finding("flash-attn", Status.OK, f"{found}: --backend flash --block-size 256")]
+        use = "--backend flash --set worker.engine.block_size=256"
+        return [Finding("flash-attn", Status.OK, f"{found}: {use}")]
     detail = f"{found}, wanted {FLASH_VERSION}: others cannot be captured in a CUDA graph"
     return [Finding("flash-attn", Status.WARN, detail, "pip install 'triolet[flash]'")]
 

@@ -163,6 +163,7 @@ def server(sources: Sources, model: ModelArgument = None) -> None:
     from ..model_directory import find_model, with_model_name
     from ..role_process import run_role
 
+    sources.refuse_for_role(Role.SERVER)
     settings = with_model(sources.settings(), model)
     own = settings.server
 
@@ -189,19 +190,21 @@ def server(sources: Sources, model: ModelArgument = None) -> None:
 @with_settings()
 def prefill(sources: Sources, model: ModelArgument = None) -> None:
     """Run one prefill worker."""
-    _run_worker(Role.PREFILL, with_model(sources.settings(), model))
+    _run_worker(Role.PREFILL, sources, model)
 
 
 @app.command()
 @with_settings()
 def decode(sources: Sources, model: ModelArgument = None) -> None:
     """Run one decode worker."""
-    _run_worker(Role.DECODE, with_model(sources.settings(), model))
+    _run_worker(Role.DECODE, sources, model)
 
 
-def _run_worker(role: Role, settings: Settings) -> None:
+def _run_worker(role: Role, sources: Sources, model: str | None) -> None:
     from ..role_process import leave, run_role
 
+    sources.refuse_for_role(role)
+    settings = with_model(sources.settings(), model)
     own = settings.worker(role)
     config = replace(own, name=own.name or f"{role}-{os.getpid()}")
     if not config.control_address:

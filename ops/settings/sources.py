@@ -34,9 +34,13 @@ from .form import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from triolet.ids import Role
+
     from .form import Path as FieldPath
     from .form import Value
 
+SET: Final = "--set "
+"""How the origin of an assignment begins."""
 MAX_BYTES: Final = 1 * MIB
 """Of one document: some hundred times what all fields together take."""
 _READ_BYTES: Final = 65_536
@@ -114,9 +118,9 @@ class Sources:
                     "server.queue.fair=false"
                 )
             try:
-                self.add_text(path, value.strip(), f"--set {name.strip()}")
+                self.add_text(path, value.strip(), f"{SET}{name.strip()}")
             except ConfigError as error:
-                raise ConfigError(f"--set {name.strip()}: {error}") from None
+                raise ConfigError(f"{SET}{name.strip()}: {error}") from None
 
     def add_text(self, path: FieldPath, text: str, origin: str) -> None:
         """Set a field to what an argument says.
@@ -143,6 +147,24 @@ class Sources:
                 raise ConfigError(
                     f"{dotted(path)} ({origin}) is for a role that runs alone; `triolet serve` "
                     "sets it itself: leave it out"
+                )
+
+    def refuse_for_role(self, role: Role) -> None:
+        """Refuse what `--set` says of other processes. A file may serve several roles.
+
+        Raises:
+          ConfigError: the role does not read it.
+        """
+        read = {
+            origin
+            for path, origin in self.origins.items()
+            if path[0] in (role.value, "process") or path == ("fleet", "model")
+        }
+        for origin in self.origins.values():
+            if origin.startswith(SET) and origin not in read:
+                raise ConfigError(
+                    f"{origin} has no effect: `triolet {role.value}` does not read this field; "
+                    "leave it out"
                 )
 
     def settings(self) -> Settings:

@@ -10,13 +10,13 @@ from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.tenants_form import read_tenants
 
-from ..model_directory import check_start, with_model_name
+from ..model_directory import check_start, with_model_name, with_pool_share
 from ..models.choose import ready_model
 from ..settings.form import Settings, of_role
 from .plan import FleetPlan
 
 if TYPE_CHECKING:
-    from triolet.config import Dtype, EngineConfig, TenantsConfig
+    from triolet.config import Dtype, TenantsConfig
 
 
 def prepare(settings: Settings, gpus: tuple[str, ...]) -> FleetPlan:
@@ -35,7 +35,7 @@ def prepare(settings: Settings, gpus: tuple[str, ...]) -> FleetPlan:
     dtypes: dict[Role, Dtype] = {}
     for role in counts:
         worker = settings.worker(role)
-        engine = _shared(worker.engine, sum(counts.values()), len(gpus))
+        engine = with_pool_share(worker.engine, sum(counts.values()), len(gpus))
         checked = check_start(model, engine, worker.speculation)
         found = checked.model.engine
         settings = of_role(settings, role, engine=found)
@@ -44,14 +44,6 @@ def prepare(settings: Settings, gpus: tuple[str, ...]) -> FleetPlan:
     require_tenants(named.tenants)
     settings = replace(settings, server=named)
     return FleetPlan(checked.path, settings, gpus, dtypes)
-
-
-def _shared(engine: EngineConfig, num_workers: int, num_gpus: int) -> EngineConfig:
-    """Return the settings of a worker with its part of the memory that pools may take: the share
-    is meant for each of two workers on one device."""
-    on_one_device = num_workers if not num_gpus else -(-num_workers // num_gpus)
-    share = engine.kv_pool_memory_share * 2 / max(2, on_one_device)
-    return replace(engine, kv_pool_memory_share=share)
 
 
 def require_tenants(config: TenantsConfig) -> None:

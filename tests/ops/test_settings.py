@@ -10,11 +10,13 @@ import pytest
 
 from ops.cli import main
 from ops.cli.options import NAMED, OTHER_NAMES, gather, new_form
+from ops.model_directory import with_pool_share
 from ops.settings.form import Settings, document, find, leaves, of_role
 from ops.settings.reasons import reason
 from ops.settings.sources import Sources, read_settings
 from triolet.config import (
     Dtype,
+    EngineConfig,
     KvWire,
     LendingConfig,
     LinkConfig,
@@ -306,6 +308,47 @@ def test_a_broken_url_with_a_password_is_refused_without_it() -> None:
     with pytest.raises(ConfigError) as refused:
         settings("server.tenants.quotas.limits=redis://:secret@[h")
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "assignment"),
+    [
+        (Role.SERVER, "worker.engine.threads=1"),
+        (Role.SERVER, "fleet.servers=2"),
+        (Role.SERVER, "supervisor.stable_s=2"),
+        (Role.PREFILL, "server.port=1"),
+        (Role.PREFILL, "decode.kv_address=ipc:///k"),
+        (Role.PREFILL, "worker.speculation.source=lookup"),
+        (Role.DECODE, "worker.engine.embedding.max_wait_s=0"),
+    ],
+)
+def test_a_role_refuses_an_assignment_that_it_does_not_read(role: Role, assignment: str) -> None:
+    name = assignment.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"--set {name} has no effect: `triolet {role.value}`"):
+        read_settings(None, [assignment]).refuse_for_role(role)
+    table, _, field = name.rpartition(".")
+    value = json.dumps(assignment.partition("=")[2])
+    value = value.strip('"') if value.strip('"').isdigit() else value
+    both = Sources()
+    both.add_document(f"[{table}]\n{field} = {value}\n".encode(), "triolet.toml")
+    both.refuse_for_role(role)
+
+
+@pytest.mark.parametrize("role", list(Role)[:3])
+def test_a_role_takes_assignments_for_itself_and_for_all(role: Role) -> None:
+    own = "server.port=1" if role is Role.SERVER else "worker.engine.threads=1"
+    said = [own, "link.peer_timeout_s=1.9", "process.log_level=debug", "fleet.model=demo"]
+    read_settings(None, said).refuse_for_role(role)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "share"),
+    [("cpu", 0, 0.0625), ("cpu", 4, 0.0625), ("cuda", 4, 0.25), ("cuda:1", 4, 0.0625)],
+)
+def test_workers_of_one_device_share_the_memory_of_pools(
+    device: str, num_gpus: int, share: float
+) -> None:
+    assert with_pool_share(EngineConfig(device=device), 8, num_gpus).kv_pool_memory_share == share
 
 
 def test_names_of_the_model_and_lists() -> None:

@@ -351,8 +351,8 @@ class ServerConfig:
     decode_addresses: tuple[str, ...] = ()
     """Control addresses of decode workers, those of `spare_addresses` included."""
     model_aliases: tuple[str, ...] = ()
-    """Other names that requests may use for the model; ANY_MODEL accepts every name. Tools with a
-    fixed name work unchanged then."""
+    """Other names that requests may use for the model; `*` accepts every name. Tools with a fixed
+    name work unchanged then."""
     strict_requests: bool = False
     """Whether a parameter that is not known is refused. Otherwise it is ignored and named in the
     answer's `x-triolet-ignored`: clients of other servers send their extensions."""
@@ -406,7 +406,7 @@ class ServerConfig:
     """Networks (CIDR) of proxies that may name the client that they ask for, by PROXY protocol v2,
     `Forwarded` or `X-Forwarded-For`. None by default: any client could claim any address."""
     allow_origins: tuple[str, ...] = ()
-    """Origins whose pages may use the API from a browser (CORS); ANY_ORIGIN is every one. None by
+    """Origins whose pages may use the API from a browser (CORS); `*` is every one. None by
     default: without keys any page that the user opens could ask. The chat page needs none."""
     preflight_max_age_s: int = 7200
     """How long a browser may keep the answer to a preflight; the longest that Chromium takes. What
