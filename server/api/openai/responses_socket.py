@@ -51,7 +51,6 @@ ASK_FIRST_BYTES: Final = 4 * KIB
 when their turn comes, by when it may have something again."""
 GOING_AWAY: Final = 1001
 POLICY_VIOLATION: Final = 1008
-TRY_AGAIN_LATER: Final = 1013
 
 
 async def responses_socket(services: Services) -> None:
