@@ -376,6 +376,10 @@ class FairQueue(Generic[T]):
         """Go through those that wait, in order of arrival; they may end meanwhile."""
         return iter([item for item, entry in self._entries.items() if not entry.is_running])
 
+    def live(self) -> Iterator[T]:
+        """Go through those that wait or run; none may come or end meanwhile."""
+        return iter(self._entries)
+
     @property
     def num_running(self) -> int:
         """Requests that were dispatched and have not ended."""

@@ -108,7 +108,7 @@ class Requests:
             now,
             new_secret() if kv_secret is None else kv_secret,
         )
-        self.background = Background(self.table, self._attempts.line)
+        self.background = Background(self._attempts.line)
         self.admission = self._attempts.admission
         self.recovery = self._attempts.recovery
         self.queues = (self._attempts.line, self._attempts.inputs)
