@@ -76,7 +76,6 @@ class Requests:
       outbox: frames to send.
       admission: decides what is taken on.
       recovery: the memory of faults.
-      embeddings: inputs that become vectors.
       background: streams held for others.
       table: of the requests that are live.
       queues: of all that wait: for tokens, and for vectors.
