@@ -430,6 +430,7 @@ class Attempts:
             attempt.key,
             input_tokens=len(sequence.request.prompt_ids),
             is_isolated=sequence.poison.isolated,
+            is_suspect=sequence.poison.is_of_prompt,
         )
         worker.asked(attempt.key)
         attempt.granted_at = now
