@@ -1,7 +1,7 @@
-"""The workers' prefix caches as the metrics show them, at the moment of a scrape.
+"""What is read at the moment of a scrape: queue, workers, pools and caches.
 
-On prefill a hit is prompt tokens that are not computed again, on decode such whose KV does not
-travel.
+Of prefix caches: on prefill a hit is prompt tokens that are not computed again, on decode such
+whose KV does not travel.
 """
 
 from __future__ import annotations

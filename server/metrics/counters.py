@@ -120,7 +120,7 @@ class HttpMetrics:
         self._ignored.labels(name).inc()
 
     def batch_line(self, outcome: str) -> None:
-        """A line of a batch has its answer, or belongs to another server."""
+        """A line of a batch has its answer, or another server has answered it."""
         self._batch_lines.labels(outcome).inc()
 
     def request(self, endpoint: str) -> None:
@@ -223,7 +223,7 @@ RESERVE_BUCKETS: Final = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .0
 
 
 class QuotaMetrics:
-    """Told by server/tenants/quotas.py.
+    """Told by the limits of tenants (server/tenants/quotas.py).
 
     Args:
       registry: where they are shown.

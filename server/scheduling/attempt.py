@@ -301,7 +301,6 @@ class Attempts:
                 self._observer.attempt_failed(cause)
                 self.release_attempt(sequence, EndReason.SUPERSEDED)
                 sequence.step(Step.RETRY)
-                sequence.times.queued_at = now
                 self.line_of(sequence).give_back(sequence)
 
     def fail(self, sequence: Request, failure: Failure, now: float) -> None:
@@ -431,6 +430,7 @@ class Attempts:
             attempt.key,
             input_tokens=len(sequence.request.prompt_ids),
             is_isolated=sequence.poison.isolated,
+            is_suspect=sequence.poison.is_of_prompt,
         )
         worker.asked(attempt.key)
         attempt.granted_at = now

@@ -15,7 +15,7 @@ from .request import Phase
 from .routing import Route, choose_route, is_model_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from triolet.config import ServerConfig
 
@@ -127,12 +127,11 @@ class Background:
     """Streams of batches that are held while interactive requests wait.
 
     Args:
-      sequences: all live requests.
-      queue: where they wait.
+      queue: of requests for tokens. Inputs have one of their own: thousands may wait there, and
+        each token of a batch would look at all of them.
     """
 
-    def __init__(self, sequences: Iterable[Request], queue: FairQueue[Request]) -> None:
-        self._sequences = sequences
+    def __init__(self, queue: FairQueue[Request]) -> None:
         self._queue = queue
         self._held: dict[Request, float | None] = {}
 
@@ -145,10 +144,9 @@ class Background:
         its tenant: held streams would not help that."""
         return any(
             sequence.phase in _BEFORE_FIRST_TOKEN
-            and not sequence.is_input
             and not is_background(sequence.request)
             and not self._queue.is_held(sequence)
-            for sequence in self._sequences
+            for sequence in self._queue.live()
         )
 
     def hold_s(self) -> float:

@@ -376,6 +376,10 @@ class FairQueue(Generic[T]):
         """Go through those that wait, in order of arrival; they may end meanwhile."""
         return iter([item for item, entry in self._entries.items() if not entry.is_running])
 
+    def live(self) -> Iterator[T]:
+        """Go through those that wait or run; none may come or end meanwhile."""
+        return iter(self._entries)
+
     @property
     def num_running(self) -> int:
         """Requests that were dispatched and have not ended."""
@@ -461,7 +465,7 @@ class FairQueue(Generic[T]):
             _age(self.classes, entry.place.scheduling.service_class, entry.cost, share)
         entry.is_running = True
         self.usages.take(entry.queue.tenant, entry.queue.usage, entry.cost)
-        self._refresh(entry.queue.tenant)
+        _refresh(self.classes, entry.queue.tenant)
 
     def give_back(self, item: T) -> None:
         """Let a request that ran wait again, in its old place and without being charged again."""
@@ -470,7 +474,7 @@ class FairQueue(Generic[T]):
         self.usages.give(entry.queue.usage, entry.cost)
         entry.queue.of_class.leave(entry)
         entry.queue.of_class.put(entry)
-        self._refresh(entry.queue.tenant)
+        _refresh(self.classes, entry.queue.tenant)
 
     def end(self, item: T, completion_tokens: int) -> None:
         """Forget a request and settle its charge by what it has used."""
@@ -485,7 +489,7 @@ class FairQueue(Generic[T]):
             self._aside.remove(entry)
         else:
             one.drop(entry)
-        self._refresh(entry.queue.tenant)
+        _refresh(self.classes, entry.queue.tenant)
         one.forget(entry.queue)
         if completion_tokens:
             moved = completion_tokens - usage.completion_tokens
@@ -516,12 +520,6 @@ class FairQueue(Generic[T]):
             for one in self.classes:
                 for queue in one:
                     one.refresh(queue)
-
-    def _refresh(self, tenant: str) -> None:
-        """Ask again what a tenant's limits allow, in all classes."""
-        for one in self.classes:
-            if (queue := one.find(tenant)) is not None:
-                one.refresh(queue)
 
 
 def is_under_share(queue: FairQueue[Any], places: Iterable[Place]) -> bool:
@@ -579,3 +577,10 @@ def _age(
     for lower in classes[service_class + 1 :]:
         if lower.is_waiting:
             lower.aging_credit += share * cost
+
+
+def _refresh(classes: tuple[ClassQueue[T], ...], tenant: str) -> None:
+    """Ask again what a tenant's limits allow, in all classes."""
+    for one in classes:
+        if (queue := one.find(tenant)) is not None:
+            one.refresh(queue)

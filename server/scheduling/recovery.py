@@ -184,19 +184,15 @@ class Recovery:
         """Note a request that was taken on: it pays a part of a retry."""
         self._budget.earn()
 
-    def objection(self, prompt_ids: Sequence[int], now: float) -> outcome.Failure | None:
-        """Return the end of a request whose prompt is in quarantine, or None for any other."""
-        remaining_s = self._prompts.remaining_s(prompt_ids, now)
-        return None if remaining_s is None else outcome.quarantined()
-
     def objection_to(self, request: GenerationRequest, now: float) -> outcome.Failure | None:
-        """Return the end of a request with a prompt or grammar in quarantine."""
+        """Return the end of a request with a prompt or grammar in quarantine; None for others."""
         grammar = request.sampling.grammar
         if grammar is not None:
             one = TenantGrammar(request.scheduling.tenant, grammar)
             if self._grammars.remaining_s(one, now) is not None:
                 return outcome.grammar_too_costly()
-        return self.objection(request.prompt_ids, now)
+        remaining_s = self._prompts.remaining_s(request.prompt_ids, now)
+        return None if remaining_s is None else outcome.quarantined()
 
     def condemn(self, request: GenerationRequest, now: float) -> None:
         """Refuse the grammar of a request that held a worker up with it."""

@@ -151,7 +151,6 @@ class Times:
     """When what happened, by the server's monotonic clock."""
 
     submitted_at: float
-    queued_at: float
     dispatched_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None

@@ -229,7 +229,7 @@ class RequestTable:
             order=self.accounting.accepted,
             relay=Relay(request, NO_TEXT if is_input else self.text),
             deadline=now + request.deadline_s,
-            times=Times(submitted_at=now, queued_at=now),
+            times=Times(submitted_at=now),
             allowed=window_of(request, self._config.token_window),
             origin=self._requests.get(request.origin_id),
             turn=turn,

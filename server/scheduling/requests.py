@@ -76,7 +76,6 @@ class Requests:
       outbox: frames to send.
       admission: decides what is taken on.
       recovery: the memory of faults.
-      embeddings: inputs that become vectors.
       background: streams held for others.
       table: of the requests that are live.
       queues: of all that wait: for tokens, and for vectors.
@@ -108,7 +107,7 @@ class Requests:
             now,
             new_secret() if kv_secret is None else kv_secret,
         )
-        self.background = Background(self.table, self._attempts.line)
+        self.background = Background(self._attempts.line)
         self.admission = self._attempts.admission
         self.recovery = self._attempts.recovery
         self.queues = (self._attempts.line, self._attempts.inputs)

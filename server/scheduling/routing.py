@@ -290,7 +290,8 @@ def _input_route(workers: tuple[Worker, ...], need: Need) -> Route | None:
     """Return the prefill worker that computes an input, or None if it has to wait.
 
     Inputs take no prompt credit, only a part of it beside, so no prompt waits for them. An input
-    larger than that part goes alone.
+    larger than that part goes alone. An input that failed once shares no worker with another such
+    input: one that makes steps fail would otherwise spend the attempts of its whole batch.
     """
     usable = [worker for worker in workers if worker.is_usable]
     admitted = [w for w in _admitted(usable, Role.PREFILL, need) if w.beat is not None]
@@ -300,6 +301,8 @@ def _input_route(workers: tuple[Worker, ...], need: Need) -> Route | None:
 
     for worker in sorted(admitted, key=rank):
         assert worker.beat is not None, "see above"
+        if need.is_suspect and any(share.is_suspect for share in worker.shares.values()):
+            continue
         under_way = _input_tokens(worker)
         credit = need.input_share * worker.beat.token_credit
         if not under_way or under_way + need.prompt_tokens <= credit:

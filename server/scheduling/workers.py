@@ -263,6 +263,7 @@ class Share:
       is_asked: the worker was told of the attempt. Prefill is not before decode has granted it.
       is_granted: decode has leased the blocks, so its heartbeats from now on count them.
       is_isolated: its request may make workers fail.
+      is_suspect: of an input that was there when a step raised or the worker died.
       band: what is computed before it, and after it.
     """
 
@@ -272,6 +273,7 @@ class Share:
     is_asked: bool = False
     is_granted: bool = False
     is_isolated: bool = False
+    is_suspect: bool = False
     band: Band = DEFAULT_BAND
 
 
@@ -401,6 +403,7 @@ class Worker:
         num_tokens: int = 0,
         input_tokens: int = 0,
         is_isolated: bool = False,
+        is_suspect: bool = False,
         band: Band = DEFAULT_BAND,
     ) -> None:
         """Count an attempt that is about to be sent there."""
@@ -409,6 +412,7 @@ class Worker:
             num_tokens,
             input_tokens,
             is_isolated=is_isolated,
+            is_suspect=is_suspect,
             band=band,
         )
         self.available_blocks -= num_blocks

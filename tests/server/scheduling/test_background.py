@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from server.contract.generation import input_request
 from server.scheduling.delivery import RequestOutput
@@ -63,3 +64,25 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     world.settle()
     assert (stream.has_begun, run.has_begun) == (True, True), "also when it is over"
     world.check_idle()
+
+
+def test_inputs_that_wait_cost_the_streams_of_batches_nothing() -> None:
+    world = World()
+    world.prefill.token_credit = 0
+    world.greet(world.worker(world.prefill))
+    world.requests.submit(
+        [input_request(bytes([n]) * 16, (1, 2), VectorForm(), 600.0) for n in range(200)], world.now
+    )
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    is_urgent = world.requests.background.is_urgent()
+    sys.setprofile(before)
+    assert len(world.requests.queues[1]) > 190
+    assert not is_urgent
+    assert calls < 50

@@ -117,8 +117,9 @@ def test_a_worker_that_dies_costs_another_attempt() -> None:
     assert {one.num_attempts for one in inputs} == {2}
 
 
-def test_an_input_that_makes_steps_fail_ends_and_takes_nobody_with_it() -> None:
-    world = World(num_prefills=1)
+@pytest.mark.parametrize("max_attempts", [2, 3])
+def test_an_input_that_makes_steps_fail_ends_and_takes_nobody_with_it(max_attempts: int) -> None:
+    world = World(num_prefills=1, max_attempts=max_attempts)
     bad, *good = submit(world, [request(0, "böse"), *(request(n) for n in range(1, 6))])
     for _ in range(40):
         world.deliver()

@@ -10,15 +10,23 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from server.contract.generation import CancelReason, Failed, FinishReason
+from server.contract.generation import (
+    CancelReason,
+    Failed,
+    Finished,
+    FinishReason,
+    input_request,
+)
 from transport.frames import EndReason, RefuseReason
 from triolet.config import RecoveryConfig
 from triolet.errors import RequestError
+from triolet.pooling import VectorForm
 
-from .fakes import FakeDecode, completion_ids, make_request
+from .fakes import FakeDecode, completion_ids, make_request, vector_of
 from .world import World
 
 if TYPE_CHECKING:
+    from server.scheduling.request import Request
     from server.scheduling.workers import Worker
 
     from .world import Reader
@@ -29,7 +37,11 @@ MAX_TOKENS = 30
 END_AT = 21
 
 ACTIONS = st.one_of(
-    st.tuples(st.sampled_from(["submit", "read", "cancel"]), st.integers(0, 7), st.integers(0, 60)),
+    st.tuples(
+        st.sampled_from(["submit", "read", "cancel", "embed"]),
+        st.integers(0, 7),
+        st.integers(0, 60),
+    ),
     st.tuples(
         st.sampled_from(["up", "up", "down", "down", "down", "compute", "compute", "beat"]),
         st.integers(0, 3),
@@ -63,6 +75,7 @@ class Chaos:
             fake.end_at = END_AT
             fake.num_blocks = 16
         self.num_submitted = 0
+        self.inputs: list[Request] = []
 
     def do(self, name: str, which: int, value: int) -> None:
         world = self.world
@@ -80,6 +93,8 @@ class Chaos:
                     world.read(reader)
                 elif value == 0:
                     world.cancel(reader, CancelReason.CLIENT_GONE)
+            case "embed":
+                self._embed(value)
             case "up":
                 world.deliver_up(worker)
             case "down":
@@ -94,6 +109,21 @@ class Chaos:
                 pass  # nobody is there
             case _:
                 self._misfortune(name, worker, value)
+
+    def _embed(self, value: int) -> None:
+        """Ask for vectors, or cancel one that was asked for."""
+        world = self.world
+        if value == 0 and self.inputs:
+            world.requests.cancel(self.inputs[-1], CancelReason.CLIENT_GONE, world.now)
+        else:
+            asked = []
+            for _ in range(1 + value % 3):
+                self.num_submitted += 1
+                request_id = self.num_submitted.to_bytes(16, "big")
+                asked.append(input_request(request_id, tuple(request_id), VectorForm(), 600.0))
+            with suppress(RequestError):
+                self.inputs += world.requests.submit(asked, world.now)
+        world.collect()
 
     def _misfortune(self, name: str, worker: Worker, value: int) -> None:
         world = self.world
@@ -135,6 +165,15 @@ class Chaos:
         self.world.settle()
 
 
+def check_inputs(inputs: list[Request], *allowed: str) -> None:
+    for one in inputs:
+        if isinstance(one.terminal, Failed):
+            assert one.terminal.error.code in allowed
+        else:
+            assert isinstance(one.terminal, Finished)
+            assert one.vector == vector_of(one.request.request_id)
+
+
 def check(reader: Reader, *allowed: str) -> None:
     request = reader.sequence.request
     seed, max_tokens = request.sampling.seed, request.sampling.max_tokens
@@ -164,6 +203,7 @@ def test_no_order_of_events_loses_or_doubles_anything(
     chaos.calm()
     for reader in chaos.world.readers:
         check(reader, "cancelled")
+    check_inputs(chaos.inputs, "cancelled")
     chaos.world.check_idle()
 
 
@@ -180,4 +220,5 @@ def test_no_order_of_deaths_with_suspects_does_either(
     chaos.calm()
     for reader in chaos.world.readers:
         check(reader, "cancelled", "quarantined")
+    check_inputs(chaos.inputs, "cancelled", "quarantined")
     chaos.world.check_idle()
