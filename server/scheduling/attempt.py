@@ -21,10 +21,9 @@ from triolet.service_class import Band
 
 from . import outcome
 from .admission import Admission, missing_role
-from .forking import need_on, note_no_fork
 from .frames import embed_frame, prefill_frame, reserve_frame
 from .outcome import Failure, Outcome
-from .pick_next import PickNext
+from .pick_next import PickNext, need_on, note_no_fork
 from .progress import (
     Again,
     Fault,

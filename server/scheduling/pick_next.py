@@ -1,5 +1,4 @@
-"""Which request is dispatched next, and to which workers; and which streams of batches are held
-while interactive requests wait."""
+"""Which request begins next, and where; which choices of one prompt share its computing."""
 
 from __future__ import annotations
 
@@ -10,9 +9,8 @@ from triolet.config import BACKGROUND_HOLD_S, BACKGROUND_WINDOW
 from triolet.service_class import Band, ServiceClass
 
 from . import outcome
-from .forking import fork_route
 from .request import Phase
-from .routing import Route, choose_route, is_model_gone
+from .routing import Pair, Route, Why, choose_route, has_room, is_model_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,9 +20,47 @@ if TYPE_CHECKING:
     from ..contract.generation import GenerationRequest
     from .queue import FairQueue
     from .recovery import Recovery
-    from .request import Request
+    from .request import Attempt, Request
     from .routing import Need
     from .workers import Worker
+
+
+def fork_route(sequence: Request, now: float) -> Route | None:
+    """Return the way to the prompt that a sequence can share, or None if there is none now.
+
+    What may be what workers fail by goes alone: a fork and its origin would be struck together.
+    """
+    origin = None if sequence.origin is None else sequence.origin.attempt
+    if origin is None or sequence.faults or sequence.poison.is_of_prompt:
+        return None
+    decode = origin.pair.decode
+    if not decode.is_usable or sequence.fingerprint not in ("", decode.fingerprint):
+        return None
+    route = Route(Pair(decode, decode), 1, (Why.FORK, Why.FORK), origin.key)
+    need = need_on(route, sequence.need)
+    if sequence.poison.isolated or not has_room(decode, need, now):
+        return None
+    return route
+
+
+def need_on(route: Route, need: Need) -> Need:
+    """Return what a sequence takes of the workers of a route. A fork takes its own blocks only, and
+    has the prompt's last token to be computed."""
+    capacity = route.pair.decode.capacity
+    assert capacity is not None, "an attempt goes to welcomed workers only"
+    if route.fork_of is None:
+        return need
+    num_shared = (need.prompt_tokens - 1) // capacity.block_size
+    own_tokens = need.kv_tokens - num_shared * capacity.block_size
+    return need._replace(prompt_tokens=1, kv_tokens=own_tokens, chain=None)
+
+
+def note_no_fork(sequence: Request, attempt: Attempt) -> None:
+    """Take in that decode does not have the prompt that an attempt was to share. Unless its origin
+    has moved on meanwhile, nothing will change that."""
+    origin = None if sequence.origin is None else sequence.origin.attempt
+    if origin is None or origin.key == attempt.fork_of:
+        sequence.origin = None
 
 
 HANDOVER_TRUST: Final = 0.2

@@ -34,11 +34,6 @@ MAX_ATTRIBUTES = 20
 MAX_METHODS = 20
 MAX_FOLDER_FILES = 25
 
-# Folders above the cap today, with their size: they may shrink, never grow.
-LARGE_FOLDERS = {
-    "server/scheduling": 27,
-}
-
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "triolet": frozenset(),
     "transport": frozenset({"triolet"}),
@@ -140,11 +135,7 @@ def test_files_are_short() -> None:
 
 def test_folders_are_small() -> None:
     sizes = Counter(shown(path.parent) for path in sources(*ROOMS) if path.name != "__init__.py")
-    too_large = {
-        folder: count
-        for folder, count in sizes.items()
-        if count > LARGE_FOLDERS.get(folder, MAX_FOLDER_FILES)
-    }
+    too_large = {folder: count for folder, count in sizes.items() if count > MAX_FOLDER_FILES}
     assert not too_large
 
 
