@@ -1,8 +1,11 @@
-"""`triolet config show`: every setting, its value, its origin and its reason."""
+"""`triolet config show`: every field with its value, where that comes from, and its reason."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -11,14 +14,38 @@ from rich.text import Text
 
 from triolet.config import shown_url
 
-from ..settings.form import dotted, leaves, reader, show, value_at
-from ..settings.reasons import reason
+from ..settings.form import SECTIONS, dotted, is_section, leaves, reader, show, types_of, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..settings.form import Settings
     from ..settings.sources import Sources
+
+
+@cache
+def _reasons(kind: type[Any]) -> dict[str, str]:
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for item, after in zip(definition.body, definition.body[1:], strict=False):
+        if (
+            isinstance(item, ast.AnnAssign)
+            and isinstance(item.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            found[item.target.id] = " ".join(str(after.value.value).split())
+    return found
+
+
+def reason(path: tuple[str, ...]) -> str:
+    """Return why a field has its default, or what it is."""
+    kind: Any = SECTIONS[path[0]]
+    for name in path[1:-1]:
+        kind = types_of(kind)[name]
+        assert is_section(kind)
+    return _reasons(kind).get(path[-1], "")
 
 
 class Row(NamedTuple):

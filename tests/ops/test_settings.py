@@ -10,9 +10,9 @@ import pytest
 
 from ops.cli import main
 from ops.cli.options import NAMED, OTHER_NAMES, gather, new_form
+from ops.cli.show_config import reason
 from ops.model_directory import with_pool_share
 from ops.settings.form import Settings, document, find, leaves, of_role
-from ops.settings.reasons import reason
 from ops.settings.sources import Sources, read_settings
 from triolet.config import (
     Dtype,
