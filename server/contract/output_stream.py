@@ -100,6 +100,8 @@ class OutputStream:
     async def __anext__(self) -> Events:
         """Wait for events and take them. Cancellation-safe: what was not returned stays.
 
+        The wait needs no deadline of its own: a request's deadline gives it its last event.
+
         Raises:
           trio.BusyResourceError: the stream has another reader.
         """
