@@ -25,8 +25,8 @@ class MemorySharing(StrEnum):
     """Whether decode workers read KV where prefill has put it, instead of out of a socket.
 
     `auto`: wherever decode finds prefill's memory, which says that both see one host and belong to
-    one user; everywhere else bytes travel. `on`: only there; whoever cannot is no peer. `off`:
-    bytes travel always. Either side's word counts.
+    one user; everywhere else bytes travel. `on`: only there; a process that cannot is no peer.
+    `off`: bytes travel always. Either side's word counts.
     """
 
     AUTO = "auto"
@@ -115,7 +115,7 @@ class LinkConfig:
     kv_idle_s: float = 60.0 * SECONDS
     """A kv link that carried nothing for this long is closed; the next transfer dials again."""
     max_chunk_resends: int = 2
-    """A chunk whose digest is wrong more often ends the attempt: the path is broken."""
+    """A chunk with a wrong digest more often ends the attempt: the path is broken."""
     max_peers: int = 1024
     """Processes that one worker knows at once; at the bound a new HELLO is answered by GOODBYE."""
     max_operators: int = 16
@@ -126,8 +126,8 @@ class LinkConfig:
     kv_hwm: int = 256
     """Frames per KV pipe; the byte window is reached first, this is the second fence."""
     dead_host_s: float = 3.0 * SECONDS
-    """A TCP connection whose other host answers nothing for so long is closed by the kernel, which
-    gives back what it holds. Who is dead the protocol's heartbeats have said before."""
+    """A TCP connection to a host that answers nothing for so long is closed by the kernel, which
+    gives back what it holds. The protocol's heartbeats find a dead peer before."""
     farewell_s: float = 2.0 * SECONDS
     """A worker that leaves waits this long for its servers to have heard it, which takes a busy
     machine a while; one that does not answer finds out by silence, as with a worker that died.

@@ -101,7 +101,7 @@ class RoutingConfig:
 
     backlog_s: float = 250 * MILLISECONDS
     """Of computing, by its own measured pace, that a prefill worker is given ahead, all servers
-    together; the rest waits here, where classes, tenants and deadlines decide who goes first. Some
+    together; the rest waits here, where classes, tenants and deadlines decide the order. Some
     steps, so that a worker never waits for the next prompt."""
 
     overtaken_s: float = 1.0 * SECONDS
@@ -338,7 +338,8 @@ MEMORY: Final = "memory"
 
 
 AT: Final = "@"
-"""Before the path of a file that holds the URL: whoever may list processes sees their options."""
+"""Before the path of a file that holds the URL: every user that may list processes sees their
+options."""
 
 
 SCHEMES: Final = ("redis", "rediss", "unix")
@@ -346,7 +347,7 @@ SCHEMES: Final = ("redis", "rediss", "unix")
 
 @dataclass(frozen=True, slots=True)
 class QuotaConfig:
-    """What tenants have used, and who keeps the account."""
+    """What tenants have used, and where the accounts are kept."""
 
     limits: str = field(default=MEMORY, repr=False)
     """`memory`, or the URL of the Redis or Valkey that several servers share, or `@` and a file
@@ -356,16 +357,16 @@ class QuotaConfig:
     nowhere: a restart then forgets it. Servers on one port may share it."""
     servers: int = 1
     """That share the limits without Redis: each of them enforces its part. The kernel, not we,
-    chooses who gets a connection, so only parts add up to the limit for certain."""
+    chooses the server of a connection, so only parts add up to the limit for certain."""
     flush_s: float = 1.0 * SECONDS
     """How often spend is written down: what a killed process may forget."""
     call_timeout_s: float = 50 * MILLISECONDS
-    """For one round trip to Redis, which takes under a millisecond beside a server. Whoever asks
-    waits for it before its request is queued."""
+    """For one round trip to Redis, which takes under a millisecond beside a server. A request that
+    asks waits for it before its request is queued."""
     connect_timeout_s: float = 1.0 * SECONDS
-    """For a new connection with its handshake. Nobody waits for it but whoever probes."""
+    """For a new connection with its handshake. Only the probe waits for it."""
     max_failures: int = 3
-    """Calls in a row that fail before nobody is asked any more; until then each failed one is
+    """Calls in a row that fail before Redis is not asked any more; until then each failed one is
     decided here."""
     probe_s: float = 0.5 * SECONDS
     """How often a Redis that failed is tried again."""
@@ -377,9 +378,9 @@ class QuotaConfig:
     max_batch: int = 128
     """Changes that travel together: Redis does nothing else meanwhile, for about a millisecond."""
     view_s: float = 1.0 * SECONDS
-    """How old an account seen before may be to refuse somebody at once, without asking."""
+    """How old an account seen before may be to refuse a request at once, without asking."""
     concurrent_retry_s: float = 1.0 * SECONDS
-    """When to come again where all places are taken: nobody knows when one of them ends."""
+    """When to come again where all places are taken: it is not known when one of them ends."""
     unknown_completion_tokens: int = 512
     """Reserved for a completion while nothing is known of its tenant's: a long answer."""
     unknown_share: float = 0.1

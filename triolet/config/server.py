@@ -148,15 +148,15 @@ class TenantsConfig:
     """The file of tenants."""
 
     file: str | None = None
-    """None where there are no tenants: then whoever reaches the port is let in."""
+    """None where there are no tenants: then every client that reaches the port is let in."""
     poll_s: float = 1.0 * SECONDS
-    """How often somebody looks whether it has changed; a change counts when it has stood for one
+    """How often the file is checked for a change; a change counts when it has stood for one
     more look, because an editor may be halfway through it. So a key is shut out within 2 s."""
     max_bytes: int = 8 * MIB
     """Of the file: some 20 times what the largest number of tenants takes. Parsing it takes
     seconds of a thread."""
     quotas: QuotaConfig = field(default_factory=QuotaConfig)
-    """Who keeps the account of what they use."""
+    """Where the accounts of their use are kept."""
 
 
 BACKGROUND_WINDOW: Final = 4
@@ -185,21 +185,22 @@ class BatchConfig:
     """That have not ended."""
     owner_share: float = 0.25
     """Of each of the three: the most that one tenant may have, so that none of a few shuts all
-    others out. Without tenants there is nobody to share with."""
+    others out. Without tenants there is no other to share with."""
     max_lines: int = 50_000
     """Of one batch: as many as the API's own."""
     concurrency: int = 4
     """Lines at once. More would fill rows that interactive requests want, and a line that is held
     back holds its blocks."""
     lease_s: float = 5.0 * SECONDS
-    """Of several servers one runs batches; when nothing is heard of it for this long, another
-    does. It says so every third of that: whoever stands still for longer computes lines again."""
+    """Of several servers one runs batches; when nothing is heard of it for this long, another does.
+    It says so every third of that: lines of a server that stands still for longer are computed
+    again."""
     poll_s: float = 0.5 * SECONDS
-    """How often somebody looks for work where nothing happens."""
+    """How often work is looked for where nothing happens."""
     max_line_attempts: int = 8
     """For answers that say "later" (503, 504). A fleet that restarts takes seconds."""
     limited_retry_s: float = 60.0 * SECONDS
-    """When lines of a tenant are tried again that has met a limit of which nobody knows when it
+    """When lines of a tenant are tried again that has met a limit of which it is not known when it
     will not be met any more, such as its budget."""
     paused_s: float = 5.0 * SECONDS
     """For which a line that has not begun stays in the queue while batches are paused. It holds
@@ -230,16 +231,16 @@ class ResumeConfig:
     ttl_s: float = 600 * SECONDS
     """How long a finished answer is kept: longer than the official clients go on retrying."""
     grace_s: float = 30 * SECONDS
-    """How long an answer goes on that nobody reads: a client that changes networks or restarts is
+    """How long an answer without a reader goes on: a client that changes networks or restarts is
     back by then. It holds a row and KV meanwhile, so not for longer."""
     away_grace_s: float = 5 * SECONDS
     """The same where the client closed the connection because it goes away (1001), as browsers do:
     a page that is loaded again is back within a second, and a closed tab should hold nothing."""
     buffer_bytes: int = 1 * MIB
-    """Of one answer. Beyond, its beginning is forgotten, as far as somebody has read it: 4,000
+    """Of one answer. Beyond, its beginning is forgotten, as far as it was read: 4,000
     chunks of a token each."""
     ahead_bytes: int = 64 * KIB
-    """How far an answer runs ahead of whoever reads it fastest; then the tokens wait where they do
+    """How far an answer runs ahead of its fastest reader; then the tokens wait where they do
     for every client, and so does their credit."""
     max_live: int = 64
     """Answers under way at once; the next is refused with 503."""
@@ -261,7 +262,7 @@ class ResponseCacheConfig:
     """Of all answers of one server, tenants' shares of it as in their prefix caches; 0 keeps none,
     because an operator has to want that answers stay in memory after their clients have gone."""
     ttl_s: float = 300 * SECONDS
-    """An answer is the same for ever; this is how long somebody's words may be found in memory."""
+    """An answer is the same for ever; this is how long a client's words may be found in memory."""
     max_answer_bytes: int = 256 * KIB
     """A longer one is not kept: some 7,000 tokens that come one by one, or 400 with 20
     alternatives each. Nor is one of more than an eighth of all."""
@@ -378,7 +379,7 @@ class ServerConfig:
     curve_dir: str | None = None
     """Key directory (`triolet keys make`); required for any tcp address."""
     token_window: int = 64
-    """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""
+    """Tokens a stream may run ahead of what its client has read (back-pressure)."""
     stall_timeout_s: float = 10.0 * SECONDS
     """A client that reads nothing for this long while tokens wait loses its stream."""
     keep_alive_s: float = 10.0 * SECONDS
@@ -393,8 +394,8 @@ class ServerConfig:
     """How long requests are kept while no worker of a role is there: a restart with loading of the
     model. Beyond, they are refused with 503."""
     max_attempts: int = 3
-    """One try and two retries that get a request nowhere. Whoever gets 16 tokens on between two
-    faults begins to count anew: the death of a worker shall cost a pause, not an answer."""
+    """One try and two retries that get a request nowhere. A request that gets 16 tokens on between
+    two faults begins to count anew: the death of a worker shall cost a pause, not an answer."""
     max_connections: int = 4096
     """Client connections; where all are busy the next gets a 503 and is closed. Below the usual fd
     limit of 8192."""
@@ -406,7 +407,7 @@ class ServerConfig:
     """Networks (CIDR) of proxies that may name the client that they ask for, by PROXY protocol v2,
     `Forwarded` or `X-Forwarded-For`. None by default: any client could claim any address."""
     allow_origins: tuple[str, ...] = ()
-    """Origins whose pages may use the API from a browser (CORS); `*` is every one. None by
+    """Origins of pages that may use the API from a browser (CORS); `*` is every one. None by
     default: without keys any page that the user opens could ask. The chat page needs none."""
     preflight_max_age_s: int = 7200
     """How long a browser may keep the answer to a preflight; the longest that Chromium takes. What
@@ -436,8 +437,8 @@ class ServerConfig:
     """What the kernel may hold for one client that does not read: with the token window it bounds
     how far an answer runs ahead of its reader."""
     allow_remote_clients: bool = False
-    """Without tenants whoever reaches the port may use it. Binding to anything but loopback has to
-    be meant."""
+    """Without tenants every client that reaches the port may use it. Binding to anything but
+    loopback has to be meant."""
     tenants: TenantsConfig = field(default_factory=TenantsConfig)
     max_choices: int = 8
     """`n`: answers to one prompt."""
@@ -447,7 +448,8 @@ class ServerConfig:
     """How the model's reasoning is told from its answer. Found by the tokenizer's markers unless it
     is named: `none` shows all as text."""
     metrics_compat: str = "vllm"
-    """Whose names the metrics also go by, so that existing dashboards work; `none` for nobody's."""
+    """The server with names that the metrics also go by, so that existing dashboards work; `none`
+    for none."""
     idle_connection_s: float = 75.0 * SECONDS
     """Keep-alive; longer than the 60 s idle time of common load balancers, so that they close
     first and no request meets a closing socket."""
@@ -489,7 +491,7 @@ class ServerConfig:
     drain_timeout_s: float = 30.0 * SECONDS
     """After SIGTERM running streams may finish for this long, then each gets a terminal event."""
     listen_fd: int | None = None
-    """A bound socket that whoever started this process holds too: it outlives the process, so that
+    """A bound socket that the parent of this process holds too: it outlives the process, so that
     a successor can accept on it before this one has ended."""
     siblings: SiblingConfig | None = None
     """Other servers on the same port; None where this is the only one."""
@@ -498,8 +500,8 @@ class ServerConfig:
     still answered for this long: a client in full swing learns with its next answer that it should
     connect anew."""
     spare_addresses: tuple[str, ...] = ()
-    """Those of the workers' addresses where usually nobody is: a worker is there only while another
-    one is replaced."""
+    """Those of the workers' addresses where usually no worker is: a worker is there only while
+    another one is replaced."""
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
 

@@ -75,7 +75,7 @@ class SpeculationConfig:
     """KV pool of the draft model, whose tokens are a fraction of the model's. A sequence that does
     not fit goes without guesses."""
     draft_chunk_tokens: int = 64
-    """Prompt tokens that the draft model computes before one step: everybody's next token waits
+    """Prompt tokens that the draft model computes before one step: every stream's next token waits
     for them."""
 
     def __post_init__(self) -> None:
@@ -102,11 +102,11 @@ OFF: Final = SpeculationConfig()
 class LendingConfig:
     """One worker among several that have shared out the cores of a machine evenly.
 
-    Who has nothing to compute leaves its cores to the others, for a step at a time.
+    A worker without work lends its cores to the others, for a step at a time.
     """
 
     path: str
-    """A file in which they tell one another by locks, so that nothing is left of who died."""
+    """A file in which they tell one another by locks, so that nothing is left of a dead one."""
     place: int
     """Its own, from 0."""
     places: int
@@ -128,7 +128,7 @@ class EmbeddingConfig:
     """Tokens of one batch; a step's own budget counts too. 1 computes inputs one by one."""
     max_wait_s: float = 3 * MILLISECONDS
     """How long an idle worker waits for company for an input: concurrent clients' next requests
-    come within about so much after the answers to their last. A full batch waits for nobody."""
+    come within about so much after the answers to their last. A full batch does not wait."""
 
     def __post_init__(self) -> None:
         if self.max_batch_tokens < 1:
@@ -262,11 +262,12 @@ class EngineConfig:
     threads: int | None = None
     """CPU threads of the device thread's kernels; None divides the cores among local workers."""
     niceness: int = 5
-    """Of the device's threads on the CPU: whoever moves bytes (a cancel, a heartbeat, a token) goes
-    before whoever computes where both want the same core, which is a few per cent of the time."""
+    """Of the device's threads on the CPU: threads that move bytes (a cancel, a heartbeat, a token)
+    go before those that compute where both want the same core, which is a few per cent of the
+    time."""
     prefix_cache: bool = True
-    """Keep the KV of finished blocks in memory that nobody leases, for prompts that begin alike. It
-    gives way before anybody is refused or preempted, so it costs nothing."""
+    """Keep the KV of finished blocks in memory that no attempt leases, for prompts that begin
+    alike. It gives way before anybody is refused or preempted, so it costs nothing."""
     kv_wire: KvWire = KvWire.EXACT
     """`int8` halves what travels, for slow links, and costs exactness."""
     host_cache_bytes: int = 0
@@ -280,7 +281,7 @@ class EngineConfig:
     masks: MaskConfig = field(default_factory=MaskConfig)
     poison_freed_blocks: bool = False
     """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
-    write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed
+    write by another than the owner, and a read beyond a sequence. Costs a write per freed
     block, and an audit reads the whole pool."""
     close_timeout_s: float = 5.0 * SECONDS
     """How long leaving waits for the running step; longer than any step but a wedged one."""
@@ -337,7 +338,7 @@ class WorkerConfig:
     link: LinkConfig = field(default_factory=LinkConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     lending: LendingConfig | None = None
-    """With whom it shares cores that have nothing to compute; None for nobody."""
+    """The workers with which it shares idle cores; None for none."""
     curve_dir: str | None = None
     """Key directory; required for any tcp address."""
     max_waiting_tokens: int = 32_768
