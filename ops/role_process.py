@@ -67,13 +67,14 @@ def run_role(
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_NAME: Final = 15
+PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def hold_on_to(supervisor_pid: int) -> None:
     """Make this process end when the supervisor does. Takes over stdin, the pipe from it."""
     if sys.platform == "linux":
         # SIGKILL, because a drain without workers and without anybody to report to helps nobody.
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         # It died before we asked to be told.
         os._exit(1)
@@ -94,10 +95,15 @@ def leave() -> NoReturn:
 def show_name(name: str) -> None:
     """Let `top` and `ps -o comm` show this name instead of `python`; 15 bytes are shown."""
     if sys.platform == "linux":
-        _prctl(PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
+        prctl(PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
 
 
-def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
+def prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
+    """Call prctl(2).
+
+    Raises:
+      OSError: as the call does.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, argument, 0, 0, 0) != 0:
         number = ctypes.get_errno()

@@ -146,14 +146,28 @@ def serve(sources: Sources, model: ModelArgument = None) -> None:
     from ..supervisor.prepare import prepare
     from ..supervisor.serve import available_gpus
     from ..supervisor.serve import serve as serve_fleet
+    from ..supervisor.starter import fork_templates, roles_of_templates
 
     sources.refuse_for_serve()
     settings = with_model(sources.settings(), model)
     level = settings.process.log_level or default_level()
     keep_private()
+    # They import while the model is looked at.
+    templates = fork_templates(roles_of_templates(settings, available_gpus()))
     configure_logs(level, "supervisor")
     settings = replace(settings, process=replace(settings.process, log_level=level))
-    serve_fleet(prepare(settings, available_gpus()))
+    serve_fleet(prepare(settings, available_gpus()), templates)
+
+
+@app.command(hidden=True)
+def template(modules: list[str]) -> None:
+    """Fork processes that have imported modules; the supervisor starts and asks it."""
+    from socket import socket
+
+    from ..template import run_template
+
+    with socket(fileno=os.dup(0)) as requests:
+        run_template(requests, modules)
 
 
 @app.command()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from functools import cache
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from triolet.status import Report
 
     from ..log_stream import LogStream
-    from .process_spec import ProcessSpec
+    from .starter import Process
 
 
 @cache
@@ -42,7 +41,8 @@ class Child:
     """A running process.
 
     Args:
-      spec: what to start; it is running when this returns.
+      process: just started.
+      settings: written to its standard input.
       config: bounds on silence and output.
       on_report: called with each report of the process.
       on_log: called with each line on its stderr; None leaves stderr where the supervisor's goes.
@@ -53,13 +53,15 @@ class Child:
 
     def __init__(
         self,
-        spec: ProcessSpec,
+        process: Process,
+        settings: bytes,
         config: SupervisorConfig,
         on_report: Callable[[Report], None],
         on_log: Callable[[bytes], None] | None,
     ) -> None:
         self._config = config
-        self._settings = spec.settings
+        self._process = process
+        self._settings = settings
         self._on_report = on_report
         self._on_log = on_log
         self._news = trio.Event()
@@ -67,30 +69,14 @@ class Child:
         self._was_silent = False
         self._failure: str | None = None
         self._ended = trio.Event()
-        # From this thread, not from one of Trio's: Linux ties the signal of a parent's death to the
-        # thread that forked, and Trio's threads end after some idle seconds.
-        self._popen = subprocess.Popen(
-            spec.argv,
-            env={**os.environ, **spec.env},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if on_log is None else subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=spec.pass_fds,
-        )
-        if spec.cores:
-            # It has no threads yet, and those that it begins inherit this. If it has ended already,
-            # whoever waits for it will see that.
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(self._popen.pid, spec.cores)
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self._process.pid
 
     def signal(self, number: int) -> None:
         """Send a signal; nothing happens if the process has ended."""
-        self._popen.send_signal(number)
+        self._process.send_signal(number)
 
     async def wait_ended(self) -> None:
         """Wait until the process is gone and everything it wrote has been read."""
@@ -100,21 +86,21 @@ class Child:
         """Listen until the process has ended and return how. Cancelled, it kills the process."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read_lines, self._popen.stdout, self._take_output)
+                nursery.start_soon(self._read_lines, self._process.stdout, self._take_output)
                 if self._on_log is not None:
-                    nursery.start_soon(self._read_lines, self._popen.stderr, self._on_log)
+                    nursery.start_soon(self._read_lines, self._process.stderr, self._on_log)
                 nursery.start_soon(self._expect_news)
                 nursery.start_soon(self._write_settings)
                 code = await trio.to_thread.run_sync(
-                    self._popen.wait, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+                    self._process.wait, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
                 )
                 self._is_starting = False
                 self._news.set()
                 nursery.cancel_scope.deadline = trio.current_time() + self._config.output_drain_s
         finally:
-            self._popen.kill()
-            self._popen.wait()
-            for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     pipe.close()
             self._ended.set()
@@ -125,7 +111,7 @@ class Child:
 
         A process that reads nothing is killed for its silence.
         """
-        pipe = self._popen.stdin
+        pipe = self._process.stdin
         assert pipe is not None
         with suppress(trio.BrokenResourceError):
             async with trio.lowlevel.FdStream(os.dup(pipe.fileno())) as stream:
@@ -165,7 +151,7 @@ class Child:
         assert pipe is not None
         longest = self._config.max_line_bytes
         unfinished = b""
-        # A duplicate, because the stream closes what it is given and Popen closes its own.
+        # A duplicate, because the stream closes what it is given, and so does `run` at its end.
         async with trio.lowlevel.FdStream(os.dup(pipe.fileno())) as stream:
             async for data in stream:
                 *lines, unfinished = (unfinished + data).split(b"\n")

@@ -148,8 +148,16 @@ def plan_processes(
     def spec(
         name: str, role: Role, own: Settings, env: dict[str, str], fds: tuple[int, ...] = ()
     ) -> ProcessSpec:
-        argv = (*command, role.value, "--config", STDIN)
-        return ProcessSpec(name, role, argv, env, pass_fds=fds, settings=document(own, role))
+        arguments = (role.value, "--config", STDIN)
+        return ProcessSpec(
+            name,
+            role,
+            (*command, *arguments),
+            env,
+            pass_fds=fds,
+            settings=document(own, role),
+            arguments=arguments,
+        )
 
     def server_spec(name: str, door: Door) -> ProcessSpec:
         siblings = None if door.own_fd is None else SiblingConfig(name, door.own_fd, paths)

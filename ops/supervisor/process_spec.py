@@ -23,6 +23,8 @@ class ProcessSpec:
       pass_fds: file descriptors that it inherits, by the same numbers.
       cores: that it may use; none for all of the supervisor's.
       settings: written to its standard input at its start, which stays open.
+      arguments: of the command `triolet`, where `argv` means that one: a template can fork it then.
+        None for another program.
     """
 
     name: str
@@ -32,3 +34,4 @@ class ProcessSpec:
     pass_fds: tuple[int, ...] = ()
     cores: tuple[int, ...] = ()
     settings: bytes = b""
+    arguments: tuple[str, ...] | None = None

@@ -34,17 +34,19 @@ from .readiness import Readiness
 from .restart_policy import GiveUp
 from .rolling import ORDER
 from .slot import RestartFailed
+from .starter import Starter, adopt_strays
 from .supervisor import Supervisor, stop_on_signals
 from .supervisor_socket import Finished, Refused, StepBegan, answer_commands
 from .terminal_view import TerminalView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from triolet.config import ServerConfig, SupervisorConfig
 
     from .plan import FleetPlan
     from .rolling import Step
+    from .starter import Template
     from .supervisor_socket import RestartRequest, Tell
     from .view import View
 
@@ -58,8 +60,12 @@ EXIT_MARGIN_S = 2.0
 """Between the server's own watchdog and ours, so that it is the server that decides."""
 
 
-def serve(plan: FleetPlan) -> None:
+def serve(plan: FleetPlan, templates: Mapping[Role, Template]) -> None:
     """Serve until a signal asks for the end.
+
+    Args:
+      plan: the fleet.
+      templates: that processes are forked from, by role; ended with the fleet.
 
     Raises:
       ConfigError: port or directory cannot be had; nothing was started.
@@ -69,7 +75,10 @@ def serve(plan: FleetPlan) -> None:
     server = plan.settings.server
     if fleet.pin is not Pinning.OFF and sys.platform != "linux":
         raise ConfigError(f"fleet.pin is {fleet.pin.value!r}; allowed on this system: off")
+    command = command_line()
+    starter = Starter(templates, command, config.start_silence_s)
     with ExitStack() as held:
+        held.callback(starter.close)
         bound = bind_ports(server.host, server.port, fleet.servers)
         for one in bound:
             held.enter_context(one)
@@ -86,7 +95,7 @@ def serve(plan: FleetPlan) -> None:
                 door._replace(own_fd=one.fileno()) for door, one in zip(doors, own, strict=True)
             ]
         specs, spares = plan_processes(
-            plan, command_line(), directory, os.getpid(), available_cores(), doors
+            plan, command, directory, os.getpid(), available_cores(), doors
         )
         log_choices(plan)
         view, on_log = choose_view(plan)
@@ -100,8 +109,11 @@ def serve(plan: FleetPlan) -> None:
             worker_drain_s=max(
                 plan.settings.worker(role).drain_timeout_s for role, _ in plan.workers
             ),
+            starter=starter,
         )
         write_note(directory, Note(port, tuple(plan.process_names)))
+        if templates:
+            adopt_strays()
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -111,6 +123,7 @@ def serve(plan: FleetPlan) -> None:
                 view,
                 directory / SUPERVISOR_SOCKET,
                 own_paths,
+                starter if templates else None,
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
@@ -193,6 +206,7 @@ async def run_fleet(
     view: View,
     socket_path: Path | None = None,
     own_paths: Sequence[Path] = (),
+    starter: Starter | None = None,
 ) -> GiveUp | None:
     """Run a fleet and say when it takes requests; return why it had to end, if it had to.
 
@@ -203,10 +217,13 @@ async def run_fleet(
       view: who is told.
       socket_path: where commands reach the supervisor; None for nowhere.
       own_paths: where each server is reached if there are several.
+      starter: whose templates leave strays to this process; None without templates.
     """
     readiness = partial(Readiness, url, own_paths)
     async with trio.open_nursery() as nursery:
         await nursery.start(stop_on_signals, supervisor)
+        if starter is not None:
+            nursery.start_soon(starter.reap_strays)
         nursery.start_soon(_tell_of_the_end, supervisor)
         nursery.start_soon(_announce, supervisor, config, url, readiness, view)
         if socket_path is not None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from .process_spec import ProcessSpec
     from .restart_policy import Ending
+    from .starter import Starter
     from .view import Watcher
 
 
@@ -69,6 +70,7 @@ class Slot:
 
     Args:
       spec: what runs there.
+      starter: starts the processes.
       config: delays and bounds.
       watcher: who is told.
       on_log: called with each line on stderr; None lets it go where the supervisor's goes.
@@ -84,6 +86,7 @@ class Slot:
     def __init__(
         self,
         spec: ProcessSpec,
+        starter: Starter,
         config: SupervisorConfig,
         watcher: Watcher,
         on_log: Callable[[str, bytes], None] | None,
@@ -93,6 +96,7 @@ class Slot:
         self.spec = spec
         self.lives: list[Life] = []
         self.current: Life | None = None
+        self._starter = starter
         self._config = config
         self._watcher = watcher
         self._on_log = on_log
@@ -111,7 +115,7 @@ class Slot:
         while not self._stop.is_set():
             if self.current is life:
                 try:
-                    self.current = self._begin()
+                    self.current = await self._begin()
                 except OSError as error:
                     return GiveUp(f"cannot start {self.spec.argv[0]}: {error}", EXIT_FAILED)
             life = self.current
@@ -167,7 +171,7 @@ class Slot:
         if self._stop.is_set():
             raise RestartFailed("the fleet is being stopped")
         try:
-            life = self._begin()
+            life = await self._begin()
         except OSError as error:
             raise RestartFailed(f"cannot start {self.spec.argv[0]}: {error}") from error
         while not life.ready.is_set():
@@ -190,7 +194,7 @@ class Slot:
         while self.current is None or not self.current.ready.is_set():
             await self._news.wait()
 
-    def _begin(self) -> Life:
+    async def _begin(self) -> Life:
         name = self.spec.name
 
         def take_report(report: Report) -> None:
@@ -202,15 +206,22 @@ class Slot:
             self._watcher.reported(name, report)
 
         take_log = None if self._on_log is None else partial(self._on_log, name)
-        life = Life(Child(self.spec, self._config, take_report, take_log))
+        process = await self._starter.start(self.spec, reads_log=take_log is not None)
+        settings = self.spec.settings
+        life = Life(Child(process, settings, self._config, take_report, take_log))
         self.lives.append(life)
         self._watcher.started(name, life.child.pid)
         self._nursery.start_soon(self._see_through, life)
+        if self._stop.is_set():
+            # It began meanwhile, and the shutdown does not know this process.
+            life.is_leaving = True
+            life.child.signal(signal.SIGKILL)
         self._tell()
         return life
 
     async def _see_through(self, life: Life) -> None:
         life.ending = await life.child.run()
+        self._starter.ended(life.child.pid)
         self.lives.remove(life)
         if self._stop.is_set() or life.is_leaving or life is not self.current:
             self._watcher.ended(self.spec.name, life.ending, None)

@@ -13,6 +13,7 @@ from triolet.ids import Role
 
 from .rolling import Move, restart_steps
 from .slot import RestartFailed, Slot
+from .starter import Starter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -41,6 +42,7 @@ class Supervisor:
       spares: what stands in for the only process of its role while that is restarted; at most one
         of a role.
       worker_drain_s: how long a worker that is restarted may let its sequences finish.
+      starter: starts the processes; None spawns each.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Supervisor:
         *,
         spares: Sequence[ProcessSpec] = (),
         worker_drain_s: float = 0.0,
+        starter: Starter | None = None,
     ) -> None:
         self._specs = specs
         self._spares = {spec.role: spec for spec in spares}
         self._config = config
         self._server_exit_s = server_exit_s
         self._worker_drain_s = worker_drain_s
+        self._starter = starter or Starter()
         self._watcher = watcher
         self._on_log = on_log
         self._slots: dict[str, Slot] = {}
@@ -77,7 +81,13 @@ class Supervisor:
             nursery.start_soon(self._end_in_order)
             for spec in (*self._specs, *self._spares.values()):
                 self._slots[spec.name] = Slot(
-                    spec, self._config, self._watcher, self._on_log, self._stop, nursery
+                    spec,
+                    self._starter,
+                    self._config,
+                    self._watcher,
+                    self._on_log,
+                    self._stop,
+                    nursery,
                 )
             for spec in self._specs:
                 nursery.start_soon(self._keep, self._slots[spec.name])
@@ -153,6 +163,10 @@ class Supervisor:
         tell: Callable[[Step], Awaitable[None]],
     ) -> None:
         worker_exit_s = self._worker_drain_s + self._config.worker_exit_s
+        try:
+            self._starter.renew()
+        except OSError as error:
+            raise RestartFailed(f"cannot start a template of new processes: {error}") from error
         try:
             for step in restart_steps(self._specs, self._spares, roles):
                 await tell(step)

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from loadtest.campaign.answers import key_headers
 from ops.ports import bind_port
+from tests import forked
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 
@@ -102,8 +103,8 @@ class FleetProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
         self._log: IO[bytes] = log_path.open("wb")
-        triolet = command or [str(Path(sys.executable).with_name("triolet"))]
-        self.process = subprocess.Popen(
+        triolet = command or [forked.TRIOLET]
+        self.process = forked.Popen(
             [*triolet, "serve", *options, "--port", str(self.port)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,

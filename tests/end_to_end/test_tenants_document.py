@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from tests import forked
 from triolet.tenants import Plan
 from triolet.tenants_form import read_tenants
 
@@ -52,8 +53,8 @@ def server(folder: Path, environment: dict[str, str]) -> Iterator[str]:
     ]
     with (
         (folder / "log").open("w") as log,
-        subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        forked.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log
         ) as process,
     ):
         try:

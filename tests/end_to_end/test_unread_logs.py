@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from ops.ports import bind_port
+from tests import forked
 
 from .fleet_process import PATIENCE_S, START_TIMEOUT_S, STOP_TIMEOUT_S, wait_until
 
@@ -52,7 +53,7 @@ def unread_bytes(readable: int) -> int:
 def mute_fleet(port: int, out: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run `triolet serve`, which can tell nobody anything."""
     program = Path(sys.executable).with_name("triolet")
-    process = subprocess.Popen(
+    process = forked.Popen(
         [str(program), "serve", "--port", str(port), "--log-level", "debug"],
         stdin=subprocess.DEVNULL,
         stdout=out,
@@ -74,7 +75,7 @@ def children(process: subprocess.Popen[bytes], role: str) -> list[int]:
     return [
         pid
         for pid in pids
-        if f"\0{role}\0" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        if f" {role} " in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     ]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from loadtest.harness.http import get
+from tests import forked
 from transport.frames import WorkerHeartbeat
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
@@ -242,7 +243,7 @@ def _commands(directory: Path, port: int) -> dict[str, list[str]]:
     log = ("--set", "process.log_level=info")
     server = [
         *(triolet, SERVER, "--set", f"server.port={port}", *SERVER_OPTIONS, *log),
-        *("--set", f"process.supervisor_pid={os.getpid()}"),
+        *("--set", f"process.supervisor_pid={forked.PARENT_PID}"),
     ]
     commands = {SERVER: server}
     for role in ("prefill", "decode"):

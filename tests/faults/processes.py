@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
 
+from tests import forked
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -153,7 +155,7 @@ class RoleProcess:
         self._was_killed = False
         # From this, the main thread: a role that follows its parent into death follows the thread
         # that forked it, and Trio's other threads come and go.
-        self._process = subprocess.Popen(
+        self._process = forked.Popen(
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

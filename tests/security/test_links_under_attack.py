@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import asynccontextmanager, contextmanager
@@ -17,6 +16,7 @@ import zmq
 
 from server.contract.generation import Delta, Failed
 from server.scheduling.links import Links
+from tests import forked
 from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.tiny_text import tiny_text
 from transport.codec import decode, encode
@@ -70,10 +70,10 @@ def worker_process(
     role: Role, directory: Path, control: str, kv: str, keys: str
 ) -> Iterator[WorkerProcess]:
     log = directory / f"{role}.log"
-    command = [sys.executable, "-m", "tests.security.worker_process", str(os.getpid())]
+    command = [sys.executable, "-m", "tests.security.worker_process", forked.PARENT_PID]
     with (
         log.open("wb") as errors,
-        subprocess.Popen(
+        forked.Popen(
             [*command, role, control, kv, keys],
             cwd=ROOT,
             stdin=subprocess.PIPE,

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from server.edge.listen import open_listening_socket
+from tests import forked
 from tests.server.support.surface import CONFIG
 from triolet.config import ServerConfig
 from triolet.errors import ConfigError
@@ -49,7 +50,7 @@ def server(
     directory.chmod(0o700)
     number = listening.fileno()
     options = [str(DEMO), str(directory), str(number), name, str(drain_s), str(handover_s)]
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, "-c", START, *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -20,6 +20,7 @@ import pytest
 
 from server.edge.listen import open_listening_socket
 from server.main import EXIT_FORCED
+from tests import forked
 from tests.server.support.surface import CONFIG
 from triolet.config import ServerConfig
 from triolet.errors import ConfigError
@@ -74,7 +75,7 @@ def start(
     """Start the process; `fault` is what it suffers from, as code that runs first."""
     directory.chmod(0o700)
     options = [str(model), str(directory), str(port), str(exit_grace_s)]
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-c", fault + START, *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from tests import forked
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.driver import generate, ids, open_engine
 from transport.zmq_network import ZmqNetwork
@@ -53,9 +54,7 @@ class Process:
 
     def __init__(self, role: Role, model: Path, sockets: Path) -> None:
         command = [sys.executable, "-c", PROGRAM.format(role=role), str(model), str(sockets)]
-        self.popen = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        self.popen = forked.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def wait_ready(self) -> WorkerReady:
         """Return what it says when it serves."""

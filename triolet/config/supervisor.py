@@ -74,6 +74,10 @@ class SupervisorConfig:
     """A process that was ready for this long starts with a clean record."""
     max_failed_starts: int = 3
     """Deaths in a row before ready, after which trying again is no answer."""
+    templates: bool = True
+    """Whether processes are forked from ones that have imported what they need: a dead worker then
+    serves again without the two seconds of its imports, for the memory of these imports, most of
+    which is shared. On Linux; workers on GPUs are always spawned."""
     start_silence_s: float = 120.0 * SECONDS
     """A process that starts and reports nothing for this long is wedged. Reading one shard of a
     large model from a slow disk takes less."""

@@ -1,0 +1,396 @@
+"""How the supervisor's processes begin: forked from a template where there is one, else spawned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from io import FileIO
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+import trio
+
+from triolet.config import AUTO_DEVICE
+from triolet.errors import TrioletError
+from triolet.ids import Role
+
+from ..role_process import PR_SET_CHILD_SUBREAPER, prctl
+from ..template import SERVER_MODULES, WORKER_MODULES, ForkAnswer, ForkRequest, run_template
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import IO, TypeAlias
+
+    from ..settings.form import Settings
+    from .process_spec import ProcessSpec
+
+log = structlog.get_logger(__name__)
+
+MODULES: Final = {
+    Role.SERVER: SERVER_MODULES,
+    Role.PREFILL: WORKER_MODULES,
+    Role.DECODE: WORKER_MODULES,
+}
+REAP_POLL_S: Final = 0.05
+"""Until a child of ours that has ended is waited for by the task that watches it."""
+MAX_ANSWER_BYTES: Final = 4096
+
+
+class ForkedProcess:
+    """A child process that another process forked; as far as needed like `subprocess.Popen`.
+
+    Args:
+      pid: of a child of this process.
+      stdin: our end of its standard input.
+      stdout: our end of its standard output.
+      stderr: our end of its standard error; None where it has this process's.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        stdin: IO[bytes] | None = None,
+        stdout: IO[bytes] | None = None,
+        stderr: IO[bytes] | None = None,
+    ) -> None:
+        self.pid = pid
+        self.stdin = stdin
+        self.stdout = stdout
+        self.stderr = stderr
+        # Names this process also once its number belongs to another one.
+        self._pidfd = os.pidfd_open(pid)
+        self._code: int | None = None
+        self._waiting = threading.Lock()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; nothing happens if the process has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Return its exit code, or the negative number of the signal that killed it."""
+        with self._waiting:
+            if self._code is None:
+                ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+                assert ended is not None, "without WNOHANG it waits"
+                has_exited = ended.si_code == os.CLD_EXITED
+                self._code = ended.si_status if has_exited else -ended.si_status
+            return self._code
+
+    def __del__(self) -> None:
+        os.close(self._pidfd)
+
+
+Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
+
+
+class TemplateLost(TrioletError):
+    """A template process does not answer."""
+
+
+class Template:
+    """The supervisor's side of a template process.
+
+    Args:
+      process: the template.
+      requests: our end of its socket.
+    """
+
+    def __init__(self, process: Process, requests: socket.socket) -> None:
+        self._process = process
+        self._requests = requests
+        self._turn = trio.Lock()
+        self._is_in_step = True
+
+    @classmethod
+    def fork(cls, modules: Sequence[str]) -> Template:
+        """Fork a template from this process, which may have one thread only."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _keep_only(its)
+                run_template(its, modules)
+            finally:
+                os._exit(1)
+        its.close()
+        return cls(ForkedProcess(pid), ours)
+
+    @classmethod
+    def spawn(cls, command: Sequence[str], modules: Sequence[str]) -> Template:
+        """Start a template with the code that is installed now.
+
+        Raises:
+          OSError: the program cannot be started.
+        """
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            process = subprocess.Popen(
+                [*command, "template", *modules],
+                stdin=its,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return cls(process, ours)
+
+    async def start(self, request: ForkRequest, fds: Sequence[int], within_s: float) -> int:
+        """Have a process forked and return its pid.
+
+        Args:
+          request: the process.
+          fds: its standard input, output and error, then those of `request.pass_fds`.
+          within_s: after which the template counts as lost; the first request waits for imports.
+
+        Raises:
+          TemplateLost: no answer, or one that says that there is no process.
+        """
+        async with self._turn:
+            if not self._is_in_step:
+                raise TemplateLost("its last answer was not waited for")
+            self._is_in_step = False
+            reply = b""
+            with trio.move_on_after(within_s) as scope, suppress(OSError):
+                # One datagram on a socket of ours alone: it is taken at once or never.
+                socket.send_fds(self._requests, [msgspec.json.encode(request)], list(fds))
+                await trio.lowlevel.wait_readable(self._requests)
+                reply = self._requests.recv(MAX_ANSWER_BYTES)
+            self._is_in_step = bool(reply)
+        if scope.cancelled_caught:
+            raise TemplateLost(f"no answer within {within_s:g} s")
+        if not reply:
+            raise TemplateLost("it has ended; see its lines on stderr")
+        answer = msgspec.json.decode(reply, type=ForkAnswer)
+        if answer.pid is None:
+            raise TemplateLost(answer.error)
+        return answer.pid
+
+    def close(self) -> None:
+        """End it; what it forked runs on."""
+        self._requests.close()
+        self._process.kill()
+        with suppress(ChildProcessError):  # reap_strays has taken its end already
+            self._process.wait()
+
+
+def _keep_only(kept: socket.socket) -> None:
+    """Close what a forked template has from the supervisor, but stderr and one socket."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.closerange(3, kept.fileno())
+    os.closerange(kept.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def roles_of_templates(settings: Settings, gpus: Sequence[str]) -> list[Role]:
+    """Return the roles whose processes are forked: not those that compute on a GPU, where each
+    process begins with a driver of its own.
+
+    Args:
+      settings: of the fleet, before anything is known of its model.
+      gpus: of this machine.
+    """
+    if sys.platform != "linux" or not settings.supervisor.templates:
+        return []
+    num_workers = {Role.PREFILL: settings.fleet.prefill, Role.DECODE: settings.fleet.decode}
+    devices = {role: settings.worker(role).engine.device for role, n in num_workers.items() if n}
+    on_cpu = "cpu" if gpus else AUTO_DEVICE
+    return [Role.SERVER, *(role for role, one in devices.items() if one in ("cpu", on_cpu))]
+
+
+def fork_templates(roles: Sequence[Role]) -> dict[Role, Template]:
+    """Return a template for each role, roles with the same modules sharing one. To be called before
+    this process has a second thread; what it has imported by then, they have too."""
+    of_modules: dict[tuple[str, ...], Template] = {}
+    for role in roles:
+        modules = MODULES[role]
+        if modules not in of_modules:
+            of_modules[modules] = Template.fork(modules)
+    return {role: of_modules[MODULES[role]] for role in roles}
+
+
+class Starter:
+    """Starts processes.
+
+    Args:
+      templates: by role; processes of other roles are spawned.
+      command: program and arguments that mean `triolet`.
+      answer_within_s: how long a template may take.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[Role, Template] | None = None,
+        command: Sequence[str] = (),
+        answer_within_s: float = 0.0,
+    ) -> None:
+        self._templates = dict(templates or {})
+        self._command = command
+        self._answer_within_s = answer_within_s
+        self._num_pending = 0
+        self._running: set[int] = set()
+
+    async def start(self, spec: ProcessSpec, *, reads_log: bool) -> Process:
+        """Start a process; its standard input and output are pipes.
+
+        Args:
+          spec: the process.
+          reads_log: its stderr is a pipe too, instead of this process's.
+
+        Raises:
+          OSError: the program cannot be started.
+        """
+        template = self._templates.get(spec.role)
+        self._num_pending += 1
+        try:
+            if template is not None and spec.arguments is not None:
+                try:
+                    process = await self._fork(template, spec, reads_log=reads_log)
+                except TemplateLost as error:
+                    log.warning("template_lost", role=spec.role.value, reason=str(error))
+                    self._replace(template)
+                else:
+                    self._running.add(process.pid)
+                    return process
+            spawned = _spawn(spec, reads_log=reads_log)
+            self._running.add(spawned.pid)
+            return spawned
+        finally:
+            self._num_pending -= 1
+
+    def ended(self, pid: int) -> None:
+        """Note that a process has been waited for."""
+        self._running.discard(pid)
+
+    def renew(self) -> None:
+        """Replace every template by one with the code that is installed now.
+
+        Raises:
+          OSError: the program cannot be started.
+        """
+        for template in set(self._templates.values()):
+            self._replace(template)
+
+    def close(self) -> None:
+        """End the templates."""
+        for template in set(self._templates.values()):
+            template.close()
+        self._templates.clear()
+
+    async def reap_strays(self) -> None:
+        """Wait for the ends of processes that children of ours have left behind: as the nearest
+        subreaper this process inherits them. To be run where templates are used."""
+        with trio.open_signal_receiver(signal.SIGCHLD) as signals:
+            async for _ in signals:
+                while (pid := _ended_child()) is not None:
+                    if self._num_pending or pid in self._running:
+                        await trio.sleep(REAP_POLL_S)
+                    else:
+                        _reap(pid)
+
+    def _replace(self, old: Template) -> None:
+        roles = [role for role, template in self._templates.items() if template is old]
+        old.close()
+        for role in roles:
+            del self._templates[role]
+        new = Template.spawn(self._command, MODULES[roles[0]])
+        self._templates |= dict.fromkeys(roles, new)
+
+    async def _fork(
+        self, template: Template, spec: ProcessSpec, *, reads_log: bool
+    ) -> ForkedProcess:
+        assert spec.arguments is not None, "checked by the caller"
+        request = ForkRequest(
+            " ".join(spec.argv), spec.arguments, dict(spec.env), spec.cores, spec.pass_fds
+        )
+        streams = _Streams(reads_log=reads_log)
+        try:
+            fds = [*streams.its, *spec.pass_fds]
+            pid = await template.start(request, fds, self._answer_within_s)
+        except BaseException:
+            streams.close()
+            raise
+        return ForkedProcess(pid, *streams.ours_alone())
+
+
+class _Streams:
+    """The pipes of a process that is about to begin.
+
+    Args:
+      reads_log: its standard error is a pipe too, instead of this process's.
+
+    Attributes:
+      its: descriptors of its standard input, output and error.
+    """
+
+    def __init__(self, *, reads_log: bool) -> None:
+        stdin, its_stdin = reversed(os.pipe())
+        stdout, its_stdout = os.pipe()
+        stderr, its_stderr = os.pipe() if reads_log else (None, os.dup(2))
+        self.its = (its_stdin, its_stdout, its_stderr)
+        self._ours = (
+            FileIO(stdin, "wb"),
+            FileIO(stdout, "rb"),
+            None if stderr is None else FileIO(stderr, "rb"),
+        )
+
+    def ours_alone(self) -> tuple[IO[bytes], IO[bytes], IO[bytes] | None]:
+        """Close the ends of the process, which has them by now, and return ours."""
+        for fd in self.its:
+            os.close(fd)
+        return self._ours
+
+    def close(self) -> None:
+        """Close both ends: there is no such process."""
+        for end in self.ours_alone():
+            if end is not None:
+                end.close()
+
+
+def _spawn(spec: ProcessSpec, *, reads_log: bool) -> subprocess.Popen[bytes]:
+    # From this thread, not from one of Trio's: Linux ties the signal of a parent's death to the
+    # thread that forked, and Trio's threads end after some idle seconds.
+    process = subprocess.Popen(
+        spec.argv,
+        env={**os.environ, **spec.env},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if reads_log else None,
+        start_new_session=True,
+        pass_fds=spec.pass_fds,
+    )
+    if spec.cores:
+        # It has no threads yet, and those that it begins inherit this. If it has ended already,
+        # the task that waits for it will see that.
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(process.pid, spec.cores)
+    return process
+
+
+def _ended_child() -> int | None:
+    """Return the pid of a child that has ended and was not waited for."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_pid
+
+
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def adopt_strays() -> None:
+    """Make this process the parent of processes whose own parent, a descendant of it, has ended."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
