@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -144,19 +145,22 @@ def serve(sources: Sources, model: ModelArgument = None) -> None:
     """Serve a model on this machine: a server, prefill and decode workers."""
     from ..logs import configure_logs, default_level
     from ..supervisor.prepare import prepare
-    from ..supervisor.serve import available_gpus
+    from ..supervisor.serve import available_gpus, command_line
     from ..supervisor.serve import serve as serve_fleet
-    from ..supervisor.starter import fork_templates, roles_of_templates
+    from ..supervisor.starter import Starter, fork_templates, roles_of_templates
 
     sources.refuse_for_serve()
     settings = with_model(sources.settings(), model)
     level = settings.process.log_level or default_level()
     keep_private()
+    gpus = available_gpus()
     # They import while the model is looked at.
-    templates = fork_templates(roles_of_templates(settings, available_gpus()))
+    templates = fork_templates(roles_of_templates(settings, gpus))
     configure_logs(level, "supervisor")
     settings = replace(settings, process=replace(settings.process, log_level=level))
-    serve_fleet(prepare(settings, available_gpus()), templates)
+    silence_s = settings.supervisor.start_silence_s
+    with closing(Starter(templates, command_line(), silence_s)) as starter:
+        serve_fleet(prepare(settings, gpus), starter)
 
 
 @app.command(hidden=True)

@@ -70,6 +70,11 @@ class FleetPlan:
         return [(role, f"{role}-{i}") for role, count in self._counts for i in range(count)]
 
     @property
+    def worker_drain_s(self) -> float:
+        """The longest time that a worker may take to finish what it runs [s]."""
+        return max(self.settings.worker(role).drain_timeout_s for role, _ in self.workers)
+
+    @property
     def spares(self) -> list[tuple[Role, str]]:
         """Role and name of what stands in for the only worker of its role while that is restarted:
         nothing runs there otherwise."""
@@ -149,15 +154,8 @@ def plan_processes(
         name: str, role: Role, own: Settings, env: dict[str, str], fds: tuple[int, ...] = ()
     ) -> ProcessSpec:
         arguments = (role.value, "--config", STDIN)
-        return ProcessSpec(
-            name,
-            role,
-            (*command, *arguments),
-            env,
-            pass_fds=fds,
-            settings=document(own, role),
-            arguments=arguments,
-        )
+        argv = (*command, *arguments)
+        return ProcessSpec(name, role, argv, env, fds, (), document(own, role), arguments)
 
     def server_spec(name: str, door: Door) -> ProcessSpec:
         siblings = None if door.own_fd is None else SiblingConfig(name, door.own_fd, paths)

@@ -12,6 +12,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,19 +35,18 @@ from .readiness import Readiness
 from .restart_policy import GiveUp
 from .rolling import ORDER
 from .slot import RestartFailed
-from .starter import Starter, adopt_strays
 from .supervisor import Supervisor, stop_on_signals
 from .supervisor_socket import Finished, Refused, StepBegan, answer_commands
 from .terminal_view import TerminalView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from triolet.config import ServerConfig, SupervisorConfig
 
     from .plan import FleetPlan
     from .rolling import Step
-    from .starter import Template
+    from .starter import Starter
     from .supervisor_socket import RestartRequest, Tell
     from .view import View
 
@@ -60,12 +60,12 @@ EXIT_MARGIN_S = 2.0
 """Between the server's own watchdog and ours, so that it is the server that decides."""
 
 
-def serve(plan: FleetPlan, templates: Mapping[Role, Template]) -> None:
+def serve(plan: FleetPlan, starter: Starter) -> None:
     """Serve until a signal asks for the end.
 
     Args:
       plan: the fleet.
-      templates: that processes are forked from, by role; ended with the fleet.
+      starter: starts its processes.
 
     Raises:
       ConfigError: port or directory cannot be had; nothing was started.
@@ -75,10 +75,7 @@ def serve(plan: FleetPlan, templates: Mapping[Role, Template]) -> None:
     server = plan.settings.server
     if fleet.pin is not Pinning.OFF and sys.platform != "linux":
         raise ConfigError(f"fleet.pin is {fleet.pin.value!r}; allowed on this system: off")
-    command = command_line()
-    starter = Starter(templates, command, config.start_silence_s)
     with ExitStack() as held:
-        held.callback(starter.close)
         bound = bind_ports(server.host, server.port, fleet.servers)
         for one in bound:
             held.enter_context(one)
@@ -86,16 +83,14 @@ def serve(plan: FleetPlan, templates: Mapping[Role, Template]) -> None:
         port: int = bound[0].getsockname()[1]
         settings = of_role(plan.settings, Role.SERVER, port=port)
         plan = replace(plan, settings=settings)
-        doors = [Door(one.fileno()) for one in bound]
-        own_paths: list[Path] = []
-        if fleet.servers > 1:
-            own_paths = [door_path(directory, name) for name in plan.server_names]
-            own = [held.enter_context(bind_door(path)) for path in own_paths]
-            doors = [
-                door._replace(own_fd=one.fileno()) for door, one in zip(doors, own, strict=True)
-            ]
+        own_paths = [door_path(directory, name) for name in plan.server_names if fleet.servers > 1]
+        own = [held.enter_context(bind_door(path)) for path in own_paths]
+        doors = [
+            Door(one.fileno(), None if each is None else each.fileno())
+            for one, each in zip_longest(bound, own)
+        ]
         specs, spares = plan_processes(
-            plan, command, directory, os.getpid(), available_cores(), doors
+            plan, command_line(), directory, os.getpid(), available_cores(), doors
         )
         log_choices(plan)
         view, on_log = choose_view(plan)
@@ -106,14 +101,10 @@ def serve(plan: FleetPlan, templates: Mapping[Role, Template]) -> None:
             view,
             on_log,
             spares=spares,
-            worker_drain_s=max(
-                plan.settings.worker(role).drain_timeout_s for role, _ in plan.workers
-            ),
+            worker_drain_s=plan.worker_drain_s,
             starter=starter,
         )
         write_note(directory, Note(port, tuple(plan.process_names)))
-        if templates:
-            adopt_strays()
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -123,7 +114,7 @@ def serve(plan: FleetPlan, templates: Mapping[Role, Template]) -> None:
                 view,
                 directory / SUPERVISOR_SOCKET,
                 own_paths,
-                starter if templates else None,
+                starter,
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
@@ -217,12 +208,12 @@ async def run_fleet(
       view: who is told.
       socket_path: where commands reach the supervisor; None for nowhere.
       own_paths: where each server is reached if there are several.
-      starter: whose templates leave strays to this process; None without templates.
+      starter: of the processes; None spawns each.
     """
     readiness = partial(Readiness, url, own_paths)
     async with trio.open_nursery() as nursery:
         await nursery.start(stop_on_signals, supervisor)
-        if starter is not None:
+        if starter is not None and starter.has_templates:
             nursery.start_soon(starter.reap_strays)
         nursery.start_soon(_tell_of_the_end, supervisor)
         nursery.start_soon(_announce, supervisor, config, url, readiness, view)

@@ -137,7 +137,7 @@ class Template:
         with its:
             process = subprocess.Popen(
                 [*command, "template", *modules],
-                stdin=its,
+                stdin=its.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -212,6 +212,9 @@ def fork_templates(roles: Sequence[Role]) -> dict[Role, Template]:
     """Return a template for each role, roles with the same modules sharing one. To be called before
     this process has a second thread; what it has imported by then, they have too."""
     of_modules: dict[tuple[str, ...], Template] = {}
+    if roles:
+        # Their processes shall be this one's, and with them what those leave behind.
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
     for role in roles:
         modules = MODULES[role]
         if modules not in of_modules:
@@ -239,6 +242,11 @@ class Starter:
         self._answer_within_s = answer_within_s
         self._num_pending = 0
         self._running: set[int] = set()
+
+    @property
+    def has_templates(self) -> bool:
+        """Whether any process is forked."""
+        return bool(self._templates)
 
     async def start(self, spec: ProcessSpec, *, reads_log: bool) -> Process:
         """Start a process; its standard input and output are pipes.
@@ -389,8 +397,3 @@ def _ended_child() -> int | None:
 def _reap(pid: int) -> None:
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-
-
-def adopt_strays() -> None:
-    """Make this process the parent of processes whose own parent, a descendant of it, has ended."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)

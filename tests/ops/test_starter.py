@@ -1,0 +1,247 @@
+"""Processes that are forked from a template: they are what a spawned one would be, and the loss of
+a template costs nothing but time.
+
+The templates here run `PROGRAM` in place of Triolet's command line, in real processes; that fleets
+start so is shown wherever a test starts one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from ops.role_process import PR_SET_CHILD_SUBREAPER, prctl
+from ops.settings.form import Settings
+from ops.supervisor.process_spec import ProcessSpec
+from ops.supervisor.starter import Starter, Template, roles_of_templates
+from ops.template import reseed
+from triolet.config import EngineConfig, WorkerConfig
+from triolet.ids import Role
+
+from .test_supervisor import is_gone
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from ops.supervisor.starter import Process
+
+PROGRAM = """
+import json, os, random, socket, subprocess, sys, time
+import ops.cli
+from ops.template import run_template
+from triolet.ids import new_epoch
+
+def main(arguments):
+    what, *rest = arguments
+    if what == "tell":
+        listed = {number: os.readlink(f"/proc/self/fd/{number}") for number in map(int, rest)}
+        print(json.dumps({
+            "parent": os.getppid(), "session": os.getsid(0) == os.getpid(),
+            "mark": os.environ.get("MARK"), "cores": sorted(os.sched_getaffinity(0)),
+            "title": open("/proc/self/cmdline").read().rstrip("\\0"), "fds": listed,
+            "random": random.random(), "epoch": new_epoch(), "text": sys.stdin.readline(),
+        }), flush=True)
+        sys.stderr.write("logged\\n")
+        return 7
+    if what == "orphan":
+        print(subprocess.Popen(["sleep", rest[0]]).pid, flush=True)
+        return 0
+    if what == "fail":
+        raise ZeroDivisionError
+    time.sleep(60)
+
+ops.cli.main = main
+run_template(socket.socket(fileno=os.dup(0)), sys.argv[2:])
+"""
+COMMAND = (sys.executable, "-c", PROGRAM)
+PATIENCE_S = 30.0
+POLL_S = 0.01
+TITLE = "triolet template random"
+
+
+@pytest.fixture(autouse=True)
+def parent_of_strays() -> Iterator[None]:
+    """Let this process be what the supervisor is."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@asynccontextmanager
+async def starting(*modules: str, command: tuple[str, ...] = COMMAND) -> AsyncIterator[Starter]:
+    """Run a starter with a template of its own for decode workers."""
+    template = Template.spawn(command, modules or ("random",))
+    with closing(Starter({Role.DECODE: template}, command, PATIENCE_S)) as starter:
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(starter.reap_strays)
+                yield starter
+                nursery.cancel_scope.cancel()
+
+
+def of_command(*arguments: str, **changes: Any) -> ProcessSpec:  # noqa: ANN401
+    """Return a process whose template can fork it; spawned it would say nothing but `spawned`."""
+    argv = (sys.executable, "-c", "print('spawned')", *arguments)
+    return ProcessSpec("decode-0", Role.DECODE, argv, arguments=arguments, **changes)
+
+
+def children_named(title: str) -> list[int]:
+    """Return the pids of this process's children with a word in their command line."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    pids = [int(pid) for task in tasks for pid in task.read_text().split()]
+    return [pid for pid in pids if title in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def parent_of(pid: int) -> int:
+    """Return the pid of a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process has ended and was waited for."""
+    while not is_gone(pid):  # noqa: ASYNC110 (the kernel knows)
+        await trio.sleep(POLL_S)
+
+
+async def output_of(process: Process, starter: Starter, said: bytes = b"") -> tuple[str, str, int]:
+    """Return what a process writes to stdout and stderr until it ends, and its exit code."""
+    streams = (process.stdin, process.stdout, process.stderr)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(said)
+    code = await trio.to_thread.run_sync(process.wait)
+    starter.ended(process.pid)
+    out = process.stdout.read().decode()
+    log = "" if process.stderr is None else process.stderr.read().decode()
+    for stream in streams:
+        if stream is not None:
+            stream.close()
+    return out, log, code
+
+
+async def test_a_forked_process_has_all_that_a_spawned_one_would_have(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    with (tmp_path / "file").open("w") as file:
+        number = file.fileno()
+        spec = of_command(
+            "tell", str(number), env={"MARK": "its own"}, cores=(core,), pass_fds=(number,)
+        )
+        async with starting() as starter:
+            process = await starter.start(spec, reads_log=True)
+            out, log, code = await output_of(process, starter, b"settings\n")
+    answer = json.loads(out)
+    assert (log, code) == ("logged\n", 7)
+    assert (answer["parent"], answer["session"]) == (os.getpid(), True)
+    assert (answer["mark"], answer["cores"]) == ("its own", [core])
+    assert answer["title"] == " ".join(spec.argv)
+    assert answer["fds"] == {str(number): str(tmp_path / "file")}
+    assert answer["text"] == "settings\n"
+
+
+async def test_no_two_forked_processes_draw_the_same_numbers() -> None:
+    answers = []
+    async with starting("random", "numpy.random") as starter:
+        for _ in range(2):
+            process = await starter.start(of_command("tell"), reads_log=True)
+            out, _, _ = await output_of(process, starter, b"\n")
+            answers.append(json.loads(out))
+    first, second = answers
+    assert first["random"] != second["random"]
+    assert first["epoch"] != second["epoch"]
+
+
+def test_the_generators_of_libraries_are_seeded_again() -> None:
+    import numpy as np
+    import torch
+
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        np.random.seed(1)
+        reseed()
+        drawn.append((torch.rand(1).item(), np.random.rand()))
+    assert drawn[0][0] != drawn[1][0]
+    assert drawn[0][1] != drawn[1][1]
+
+
+async def test_a_program_that_fails_ends_with_its_traceback() -> None:
+    async with starting() as starter:
+        process = await starter.start(of_command("fail"), reads_log=True)
+        out, log, code = await output_of(process, starter)
+    assert (out, code) == ("", 1)
+    assert "ZeroDivisionError" in log
+
+
+async def test_a_template_that_dies_is_replaced_and_costs_no_start() -> None:
+    async with starting() as starter:
+        first = await starter.start(of_command("tell"), reads_log=True)
+        await output_of(first, starter, b"\n")
+        [template] = children_named(TITLE)
+        os.kill(template, signal.SIGKILL)
+        await gone(template)
+        spawned = await starter.start(of_command("tell"), reads_log=True)
+        assert (await output_of(spawned, starter))[0] == "spawned\n"
+        forked = await starter.start(of_command("tell"), reads_log=True)
+        assert json.loads((await output_of(forked, starter, b"\n"))[0])["parent"] == os.getpid()
+
+
+async def test_a_template_that_cannot_import_leaves_the_start_to_the_program_itself() -> None:
+    async with starting("no_such_module") as starter:
+        process = await starter.start(of_command("tell"), reads_log=True)
+        assert (await output_of(process, starter))[0] == "spawned\n"
+
+
+async def test_templates_are_renewed_and_what_they_forked_runs_on() -> None:
+    async with starting() as starter:
+        waiting = await starter.start(of_command("wait"), reads_log=False)
+        before = children_named(TITLE)
+        starter.renew()
+        after = children_named(TITLE)
+        assert before != after
+        told = await starter.start(of_command("tell"), reads_log=True)
+        assert (await output_of(told, starter, b"\n"))[2] == 7
+        assert not is_gone(waiting.pid)
+        waiting.kill()
+        assert (await output_of(waiting, starter))[2] == -signal.SIGKILL
+        waiting.kill()  # nothing happens
+
+
+async def test_what_a_process_leaves_behind_is_waited_for() -> None:
+    async with starting() as starter:
+        process = await starter.start(of_command("orphan", "0.2"), reads_log=True)
+        out, _, _ = await output_of(process, starter)
+        orphan = int(out)
+        assert parent_of(orphan) == os.getpid()
+        await gone(orphan)
+
+
+async def test_a_program_that_is_not_triolet_is_spawned() -> None:
+    other = ProcessSpec("decode-0", Role.DECODE, (sys.executable, "-c", "print('other')"))
+    async with starting() as starter:
+        process = await starter.start(other, reads_log=True)
+        assert (await output_of(process, starter))[0] == "other\n"
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "roles"),
+    [
+        ("auto", (), ["server", "prefill", "decode"]),
+        ("cpu", ("0",), ["server", "prefill", "decode"]),
+        ("auto", ("0",), ["server"]),
+        ("cuda", ("0",), ["server"]),
+    ],
+)
+def test_workers_on_gpus_are_not_forked(
+    device: str, gpus: tuple[str, ...], roles: list[str]
+) -> None:
+    worker = WorkerConfig(engine=EngineConfig(device=device))
+    settings = Settings(prefill=worker, decode=worker)
+    assert roles_of_templates(settings, gpus) == roles
