@@ -141,6 +141,9 @@ def run() -> int:
         from worker import entry as worker_entry
 
         setattr(worker_entry, "LocalEngine", paced_engine(cost))  # noqa: B010
+    if arguments[0] == "serve":
+        # A template would fork the product's own processes.
+        arguments += ["--set", "supervisor.templates=false"]
     return main(arguments)
 
 

@@ -153,11 +153,11 @@ def serve(sources: Sources, model: ModelArgument = None) -> None:
     settings = with_model(sources.settings(), model)
     level = settings.process.log_level or default_level()
     keep_private()
+    configure_logs(level, "supervisor")
+    settings = replace(settings, process=replace(settings.process, log_level=level))
     gpus = available_gpus()
     # They import while the model is looked at.
     templates = fork_templates(roles_of_templates(settings, gpus))
-    configure_logs(level, "supervisor")
-    settings = replace(settings, process=replace(settings.process, log_level=level))
     silence_s = settings.supervisor.start_silence_s
     with closing(Starter(templates, command_line(), silence_s)) as starter:
         serve_fleet(prepare(settings, gpus), starter)

@@ -137,6 +137,9 @@ def run() -> int:
         from .scripted_engine import scripted_engine
 
         setattr(entry, "LocalEngine", scripted_engine(directory))  # noqa: B010
+    if arguments[0] == "serve":
+        # A template would fork the product's own processes.
+        arguments += ["--set", "supervisor.templates=false"]
     return main(arguments)
 
 

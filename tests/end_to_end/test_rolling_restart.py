@@ -104,8 +104,12 @@ async def test_every_process_is_restarted_under_live_streams(
     faulthandler.cancel_dump_traceback_later()
     options = parse(LOAD_WHOLE if whole else LOAD)
     log = FleetLog(restarted.log_path)
+    templates = restarted.pids("template")
     outcome = await restart_under_load(restarted.url, log, options)
     assert outcome.wrongs == []
+    # What begins now has the code that is installed now.
+    assert len(templates) == 2
+    assert not set(templates) & set(restarted.pids("template"))
     # Each left by itself: nobody had to be killed, or died.
     assert {entry["how"] for entry in log.of("process_ended")} == {"exited with code 0"}
     assert not log.of("process_died")
