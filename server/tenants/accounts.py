@@ -8,15 +8,14 @@ redis_calls.py has the same rules in Redis' own language.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from triolet.tenants import Plan, Prices
 
 
@@ -53,7 +52,7 @@ class Limits:
     @property
     def are_any(self) -> bool:
         """Whether there is a limit."""
-        return self != _NO_LIMITS
+        return self != Limits()
 
     def shared_by(self, count: int) -> Limits:
         """Return one server's part of them. One request at a time always passes; the budget is not
@@ -66,9 +65,6 @@ class Limits:
             None if self.concurrent is None else max(1, self.concurrent // count),
             self.budget,
         )
-
-
-_NO_LIMITS: Final = Limits()
 
 
 def limits_of(plan: Plan) -> Limits:
@@ -189,33 +185,40 @@ shall not lack a thousand-millionth."""
 
 @dataclass(slots=True)
 class Bucket:
-    """What is left of one limit.
+    """What is left of one limit. Without a limit (None) nothing is taken and nothing is left.
 
     Attributes:
-      level: that was there at `at`; below zero is a debt.
+      level: that was there at `at`; below zero is a debt. A bucket that was never charged is full.
       at: when.
     """
 
-    level: float
-    at: float
+    level: float = math.inf
+    at: float = 0.0
 
-    def level_at(self, limit: float, now: float) -> float:
+    def level_at(self, limit: float | None, now: float) -> float:
         """Return what is there now, at most a minute's worth."""
+        if limit is None:
+            return 0.0
         elapsed_s = max(0.0, now - self.at)
         return min(limit, self.level + elapsed_s * limit / MINUTE_S)
 
-    def charge(self, amount: float, limit: float, now: float) -> None:
+    def charge(self, amount: float, limit: float | None, now: float) -> None:
         """Take something out, whether it is there or not."""
-        self.level = self.level_at(limit, now) - amount
-        self.at = max(now, self.at)
+        if limit is not None:
+            self.level = self.level_at(limit, now) - amount
+            self.at = max(now, self.at)
 
     def refund(self, amount: float) -> None:
         """Give something back. What would run over runs over when the level is next looked at."""
         self.level += amount
 
-    def wait_s(self, amount: float, limit: float, now: float) -> float:
-        """Return after how long so much will be there, if nothing is taken; 0 if it is."""
-        return max(0.0, (amount - GRAIN - self.level_at(limit, now)) * MINUTE_S / limit)
+    def wait_s(self, amount: float, limit: float | None, now: float) -> float:
+        """Return after how long so much will be there, if nothing is taken; 0 if it is. Of more
+        than a full bucket holds, the rest is a debt."""
+        if limit is None:
+            return 0.0
+        missing = min(amount, limit) - GRAIN - self.level_at(limit, now)
+        return max(0.0, missing * MINUTE_S / limit)
 
 
 @dataclass(slots=True)
@@ -223,7 +226,7 @@ class Entry:
     """One tenant's account.
 
     Attributes:
-      requests: None before the first charge.
+      requests: of this minute.
       tokens: likewise.
       in_flight: requests that are not settled.
       held: what these will probably cost, in nanos.
@@ -232,24 +235,19 @@ class Entry:
       used_tokens: settled ones.
     """
 
-    requests: Bucket | None = None
-    tokens: Bucket | None = None
+    requests: Bucket = field(default_factory=Bucket)
+    tokens: Bucket = field(default_factory=Bucket)
     in_flight: int = 0
     held: int = 0
     month: str = ""
     spent: int = 0
     used_tokens: int = 0
 
-    def turn_to(self, month: str) -> None:
-        """Begin a month if it is another one."""
-        if month != self.month:
-            self.month, self.spent, self.used_tokens = month, 0, 0
-
     def account(self, limits: Limits, now: float) -> Account:
         """Return what there is."""
         return Account(
-            _level(self.requests, limits.requests, now),
-            _level(self.tokens, limits.tokens, now),
+            self.requests.level_at(limits.requests, now),
+            self.tokens.level_at(limits.tokens, now),
             self.in_flight,
             self.spent,
             self.used_tokens,
@@ -257,49 +255,33 @@ class Entry:
 
     def charge(self, requests: float, tokens: float, limits: Limits, now: float) -> None:
         """Take from both buckets."""
-        self.requests = _charged(self.requests, requests, limits.requests, now)
-        self.tokens = _charged(self.tokens, tokens, limits.tokens, now)
+        self.requests.charge(requests, limits.requests, now)
+        self.tokens.charge(tokens, limits.tokens, now)
 
 
-def _level(bucket: Bucket | None, limit: float | None, now: float) -> float:
-    if limit is None:
-        return 0.0
-    return limit if bucket is None else bucket.level_at(limit, now)
+class Held(NamedTuple):
+    """What is reserved and not settled, and the limits that it was charged by."""
 
-
-def _charged(
-    bucket: Bucket | None, amount: float, limit: float | None, now: float
-) -> Bucket | None:
-    if limit is None:
-        return bucket
-    bucket = bucket or Bucket(limit, now)
-    bucket.charge(amount, limit, now)
-    return bucket
+    ask: Ask
+    limits: Limits
 
 
 class Ledger:
-    """Accounts and what is reserved. The operator's tenants are all there can be."""
+    """Accounts and what is reserved. The operator's tenants are all there can be.
+
+    Attributes:
+      held: by the id of the ask.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self._held: dict[str, Ask] = {}
-        self._charged_by: dict[str, Limits] = {}
-
-    def __contains__(self, ask_id: str) -> bool:
-        return ask_id in self._held
-
-    def __iter__(self) -> Iterator[tuple[str, Entry]]:
-        return iter(self._entries.items())
-
-    @property
-    def held(self) -> dict[str, Ask]:
-        """What is reserved and not settled."""
-        return self._held
+        self.held: dict[str, Held] = {}
 
     def entry(self, tenant: str, month: str) -> Entry:
         """Return a tenant's account, in the present month."""
         entry = self._entries.setdefault(tenant, Entry())
-        entry.turn_to(month)
+        if month != entry.month:
+            entry.month, entry.spent, entry.used_tokens = month, 0, 0
         return entry
 
     def reserve(self, ask: Ask, limits: Limits, month: str, now: float) -> Verdict:
@@ -308,47 +290,26 @@ class Ledger:
         refused_by, wait_s = _objection(entry, ask, limits, now)
         if refused_by is None:
             entry.charge(1, ask.tokens, limits, now)
-            self._hold(ask, entry, limits)
+            self.held[ask.id] = Held(ask, limits)
+            entry.in_flight += 1
+            entry.held += ask.cost
         return Verdict(entry.account(limits, now), refused_by, wait_s)
 
     def settle(self, settlement: Settlement, limits: Limits, month: str, now: float) -> None:
         """Charge what was used instead of what was reserved, if anything was."""
         entry = self.entry(settlement.tenant, month)
-        ask = self._held.pop(settlement.id, None)
-        if ask is not None:
+        held = self.held.pop(settlement.id, None)
+        if held is not None:
             entry.in_flight -= 1
-            entry.held -= ask.cost
-            charged_by = self._charged_by.pop(ask.id)
-            if charged_by.tokens is not None:
-                _refund(entry.tokens, ask.tokens)
-            if charged_by.requests is not None:
-                _refund(entry.requests, 1)
+            entry.held -= held.ask.cost
+            # What no limit was charged for is not given back to one that came later.
+            if held.limits.tokens is not None:
+                entry.tokens.refund(held.ask.tokens)
+            if held.limits.requests is not None:
+                entry.requests.refund(1)
         entry.charge(settlement.is_begun, settlement.tokens, limits, now)
         entry.spent += settlement.cost
         entry.used_tokens += settlement.tokens
-
-    def account(self, tenant: str, limits: Limits, month: str, now: float) -> Account:
-        """Return what there is of a tenant's limits, without touching anything."""
-        entry = self._entries.get(tenant) or Entry(month=month)
-        entry.turn_to(month)
-        return entry.account(limits, now)
-
-    def clear(self) -> None:
-        """Forget all of it."""
-        self._entries.clear()
-        self._held.clear()
-        self._charged_by.clear()
-
-    def _hold(self, ask: Ask, entry: Entry, limits: Limits) -> None:
-        self._held[ask.id] = ask
-        self._charged_by[ask.id] = limits
-        entry.in_flight += 1
-        entry.held += ask.cost
-
-
-def _refund(bucket: Bucket | None, amount: float) -> None:
-    if bucket is not None:
-        bucket.refund(amount)
 
 
 def _objection(entry: Entry, ask: Ask, limits: Limits, now: float) -> tuple[Limit | None, float]:
@@ -358,15 +319,8 @@ def _objection(entry: Entry, ask: Ask, limits: Limits, now: float) -> tuple[Limi
     if limits.concurrent is not None and entry.in_flight >= limits.concurrent:
         return Limit.CONCURRENT, 0.0
     wait_s = {
-        Limit.REQUESTS: _wait_s(entry.requests, 1, limits.requests, now),
-        Limit.TOKENS: _wait_s(entry.tokens, ask.tokens, limits.tokens, now),
+        Limit.REQUESTS: entry.requests.wait_s(1, limits.requests, now),
+        Limit.TOKENS: entry.tokens.wait_s(ask.tokens, limits.tokens, now),
     }
     worst = max(wait_s, key=wait_s.__getitem__)
     return (worst, wait_s[worst]) if wait_s[worst] > 0 else (None, 0.0)
-
-
-def _wait_s(bucket: Bucket | None, amount: float, limit: float | None, now: float) -> float:
-    """Return the wait for an amount. Of more than a full bucket holds, the rest is a debt."""
-    if limit is None or bucket is None:
-        return 0.0
-    return bucket.wait_s(min(amount, limit), limit, now)

@@ -16,7 +16,7 @@ import msgspec
 from .accounts import Ledger
 
 if TYPE_CHECKING:
-    from .accounts import Account, Ask, Limits, Settlement, Verdict
+    from .accounts import Account, Ask, Held, Limits, Settlement, Verdict
 
 
 @dataclass(slots=True)
@@ -60,11 +60,8 @@ class LocalShare:
         self._ledger = Ledger()
         self.opened: dict[str, Opened] = {}
 
-    def __contains__(self, ask_id: str) -> bool:
-        return ask_id in self._ledger
-
     @property
-    def held(self) -> dict[str, Ask]:
+    def held(self) -> dict[str, Held]:
         """What is reserved here and not settled."""
         return self._ledger.held
 
@@ -101,7 +98,7 @@ class LocalShare:
 
     def account(self, tenant: str, month: str, now: float) -> Account:
         """Return what there is of this server's part."""
-        return self._ledger.account(tenant, self.opened[tenant].part, month, now)
+        return self._ledger.entry(tenant, month).account(self.opened[tenant].part, now)
 
     def report(self, journal: Journal, month: str, now: float) -> None:
         """Write down what the shared accounts have to learn. Of rates that is what the buckets
@@ -113,12 +110,12 @@ class LocalShare:
                 (part.tokens or 0.0) - left.tokens,
             )
             journal.owe(tenant, opened, requests, tokens)
-        for ask in self.held.values():
+        for ask, _ in self.held.values():
             journal.adopt(ask, self.opened[ask.tenant].limits)
 
     def clear(self) -> None:
         """Close all accounts."""
-        self._ledger.clear()
+        self._ledger = Ledger()
         self.opened.clear()
 
 

@@ -6,6 +6,7 @@ each adds what was spent with it, and is told what was spent with all.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 from pathlib import Path
@@ -181,10 +182,11 @@ class MemoryStore:
         elif settlement.tokens or settlement.cost:
             self._add_unsaved((month, tenant), Spend(settlement.cost, settlement.tokens))
 
-    def last_seen(self, tenant: str, limits: Limits, within_s: float | None = None) -> Account:
+    def last_seen(self, tenant: str, limits: Limits, within_s: float = math.inf) -> Account:
         """Return an account as it is."""
         del within_s
-        return self._ledger.account(tenant, self.enforced(limits), self._month, self._clock())
+        entry = self._ledger.entry(tenant, self._month)
+        return entry.account(self.enforced(limits), self._clock())
 
     def enforced(self, limits: Limits) -> Limits:
         """Return this server's part."""
@@ -220,16 +222,14 @@ class MemoryStore:
     async def _flush(self, file: SpendFile) -> None:
         """Write down what was spent, and learn what was spent with others."""
         added, self._unsaved = self._unsaved, {}
-        totals: dict[Key, Spend] | None = None
         try:
             totals = await in_thread(lambda: file.add(added, self._month), self._writer)
-        except (sqlite3.Error, OverflowError) as error:
+        except BaseException as error:
+            for key, more in added.items():
+                self._add_unsaved(key, more)
+            if not isinstance(error, sqlite3.Error | OverflowError):
+                raise
             log.error("spend_not_written", reason=str(error))
-        finally:
-            if totals is None:
-                for key, more in added.items():
-                    self._add_unsaved(key, more)
-        if totals is None:
             return
         present = self._month
         for (month, tenant), total in totals.items():

@@ -1,11 +1,11 @@
-"""Accounts as they were when a store last told them, and what would be there by now. Pure."""
+"""Accounts of several servers, kept in Redis; while Redis is away, this server's part of them."""
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import astuple, replace
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
@@ -14,7 +14,7 @@ import trio
 from triolet.config import shown_url
 from triolet.units import SECONDS
 
-from .accounts import GRAIN, Account, Ask, Bucket, Limit, Verdict, month_of
+from .accounts import GRAIN, Account, Ask, Bucket, Entry, Limit, Verdict, month_of
 from .local_share import Journal, LocalShare
 from .memory_store import time_of_day
 from .redis_calls import APPLY, BEAT, LEAVE, RESERVE, StoreGone, with_calls
@@ -27,45 +27,6 @@ if TYPE_CHECKING:
     from .accounts import Limits, Settlement
     from .quotas import SpendWatch
     from .redis_calls import RedisCalls
-
-
-class Seen(NamedTuple):
-    """An account, and when that was."""
-
-    account: Account
-    at: float
-
-
-class SeenAccounts:
-    """The last of each tenant."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, Seen] = {}
-
-    def note(self, tenant: str, account: Account, now: float) -> None:
-        """Remember one."""
-        self._seen[tenant] = Seen(account, now)
-
-    def by_now(
-        self, tenant: str, limits: Limits, now: float, within_s: float | None = None
-    ) -> Account | None:
-        """Return an account as it would be untouched since; None if none was seen,
-        or only one that is older than so much."""
-        seen = self._seen.get(tenant)
-        if seen is None or (within_s is not None and now - seen.at > within_s):
-            return None
-        account = seen.account
-        return Account(
-            _level(account.requests, seen.at, limits.requests, now),
-            _level(account.tokens, seen.at, limits.tokens, now),
-            account.in_flight,
-            account.spent,
-            account.used_tokens,
-        )
-
-
-def _level(level: float, at: float, limit: float | None, now: float) -> float:
-    return 0.0 if limit is None else Bucket(level, at).level_at(limit, now)
 
 
 log = structlog.get_logger(__name__)
@@ -98,10 +59,10 @@ class RedisStore:
         self._failures = 0
         self._failed_at = -math.inf
         self.num_servers = config.servers
-        self._reserved: dict[str, Ask] = {}
+        self._reserved: set[str] = set()  # ids of asks
         self._local = LocalShare()
         self._journal = Journal(config.max_batch)
-        self._seen = SeenAccounts()
+        self._seen: dict[str, Entry] = {}  # as Redis last told them
         self._has_changes = trio.Event()
         self._broken = trio.Event()
 
@@ -129,28 +90,26 @@ class RedisStore:
             self._open_local(ask.tenant, limits)
             return self._local.reserve(ask, _month(), trio.current_time())
         if verdict.refused_by is None:
-            self._reserved[ask.id] = ask
+            self._reserved.add(ask.id)
         return verdict
 
     def settle(self, settlement: Settlement) -> None:
         """Charge what it used instead. Never waits, never fails; once per reservation."""
-        is_ours = self._reserved.pop(settlement.id, None) is not None
-        if is_ours or (self._calls is not None and settlement.id not in self._local):
+        is_ours = settlement.id in self._reserved
+        self._reserved.discard(settlement.id)
+        if is_ours or (self._calls is not None and settlement.id not in self._local.held):
             self._journal.settle(settlement)
             self._has_changes.set()
             return
         self._open_local(settlement.tenant, settlement.limits)
         self._local.settle(settlement, _month(), trio.current_time())
 
-    def last_seen(
-        self, tenant: str, limits: Limits, within_s: float | None = None
-    ) -> Account | None:
+    def last_seen(self, tenant: str, limits: Limits, within_s: float = math.inf) -> Account | None:
         """Return an account as last seen here, refilled since; None if nothing is known, or only
         what is older than `within_s`."""
-        now = trio.current_time()
         if tenant in self._local.opened:
-            return self._local.account(tenant, _month(), now)
-        return self._seen.by_now(tenant, limits, now, within_s) if self.is_well else None
+            return self._local.account(tenant, _month(), trio.current_time())
+        return self._seen_by_now(tenant, limits, within_s) if self.is_well else None
 
     def enforced(self, limits: Limits) -> Limits:
         """Return the limits, or this server's part of them while Redis is away."""
@@ -159,14 +118,14 @@ class RedisStore:
     async def account(self, tenant: str, limits: Limits) -> Account:
         """Return an account as it is, or as last seen. Bounded in time, never fails."""
         if self._calls is not None:
-            verdict = await self._ask(self._calls, _look(tenant), limits)
+            verdict = await self._ask(self._calls, Ask(NO_ID, tenant, 0), limits)
             if verdict is not None:
                 return verdict.account
         now, count = trio.current_time(), 1 if self.is_well else self.num_servers
         if tenant in self._local.opened:
             return self._local.account(tenant, _month(), now)
         # Nothing is opened: a look at all tenants would open as many accounts.
-        seen = self._seen.by_now(tenant, limits, now)
+        seen = self._seen_by_now(tenant, limits)
         seen = seen or Account(limits.requests or 0.0, limits.tokens or 0.0, 0, 0, 0)
         return replace(seen, requests=seen.requests / count, tokens=seen.tokens / count)
 
@@ -201,7 +160,7 @@ class RedisStore:
             reply = await calls.call(
                 RESERVE,
                 *(ask.id, ask.tenant, ask.tokens, ask.cost),
-                *(-1 if limit is None else limit for limit in _all(limits)),
+                *(-1 if limit is None else limit for limit in astuple(limits)),
                 GRAIN,
             )
         except StoreGone as gone:
@@ -209,7 +168,14 @@ class RedisStore:
             return None
         self._failures = 0
         verdict = _verdict(reply)
-        self._seen.note(ask.tenant, verdict.account, trio.current_time())
+        now, account = trio.current_time(), verdict.account
+        self._seen[ask.tenant] = Entry(
+            Bucket(account.requests, now),
+            Bucket(account.tokens, now),
+            account.in_flight,
+            spent=account.spent,
+            used_tokens=account.used_tokens,
+        )
         return verdict
 
     async def _keep(self, calls: RedisCalls) -> None:
@@ -271,14 +237,14 @@ class RedisStore:
         self.num_servers, refunded, held = int(reply[0]), int(reply[1]), reply[2]
         if refunded:
             log.warning("reservations_of_lost_server_given_back", count=refunded)
-        for ask_id in set(held) - set(self._reserved):
+        for ask_id in set(held) - self._reserved:
             # Of a call that was given up; or it is settled, which Redis learns before this.
             self._journal.void(ask_id)
 
     def _settle_up(self) -> None:
         """Tell what was spent and reserved here while Redis was not asked."""
         self._local.report(self._journal, _month(), trio.current_time())
-        self._reserved |= self._local.held
+        self._reserved |= self._local.held.keys()
         self._local.clear()
         if self._journal:
             self._has_changes.set()
@@ -310,20 +276,22 @@ class RedisStore:
         )
 
     def _open_local(self, tenant: str, limits: Limits) -> None:
-        seen = self._seen.by_now(tenant, limits, trio.current_time())
+        seen = self._seen_by_now(tenant, limits)
         self._local.open(tenant, limits, self.num_servers, seen, _month())
+
+    def _seen_by_now(
+        self, tenant: str, limits: Limits, within_s: float = math.inf
+    ) -> Account | None:
+        """Return an account as it would be untouched since Redis told it; None if it never did, or
+        longer ago than `within_s`."""
+        entry, now = self._seen.get(tenant), trio.current_time()
+        if entry is None or now - entry.requests.at > within_s:
+            return None
+        return entry.account(limits, now)
 
 
 def _month() -> str:
     return month_of(time_of_day())
-
-
-def _look(tenant: str) -> Ask:
-    return Ask(NO_ID, tenant, 0)
-
-
-def _all(limits: Limits) -> tuple[float | None, ...]:
-    return (limits.requests, limits.tokens, limits.concurrent, limits.budget)
 
 
 def _verdict(reply: Sequence[str]) -> Verdict:
