@@ -12,6 +12,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from ..contract.generation import Usage
 from ..scheduling.observer import OverloadObserver
+from ..tenants.quotas import QuotaObserver
 from .collectors import counts, door_families, gauge, response_cache_families
 from .exposition import Reading
 from .histogram import TokenHistogram
@@ -182,7 +183,7 @@ class OverloadMetrics(OverloadObserver):
 RESERVE_BUCKETS: Final = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1)  # fmt: skip
 
 
-class QuotaMetrics:
+class QuotaMetrics(QuotaObserver):
     """Told by the limits of tenants (server/tenants/quotas.py).
 
     Args:

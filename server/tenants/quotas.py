@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import structlog
 import trio
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from triolet.tenants import Plan, Prices, Tenant
 
     from ..contract.generation import Usage
-    from .accounts import Verdict
     from .memory_store import MemoryStore
     from .redis_store import RedisStore
 
@@ -31,36 +29,29 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-class QuotaMetricsPort(Protocol):
-    """What is counted."""
+class QuotaObserver:
+    """Told of limits and spend; here nothing is counted."""
 
     def refused(self, limit: str) -> None:
         """A request met a limit."""
-        ...
 
     def reserved(self, elapsed_s: float) -> None:
         """The store was asked, and took so long."""
-        ...
 
     def unreserved(self, tenant: str) -> None:
         """A request was counted for which nothing was reserved."""
-        ...
 
     def cost(self, tenant: str, amount: float) -> None:
         """A tenant was charged so much, in the operator's currency."""
-        ...
 
     def budget_watched(self, tenant: str, share: float) -> None:
         """From now on it is noted when a tenant's spend crosses a share of its budget."""
-        ...
 
     def budget_alert(self, tenant: str, share: float) -> None:
         """A tenant's spend crossed a share of its budget."""
-        ...
 
     def store_failed(self) -> None:
         """The shared store did not do what it was asked."""
-        ...
 
 
 class SpendWatch:
@@ -70,7 +61,7 @@ class SpendWatch:
       metrics: told what there is to count.
     """
 
-    def __init__(self, metrics: QuotaMetricsPort) -> None:
+    def __init__(self, metrics: QuotaObserver) -> None:
         self._metrics = metrics
         self._plans: dict[str, Plan] = {}
 
@@ -168,23 +159,6 @@ def refusal(plan: Plan, limit: Limit, wait_s: float) -> RequestError:
     return RequestError(what, status=429, code=code, retry_after_s=retry_after_s)
 
 
-def refused(plan: Plan, verdict: Verdict, concurrent_retry_s: float) -> RequestError | None:
-    """Return the error that a verdict is to its client; None if it may go on."""
-    if verdict.refused_by is None:
-        return None
-    wait_s = concurrent_retry_s if verdict.refused_by is Limit.CONCURRENT else verdict.wait_s
-    return refusal(plan, verdict.refused_by, wait_s)
-
-
-def too_large(plan: Plan, prompt_tokens: int) -> RequestError:
-    """Return the error for a prompt for which no wait is long enough: 400."""
-    return invalid_request(
-        f"the plan {plan.name} allows {plan.tokens_per_minute:g} tokens a minute; the prompt alone "
-        f"has {prompt_tokens}",
-        code="context_length_exceeded",
-    )
-
-
 class Asked(NamedTuple):
     """One sequence, or one input.
 
@@ -204,28 +178,25 @@ class Reservation:
 
     Args:
       ask: what was reserved.
-      limits: of the tenant.
-      asked: its sequences.
-      settle: told once what became of all of it.
+      asked: its sequences; none where nothing is reserved.
+      settle: told once that all of it has ended.
 
     Attributes:
+      open: sequences that have not ended, by their ids.
+      tokens: used by those that have ended.
+      cost: of these tokens, in nanos.
       is_counted: it counts as a request, whatever tokens it used.
     """
 
     def __init__(
-        self,
-        ask: Ask,
-        limits: Limits,
-        asked: Sequence[Asked],
-        settle: Callable[[Reservation, Settlement], None],
+        self, ask: Ask, asked: Sequence[Asked], settle: Callable[[Reservation], None]
     ) -> None:
         self.ask = ask
-        self.limits = limits
         self.open = {one.request_id: one for one in asked}
-        self.is_accepted = False
-        self._settle = settle
-        self._tokens = self._cost = 0
+        self.is_accepted = not asked
+        self.tokens = self.cost = 0
         self.is_counted = False
+        self._settle = settle
 
     def __enter__(self) -> Reservation:
         return self
@@ -242,47 +213,16 @@ class Reservation:
         """Take nothing of it, unless something was begun. Idempotent."""
         if not self.is_accepted:
             self.is_accepted = True
-            self._end()
+            self._settle(self)
 
     def take(self, request_id: bytes, tokens: int, cost: int, *, is_begun: bool) -> None:
         """Add what one sequence used; the last one settles."""
         del self.open[request_id]
-        self._tokens += tokens
-        self._cost += cost
+        self.tokens += tokens
+        self.cost += cost
         self.is_counted |= is_begun
         if not self.open:
-            self._end()
-
-    def _end(self) -> None:
-        self._settle(
-            self,
-            Settlement(
-                self.ask.id,
-                self.ask.tenant,
-                self.limits,
-                self._tokens,
-                self._cost,
-                self.is_counted,
-            ),
-        )
-
-
-class NoReservation:
-    """Of a request that needs none."""
-
-    def __enter__(self) -> NoReservation:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Nothing to give back."""
-
-    def give_back(self) -> None:
-        """Nothing to give back."""
+            self._settle(self)
 
 
 class Ticket:
@@ -331,7 +271,7 @@ class Quotas(Charges):
         config: QuotaConfig,
         store: MemoryStore | RedisStore,
         watch: SpendWatch,
-        metrics: QuotaMetricsPort,
+        metrics: QuotaObserver,
         prices: Callable[[], Prices],
     ) -> None:
         self.store = store
@@ -361,8 +301,7 @@ class Quotas(Charges):
         Raises:
           RequestError: 429.
         """
-        if tenant.name:
-            self._check(tenant, limits_of(tenant.plan), uses_tokens=True)
+        self._check(tenant, uses_tokens=True)
 
     def enter(self, tenant: Tenant, *, uses_tokens: bool, is_charged: bool) -> Ticket:
         """Let a request in, or refuse it before its body is read.
@@ -376,8 +315,7 @@ class Quotas(Charges):
           RequestError: 429, its tenant has nothing left, or as much under way as it may.
         """
         name = tenant.name
-        if name:
-            self._check(tenant, limits_of(tenant.plan), uses_tokens=uses_tokens, has_to_enter=True)
+        self._check(tenant, uses_tokens=uses_tokens, has_to_enter=True)
         self._tickets[name] = self._tickets.get(name, 0) + 1
 
         def close(has_cost: bool) -> None:
@@ -387,7 +325,7 @@ class Quotas(Charges):
 
         return Ticket(close)
 
-    async def reserve(self, tenant: Tenant, asked: Sequence[Asked]) -> Reservation | NoReservation:
+    async def reserve(self, tenant: Tenant, asked: Sequence[Asked]) -> Reservation:
         """Take what a request will probably use.
 
         Args:
@@ -401,7 +339,7 @@ class Quotas(Charges):
           RequestError: 429, a limit is met; 400, the prompts alone are more than a minute's tokens.
         """
         if not tenant.name or not asked:
-            return NoReservation()
+            return Reservation(Ask("", tenant.name, 0), (), self._settle)
         limits, prices = limits_of(tenant.plan), self._prices()
         self._limits[tenant.name], part = limits, self.store.enforced(limits)
         prompt_tokens = sum(one.prompt_tokens for one in asked)
@@ -414,10 +352,15 @@ class Quotas(Charges):
         )
         self._watch.note(tenant.name, tenant.plan)
         if limits.tokens is not None and prompt_tokens > limits.tokens:
-            raise too_large(tenant.plan, prompt_tokens)
+            # No wait is long enough.
+            raise invalid_request(
+                f"the plan {tenant.plan.name} allows {limits.tokens:g} tokens a minute; the prompt "
+                f"alone has {prompt_tokens}",
+                code="context_length_exceeded",
+            )
         if limits.are_any:
             await self._ask(tenant, ask, limits)
-        reservation = Reservation(ask, limits, asked, self._settle)
+        reservation = Reservation(ask, asked, self._settle)
         for one in asked:
             self._running[one.request_id] = reservation
         self._reservations[tenant.name] = self._reservations.get(tenant.name, 0) + 1
@@ -466,17 +409,14 @@ class Quotas(Charges):
         began_at = trio.current_time()
         verdict = await self.store.reserve(ask, limits)
         self._metrics.reserved(trio.current_time() - began_at)
-        error = refused(tenant.plan, verdict, self._config.concurrent_retry_s)
-        if error is not None and verdict.refused_by is not None:
-            self._metrics.refused(verdict.refused_by)
-            raise error
+        if verdict.refused_by is not None:
+            self._refuse(tenant, verdict.refused_by, verdict.wait_s)
 
-    def _check(
-        self, tenant: Tenant, limits: Limits, *, uses_tokens: bool, has_to_enter: bool = False
-    ) -> None:
-        if not limits.are_any:
+    def _check(self, tenant: Tenant, *, uses_tokens: bool, has_to_enter: bool = False) -> None:
+        name, limits = tenant.name, limits_of(tenant.plan)
+        if not name or not limits.are_any:
             return
-        name, part = tenant.name, self.store.enforced(limits)
+        part = self.store.enforced(limits)
         account = self.store.last_seen(name, limits, self._config.view_s)
         if account is not None:
             # Each ticket will be a request of the account's.
@@ -486,10 +426,12 @@ class Quotas(Charges):
                 self._refuse(tenant, *met)
         most = part.concurrent if has_to_enter else None
         if most is not None and self.num_under_way(name) >= most:
-            self._refuse(tenant, Limit.CONCURRENT, self._config.concurrent_retry_s)
+            self._refuse(tenant, Limit.CONCURRENT)
 
-    def _refuse(self, tenant: Tenant, limit: Limit, wait_s: float) -> NoReturn:
+    def _refuse(self, tenant: Tenant, limit: Limit, wait_s: float = 0.0) -> NoReturn:
         self._metrics.refused(limit)
+        if limit is Limit.CONCURRENT:
+            wait_s = self._config.concurrent_retry_s
         raise refusal(tenant.plan, limit, wait_s)
 
     def count_request(self, tenant: Tenant) -> None:
@@ -501,13 +443,15 @@ class Quotas(Charges):
         if limits.are_any:
             self.store.settle(Settlement(secrets.token_hex(16), tenant.name, limits, 0, 0))
 
-    def _settle(self, reservation: Reservation, settlement: Settlement) -> None:
-        self._reservations[settlement.tenant] -= 1
+    def _settle(self, reservation: Reservation) -> None:
+        ask = reservation.ask
+        self._reservations[ask.tenant] -= 1
         for request_id in reservation.open:
             del self._running[request_id]
         # The plan may have changed meanwhile; what is charged by an old limit would undo the new.
-        present = self._limits.get(settlement.tenant, settlement.limits)
-        self.store.settle(replace(settlement, limits=present))
+        present = self._limits[ask.tenant]
+        tokens, cost, is_begun = reservation.tokens, reservation.cost, reservation.is_counted
+        self.store.settle(Settlement(ask.id, ask.tenant, present, tokens, cost, is_begun))
 
 
 def _met(account: Account, limits: Limits, num_entered: int) -> tuple[Limit, float] | None:
