@@ -288,9 +288,8 @@ class PatchedH11Protocol(H11Protocol):
 
     def try_send(self, data: bytes) -> bool:
         """See ClientConnection."""
-        if self._is_chunked:
-            in_body = self.connection.our_state is h11.SEND_BODY
-            return in_body and self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
+        if self._is_in_chunks:
+            return self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
         if isinstance(self.stream, PatchedWSStream):
             frame = self.stream.text_frame(data)
             return frame is not None and self._try_write(frame)

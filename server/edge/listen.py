@@ -23,7 +23,7 @@ from ..api.request_scope import UNIX_PEER
 from .client_address import TrustedProxies, counted_address
 from .connection_table import REFUSALS, ConnectionTable, Refused, refusal_bytes
 from .http import RequestTurns
-from .tcp import PatchedTCPServer, WriteCounts
+from .tcp import PatchedTCPServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -165,7 +165,7 @@ class Edge:
       config: hypercorn's.
       context: hypercorn's.
       places: of its connections.
-      writes: to all clients so far.
+      writes: to all clients so far; `direct` ones did not wake a task.
       turns: in which requests begin.
       proxies: that may name another client.
       refusals: logs what is refused before the application sees it.
@@ -173,7 +173,7 @@ class Edge:
 
     def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
         self.places = ConnectionTable(bounds.max_connections, bounds.address_connections)
-        self.writes = WriteCounts()
+        self.writes = {"direct": 0, "usual": 0}
         self.app = ASGIWrapper(app)
         self.bounds = bounds
         self.config = edge_config(bounds)
@@ -197,7 +197,7 @@ class Edge:
         self,
     ) -> tuple[Callable[[], int], Callable[[], Mapping[str, int]], Callable[[], Mapping[str, int]]]:
         """How to read the connections that are open, the writes by way, and those turned away."""
-        return lambda: self.connections, lambda: self.writes.by_way, lambda: self.places.turned_away
+        return lambda: self.connections, lambda: self.writes, lambda: self.places.turned_away
 
     def stop_accepting(self) -> None:
         """Leave new connections to other processes on the socket; go on serving open ones."""

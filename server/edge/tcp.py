@@ -6,7 +6,6 @@ import contextlib
 import errno
 import socket
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import structlog
@@ -80,24 +79,6 @@ class WriteDeadline:
 
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class WriteCounts:
-    """Writes to all clients.
-
-    Attributes:
-      direct: that went the short way.
-      usual: all others.
-    """
-
-    direct: int = 0
-    usual: int = 0
-
-    @property
-    def by_way(self) -> dict[str, int]:
-        """The same by name."""
-        return {"direct": self.direct, "usual": self.usual}
 
 
 CUT_AFTER_STALL_S: Final = 0.5
@@ -210,7 +191,7 @@ class PatchedTCPServer(TCPServer):
             return False  # the usual way finds out that the client is gone
         if sent == 0:
             return False
-        self._writes.direct += 1
+        self._writes["direct"] += 1
         if sent < len(data):
             self._rest = data[sent:]
             self._task_group.spawn(self._write, b"")
@@ -307,7 +288,7 @@ class PatchedTCPServer(TCPServer):
         try:
             if self._rest:
                 data, self._rest = self._rest + data, b""
-            self._writes.usual += 1
+            self._writes["usual"] += 1
             sent = self._send_now(data) if data else 0
             if sent < len(data):
                 await self._send_rest(memoryview(data)[sent:])

@@ -17,11 +17,11 @@ from . import database
 from .database import transaction
 from .records import (
     OPEN,
-    BatchPage,
     BatchRecord,
     BatchState,
     BatchStep,
     Counts,
+    Page,
     WaitingLine,
     after,
     check_file,
@@ -128,14 +128,14 @@ class Batches:
         ).fetchone()
         return None if row is None else _record(row)
 
-    def page(self, owner: str, after_id: str | None, limit: int) -> BatchPage:
+    def page(self, owner: str, after_id: str | None, limit: int) -> Page[BatchRecord]:
         """Return some batches, newest first, behind `after_id`."""
         rows = self._connection.execute(
             "SELECT * FROM batches WHERE (?1 IS NULL OR order_number < (SELECT order_number FROM "
             "batches WHERE id = ?1)) AND owner = ?3 ORDER BY order_number DESC LIMIT ?2",
             (after_id, limit + 1, owner),
         ).fetchall()
-        return BatchPage([_record(row) for row in rows[:limit]], len(rows) > limit)
+        return Page([_record(row) for row in rows[:limit]], len(rows) > limit)
 
     def cancel(self, owner: str, batch_id: str, now: int) -> BatchRecord | None:
         """Let a batch end; return it, or None if there is none.

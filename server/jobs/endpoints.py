@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from triolet.errors import RequestError
 
     from ..api.services import Services
-    from .records import BatchPage, FilePage, FileRecord
+    from .records import FileRecord, Page
     from .storage import Storage
 
 
@@ -38,11 +38,6 @@ _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PAUSED: Final = "batches_paused"
 MAX_PAGE: Final = 100
 DEFAULT_PAGE: Final = 20
-
-
-def owner_of_request() -> str:
-    """Return the running request's tenant; empty where there are no tenants."""
-    return current_tenant().name
 
 
 def checked_id(text: str) -> str:
@@ -95,7 +90,7 @@ def batch_document(record: BatchRecord, paused: str | None = None) -> dict[str, 
     return document
 
 
-def page_document(page: FilePage | BatchPage, items: list[dict[str, Any]]) -> dict[str, Any]:
+def page_document(page: Page[Any], items: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a page in the API's form."""
     return {
         "object": "list",
@@ -135,7 +130,7 @@ def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> Upload:
       RequestError: 400; it is no such form.
     """
     parser = FormDataParser(
-        stream_factory=_in_memory,
+        stream_factory=lambda *_, **__: BytesIO(),  # the body as a whole is bounded already
         max_form_memory_size=MAX_FIELD_BYTES,
         max_form_parts=MAX_PARTS,
         silent=False,
@@ -149,20 +144,6 @@ def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> Upload:
         raise http_error(400, "file is required, with a filename", "file")
     names = {str(name): str(value) for name, value in fields.items()}
     return Upload(names, str(found.filename or "")[:256], found.stream.read())
-
-
-def _in_memory(
-    total_content_length: int | None,
-    content_type: str | None,
-    filename: str | None,
-    content_length: int | None = None,
-) -> BytesIO:
-    """Return where a part goes. The body as a whole is bounded already."""
-    del total_content_length, content_type, filename, content_length
-    return BytesIO()
-
-
-PURPOSES: Final = ("batch",)
 
 
 def keeps_no_files(services: Services, **_ids: str) -> NoReturn:
@@ -181,12 +162,12 @@ async def upload_file(storage: Storage, services: Services) -> Response:
     parse = partial(parse_upload, body, request.mimetype, options)
     upload = await in_parser_thread(parse, services, is_quick=len(body) <= INLINE_BYTES)
     purpose = upload.fields.get("purpose")
-    if purpose not in PURPOSES:
+    if purpose != "batch":
         raise http_error(400, "purpose must be batch", "purpose")
     file_id = f"file-{secrets.token_hex(12)}"
     record = await storage.run(
         storage.files.add,
-        owner_of_request(),
+        current_tenant().name,
         file_id,
         upload.filename,
         purpose,
@@ -200,7 +181,7 @@ async def list_files(storage: Storage, services: Services) -> Response:
     """Return files, newest first."""
     after, limit = page_arguments()
     page = await storage.run(
-        storage.files.page, owner_of_request(), after, limit, request.args.get("purpose")
+        storage.files.page, current_tenant().name, after, limit, request.args.get("purpose")
     )
     items = [file_document(record) for record in page.items]
     return json_response(page_document(page, items))
@@ -213,7 +194,7 @@ async def show_file(storage: Storage, services: Services, file_id: str) -> Respo
 
 async def delete_file(storage: Storage, services: Services, file_id: str) -> Response:
     """Forget a file."""
-    if not await storage.run(storage.files.delete, owner_of_request(), checked_id(file_id)):
+    if not await storage.run(storage.files.delete, current_tenant().name, checked_id(file_id)):
         raise missing(file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
@@ -225,7 +206,7 @@ async def file_content(storage: Storage, services: Services, file_id: str) -> Re
 
 
 async def _record(storage: Storage, file_id: str) -> FileRecord:
-    record = await storage.run(storage.files.get, owner_of_request(), checked_id(file_id))
+    record = await storage.run(storage.files.get, current_tenant().name, checked_id(file_id))
     if record is None:
         raise missing(file_id)
     return record
@@ -298,21 +279,21 @@ async def create_batch(storage: Storage | None, services: Services) -> Response:
         expires_at=now + _seconds(fields.completion_window),
         metadata=fields.metadata,
     )
-    await storage.run(storage.batches.add, owner_of_request(), record)
+    await storage.run(storage.batches.add, current_tenant().name, record)
     storage.changed.set()
     return json_response(batch_document(record, storage.paused))
 
 
 async def list_batches(storage: Storage, services: Services) -> Response:
     """Return batches, newest first."""
-    page = await storage.run(storage.batches.page, owner_of_request(), *page_arguments())
+    page = await storage.run(storage.batches.page, current_tenant().name, *page_arguments())
     items = [batch_document(one, storage.paused) for one in page.items]
     return json_response(page_document(page, items))
 
 
 async def show_batch(storage: Storage, services: Services, batch_id: str) -> Response:
     """Return one batch."""
-    record = await storage.run(storage.batches.get, checked_id(batch_id), owner_of_request())
+    record = await storage.run(storage.batches.get, checked_id(batch_id), current_tenant().name)
     if record is None:
         raise missing(batch_id)
     return json_response(batch_document(record, storage.paused))
@@ -321,7 +302,7 @@ async def show_batch(storage: Storage, services: Services, batch_id: str) -> Res
 async def cancel_batch(storage: Storage, services: Services, batch_id: str) -> Response:
     """Let a batch end; what is answered stays."""
     record = await storage.run(
-        storage.batches.cancel, owner_of_request(), checked_id(batch_id), int(time_of_day())
+        storage.batches.cancel, current_tenant().name, checked_id(batch_id), int(time_of_day())
     )
     if record is None:
         raise missing(batch_id)

@@ -118,26 +118,17 @@ class InnerRequest:
             sent.append(message)
 
         await app(self._scope, receiving(self._body), send)
-        return self._answer(sent)
-
-    def _answer(self, sent: list[dict[str, Any]]) -> InnerAnswer:
-        """Return what the application's messages say."""
         start = next(message for message in sent if message["type"] == "http.response.start")
         bodies = [message for message in sent if message["type"] == "http.response.body"]
         content = b"".join(cast("bytes", message.get("body", b"")) for message in bodies)
-        retry_after_s = _retry_after_s(start)
+        retry_after_ms = dict(start["headers"]).get(b"retry-after-ms")
         return InnerAnswer(
             start["status"],
             self._request_id,
             content,
-            retry_after_s,
+            None if retry_after_ms is None else int(retry_after_ms) * MILLISECONDS,
             self._request.is_crowded_out,
         )
-
-
-def _retry_after_s(start: dict[str, Any]) -> float | None:
-    milliseconds = dict(start["headers"]).get(b"retry-after-ms")
-    return None if milliseconds is None else int(milliseconds) * MILLISECONDS
 
 
 log = structlog.get_logger(__name__)

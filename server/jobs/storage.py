@@ -17,7 +17,7 @@ from triolet.errors import RequestError
 from ..text.threads import in_thread
 from .batches import Batches
 from .database import FailureLog, free_bytes, open_database, stored, transaction
-from .records import OPEN, FilePage, FileRecord
+from .records import OPEN, FileRecord, Page
 
 if TYPE_CHECKING:
     import sqlite3
@@ -86,7 +86,9 @@ class Files:
         ).fetchone()
         return None if row is None else FileRecord(*row)
 
-    def page(self, owner: str, after: str | None, limit: int, purpose: str | None) -> FilePage:
+    def page(
+        self, owner: str, after: str | None, limit: int, purpose: str | None
+    ) -> Page[FileRecord]:
         """Return some files, newest first, behind `after`."""
         rows = self._connection.execute(
             f"SELECT {COLUMNS} FROM files WHERE (?1 IS NULL OR purpose = ?1) AND (?2 IS NULL OR "
@@ -94,7 +96,7 @@ class Files:
             "ORDER BY rowid DESC LIMIT ?3",
             (purpose, after, limit + 1, owner),
         ).fetchall()
-        return FilePage([FileRecord(*row) for row in rows[:limit]], len(rows) > limit)
+        return Page([FileRecord(*row) for row in rows[:limit]], len(rows) > limit)
 
     def delete(self, owner: str, file_id: str) -> bool:
         """Forget a file; return whether it was there.
@@ -130,17 +132,13 @@ class Files:
         """Return a part of a file, counted from 0; nothing behind the last one, None if there is
         no such file."""
         row = self._connection.execute(
-            "SELECT batch_id, state FROM files WHERE id = ?", (file_id,)
+            "SELECT batch_id, state, iif(?2, x'', content) AS content FROM files WHERE id = ?1",
+            (file_id, part),
         ).fetchone()
         if row is None:
             return None
         if row["batch_id"] is None:
-            if part:
-                return b""
-            whole = self._connection.execute(
-                "SELECT content FROM files WHERE id = ?", (file_id,)
-            ).fetchone()
-            return bytes(whole[0])
+            return bytes(row["content"])
         rows = self._connection.execute(
             "SELECT result FROM lines WHERE batch_id = ? AND state = ? "
             "ORDER BY number LIMIT ? OFFSET ?",
