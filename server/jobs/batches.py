@@ -12,9 +12,9 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from triolet.errors import RequestError
+from triolet.sqlite import transaction
 
 from . import database
-from .database import transaction
 from .records import (
     OPEN,
     BatchRecord,

@@ -208,7 +208,8 @@ class BatchRunner:
           RequestError: the database fails.
         """
         if not await self._holds_lease():
-            self._drop_all()
+            for scope in self._running.values():
+                scope.cancel()  # another process runs these lines
             self._go_on()
             return
         if self._num_held:
@@ -384,8 +385,3 @@ class BatchRunner:
                 for (of_batch, _), scope in self._running.items():
                     if of_batch == batch_id:
                         scope.cancel()
-
-    def _drop_all(self) -> None:
-        """Cancel all lines: another process runs them."""
-        for scope in self._running.values():
-            scope.cancel()

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import trio
 
 from triolet.errors import RequestError
+from triolet.sqlite import transaction
 
 from ..text.threads import in_thread
 from .batches import Batches
-from .database import FailureLog, free_bytes, open_database, stored, transaction
+from .database import FailureLog, free_bytes, open_database, stored
 from .records import OPEN, FileRecord, Page
 
 if TYPE_CHECKING:

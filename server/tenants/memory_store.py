@@ -17,6 +17,7 @@ import trio
 
 from triolet.errors import ConfigError
 from triolet.private_files import make_private_database, make_private_folder
+from triolet.sqlite import transaction
 from triolet.units import SECONDS
 
 from ..text.threads import in_thread
@@ -92,20 +93,13 @@ class SpendFile:
           sqlite3.Error: nothing was written.
         """
         connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             connection.executemany(ADD, [(*key, *more) for key, more in spend.items()])
-            months = {month, *(of for of, _ in spend)}
             rows = [
                 row
-                for of in months
+                for of in {month, *(of for of, _ in spend)}
                 for row in connection.execute("SELECT * FROM spend WHERE month = ?", (of,))
             ]
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
         return {(of, tenant): Spend(nanos, tokens) for of, tenant, nanos, tokens in rows}
 
     def close(self) -> None:

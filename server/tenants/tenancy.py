@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 import os
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -142,10 +142,10 @@ class TenancyReport:
       problem: why the newest file is not what counts; empty if it is.
     """
 
-    tenants: int
-    num_taken: int
-    num_refused: int
-    problem: str
+    tenants: int = 0
+    num_taken: int = 0
+    num_refused: int = 0
+    problem: str = ""
 
 
 class Tenancy:
@@ -153,24 +153,21 @@ class Tenancy:
 
     Args:
       tenants: of the operator's file; None where there is none, and every client is let in.
+
+    Attributes:
+      report: what became of the operator's file.
     """
 
     def __init__(self, tenants: Tenants | None = None) -> None:
         self._tenants = tenants
-        self._num_taken = 0 if tenants is None else 1
-        self._num_refused = 0
-        self._problem = ""
+        self.report = TenancyReport()
+        if tenants is not None:
+            self.report = TenancyReport(len(tenants.by_name), 1)
 
     @property
     def is_open(self) -> bool:
         """Whether there are no tenants: every client is let in."""
         return self._tenants is None
-
-    @property
-    def report(self) -> TenancyReport:
-        """What became of the operator's file."""
-        num_tenants = 0 if self._tenants is None else len(self._tenants.by_name)
-        return TenancyReport(num_tenants, self._num_taken, self._num_refused, self._problem)
 
     def tenant_of(self, key: str | None, now: float) -> Tenant:
         """Return the tenant of a key.
@@ -227,10 +224,8 @@ class Tenancy:
     def replace(self, tenants: Tenants) -> frozenset[str]:
         """Let other tenants count from now on; return the names of those that may ask no more."""
         before = {} if self._tenants is None else self._tenants.by_name
-        self._tenants = tenants
-        self._num_taken += 1
-        self._problem = ""
-        after = tenants.by_name
+        self._tenants, after = tenants, tenants.by_name
+        self.report = TenancyReport(len(after), self.report.num_taken + 1, self.report.num_refused)
         return frozenset(
             name
             for name, tenant in before.items()
@@ -239,8 +234,7 @@ class Tenancy:
 
     def refuse(self, problem: str) -> None:
         """Note that a newer file does not count, and why; the tenants stay as they were."""
-        self._num_refused += 1
-        self._problem = problem
+        self.report = replace(self.report, num_refused=self.report.num_refused + 1, problem=problem)
 
 
 NO_TENANTS: Final = Tenants((), {}, {})
