@@ -56,7 +56,7 @@ script."""
 
 
 class Script(msgspec.Struct, frozen=True, array_like=True):
-    """All of an answer, as it was said.
+    """A whole answer in the pieces in which it was sent.
 
     Attributes:
       deltas: text and tokens, in the pieces in which they were read.
@@ -68,7 +68,7 @@ class Script(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recording:
-    """Writes down what is taken of one generation.
+    """Records the events of one generation.
 
     Args:
       request: as it runs.
@@ -101,7 +101,7 @@ class Recording:
 
 
 class Replay:
-    """An answer that is given again. It holds nothing but its words.
+    """A kept answer as a generation. It holds no lease, no reservation.
 
     Args:
       request: what was asked for.

@@ -124,9 +124,9 @@ def open_database(directory: str) -> sqlite3.Connection:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Let readers and the writer not wait for one another. Of several processes that open a new
-    database at once one does this, and SQLite tells the others at once that it is busy, whatever
-    their patience."""
+    """Set the write-ahead log, so that readers and the writer do not wait for one another. Where
+    several processes open a new database at once, SQLite reports `busy` to all but one at once,
+    whatever their timeout: so this is tried again."""
     give_up = time.monotonic() + BUSY_S
     while True:
         try:

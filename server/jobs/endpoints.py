@@ -41,7 +41,7 @@ DEFAULT_PAGE: Final = 20
 
 
 def checked_id(text: str) -> str:
-    """Return an id that is fit to be looked up.
+    """Return an id of a valid form.
 
     Raises:
       RequestError: 404; nothing can have it.
@@ -52,7 +52,7 @@ def checked_id(text: str) -> str:
 
 
 def missing(text: str) -> RequestError:
-    """Return the error for an id that nothing has."""
+    """Return the error for an unknown id."""
     return http_error(404, f"there is nothing with the id {echo(text)}")
 
 
@@ -110,7 +110,7 @@ the beginning of its end."""
 
 
 class Upload(NamedTuple):
-    """What came.
+    """The parts of an upload.
 
     Attributes:
       fields: plain ones, by name.
@@ -152,7 +152,7 @@ def keeps_no_files(services: Services, **_ids: str) -> NoReturn:
 
 
 async def upload_file(storage: Storage, services: Services) -> Response:
-    """Keep a file."""
+    """Store a file."""
     if services.state.is_draining:
         raise draining()
     if request.mimetype != "multipart/form-data":
@@ -193,14 +193,14 @@ async def show_file(storage: Storage, services: Services, file_id: str) -> Respo
 
 
 async def delete_file(storage: Storage, services: Services, file_id: str) -> Response:
-    """Forget a file."""
+    """Delete a file."""
     if not await storage.run(storage.files.delete, current_tenant().name, checked_id(file_id)):
         raise missing(file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
 async def file_content(storage: Storage, services: Services, file_id: str) -> Response:
-    """Return what is in a file."""
+    """Return the content of a file."""
     record = await _record(storage, file_id)
     return Response(FileParts(storage, record.id), content_type="application/octet-stream")
 
@@ -300,7 +300,7 @@ async def show_batch(storage: Storage, services: Services, batch_id: str) -> Res
 
 
 async def cancel_batch(storage: Storage, services: Services, batch_id: str) -> Response:
-    """Let a batch end; what is answered stays."""
+    """Cancel a batch; its answers stay."""
     record = await storage.run(
         storage.batches.cancel, current_tenant().name, checked_id(batch_id), int(time_of_day())
     )

@@ -47,7 +47,7 @@ class Files:
     def add(
         self, owner: str, file_id: str, filename: str, purpose: str, content: bytes, at: int
     ) -> FileRecord:
-        """Keep a file.
+        """Add a file.
 
         Raises:
           RequestError: 413; too many are kept already.
@@ -100,7 +100,7 @@ class Files:
         return Page([FileRecord(*row) for row in rows[:limit]], len(rows) > limit)
 
     def delete(self, owner: str, file_id: str) -> bool:
-        """Forget a file; return whether it was there.
+        """Delete a file; return whether it was there.
 
         Raises:
           RequestError: 409; a batch that has not ended needs it.
@@ -187,7 +187,7 @@ class Storage:
         self.paused: str | None = None
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call something of `files` or `batches`, to its end, in the writer's turn.
+        """Call a method of `files` or `batches` in a thread, one call at a time.
 
         Raises:
           RequestError: as the call does; 507 where the disk is full, 503 where the database fails.

@@ -1,7 +1,7 @@
 """What is read at the moment of a scrape: queue, workers, pools and caches.
 
-Of prefix caches: on prefill a hit is prompt tokens that are not computed again, on decode such
-whose KV does not travel.
+Hits of prefix caches: on prefill, prompt tokens that are not computed again; on decode, prompt
+tokens with KV that is not sent again.
 """
 
 from __future__ import annotations

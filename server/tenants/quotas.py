@@ -55,10 +55,10 @@ class QuotaObserver:
 
 
 class SpendWatch:
-    """Told by the store of what is spent, and of calls that failed.
+    """Observer of a store: budget alerts, and failed calls.
 
     Args:
-      metrics: told what there is to count.
+      metrics: counts them.
     """
 
     def __init__(self, metrics: QuotaObserver) -> None:
@@ -66,7 +66,7 @@ class SpendWatch:
         self._plans: dict[str, Plan] = {}
 
     def note(self, tenant: str, plan: Plan) -> None:
-        """Learn what a tenant may spend."""
+        """Set the plan of a tenant."""
         if self._plans.get(tenant) == plan:
             return
         self._plans[tenant] = plan
@@ -77,7 +77,7 @@ class SpendWatch:
     def spent(self, tenant: str, before: int, after: int) -> None:
         """Log if a share of the budget lies between a tenant's spend before and after [nanos].
 
-        Of all servers one is told of each change, and spend only grows: so each is logged once.
+        Each change is reported to one server, and spend only grows: each alert is logged once.
         """
         plan = self._plans.get(tenant)
         if plan is None or plan.budget is None:
@@ -100,7 +100,7 @@ class SpendWatch:
 
 
 GROWTH: Final = 1.2
-"""Between two bounds: how much too long an estimate may be."""
+"""Ratio of two bounds: the most by which an estimate is too long."""
 NUM_BINS: Final = 80
 """Up to 1.2 ** 80, two million tokens."""
 MAX_COUNT: Final = 1000.0
@@ -116,7 +116,7 @@ class CompletionLengths:
         self.num_seen = 0
 
     def add(self, num_tokens: int) -> None:
-        """Take one in."""
+        """Count a completion."""
         self.num_seen += 1
         position = math.ceil(math.log(max(num_tokens, 1), GROWTH))
         self._counts[min(position, NUM_BINS - 1)] += 1
@@ -137,12 +137,12 @@ class CompletionLengths:
 
 
 def refusal(plan: Plan, limit: Limit, wait_s: float) -> RequestError:
-    """Return the error for a limit that is met: 429.
+    """Return the error for a limit that refuses a request: 429.
 
     Args:
       plan: with the limit.
-      limit: which.
-      wait_s: after which it is not met any more.
+      limit: that refuses.
+      wait_s: time until it accepts again; 0 if unknown.
     """
     code, retry_after_s = "rate_limit_exceeded", wait_s if wait_s > 0 else None
     match limit:
@@ -164,7 +164,7 @@ class Asked(NamedTuple):
 
     Attributes:
       request_id: its own.
-      prompt_tokens: that it is charged for: none for another completion of the same prompt.
+      prompt_tokens: charged; 0 for another completion of the same prompt.
       max_tokens: of its completion.
     """
 
@@ -174,12 +174,12 @@ class Asked(NamedTuple):
 
 
 class Reservation:
-    """What one request of a client's has reserved. Leaving it without having begun gives it back.
+    """The reservation of one client's request. Leaving it before anything was accepted releases it.
 
     Args:
-      ask: what was reserved.
+      ask: the reservation.
       asked: its sequences; none where nothing is reserved.
-      settle: told once that all of it has ended.
+      settle: called once, when all sequences have ended.
 
     Attributes:
       open: sequences that have not ended, by their ids.
@@ -210,13 +210,13 @@ class Reservation:
         self.give_back()
 
     def give_back(self) -> None:
-        """Take nothing of it, unless something was begun. Idempotent."""
+        """Release all of it, unless a sequence was accepted. Idempotent."""
         if not self.is_accepted:
             self.is_accepted = True
             self._settle(self)
 
     def take(self, request_id: bytes, tokens: int, cost: int, *, is_begun: bool) -> None:
-        """Add what one sequence used; the last one settles."""
+        """Add the use of one sequence; the last one settles."""
         del self.open[request_id]
         self.tokens += tokens
         self.cost += cost
@@ -226,11 +226,10 @@ class Reservation:
 
 
 class Ticket:
-    """One request of a client's between the door and its reservation. While it is there it counts
-    as one that is under way.
+    """One client's request between its arrival and its reservation; it counts as under way.
 
     Args:
-      close: told once that it is over, and whether it counts as a request by itself.
+      close: called once at its end, with whether it counts as a request by itself.
 
     Attributes:
       has_cost: work was spent on it, such as reading its body. Then it counts as a request unless
@@ -243,13 +242,13 @@ class Ticket:
         self.has_cost = False
 
     def spare(self) -> None:
-        """Count it no longer, and never as a request: something else does that, or the server is
-        at fault. Idempotent."""
+        """End it without counting it as a request: the reservation does that, or the server failed.
+        Idempotent."""
         self.has_cost = False
         self.end()
 
     def end(self) -> None:
-        """Count it no longer as under way. Idempotent."""
+        """End it. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._close(self.has_cost)
@@ -260,10 +259,10 @@ class Quotas(Charges):
 
     Args:
       config: bounds.
-      store: keeps the accounts.
-      watch: is told of plans, for alerts.
-      metrics: told what there is to count.
-      prices: returns those of the served model, as they are now.
+      store: of the accounts.
+      watch: gets the plans, for alerts.
+      metrics: counts refusals and costs.
+      prices: returns the present prices of the served model.
     """
 
     def __init__(
@@ -291,12 +290,12 @@ class Quotas(Charges):
         return len(self._running)
 
     def num_under_way(self, tenant: str) -> int:
-        """Return how many requests of a tenant are between the door and their end, here."""
+        """Return the number of a tenant's requests here that have arrived and not ended."""
         return self._tickets.get(tenant, 0) + self._reservations.get(tenant, 0)
 
     def check(self, tenant: Tenant) -> None:
-        """Refuse a tenant with nothing left, before anything is worked on. Costs no round trip; a
-        tenant with a little left passes.
+        """Refuse a tenant with an exhausted limit, without a round trip; a tenant with a little
+        left passes.
 
         Raises:
           RequestError: 429.
@@ -304,15 +303,15 @@ class Quotas(Charges):
         self._check(tenant, uses_tokens=True)
 
     def enter(self, tenant: Tenant, *, uses_tokens: bool, is_charged: bool) -> Ticket:
-        """Let a request in, or refuse it before its body is read.
+        """Accept a request, or refuse it before its body is read.
 
         Args:
-          tenant: that it is of.
-          uses_tokens: it asks for tokens, not only for work on text.
+          tenant: of the request.
+          uses_tokens: it needs tokens, not only work on text.
           is_charged: it may count as a request although nothing is reserved for it.
 
         Raises:
-          RequestError: 429, its tenant has nothing left, or as much under way as it may.
+          RequestError: 429, a limit of the tenant is exhausted, or its requests at once.
         """
         name = tenant.name
         self._check(tenant, uses_tokens=uses_tokens, has_to_enter=True)
@@ -326,14 +325,14 @@ class Quotas(Charges):
         return Ticket(close)
 
     async def reserve(self, tenant: Tenant, asked: Sequence[Asked]) -> Reservation:
-        """Take what a request will probably use.
+        """Reserve the expected use of a request.
 
         Args:
           tenant: of the request.
-          asked: its sequences; none where nothing is to be begun.
+          asked: its sequences; none where nothing is computed.
 
         Returns:
-          To be entered while the request is submitted.
+          A context manager around the submission of the request.
 
         Raises:
           RequestError: 429, a limit is met; 400, the prompts alone are more than a minute's tokens.
@@ -455,12 +454,12 @@ class Quotas(Charges):
 
 
 def _met(account: Account, limits: Limits, num_entered: int) -> tuple[Limit, float] | None:
-    """Return the limit of which nothing at all is left, and for how long.
+    """Return the exhausted limit and the wait [s], or None.
 
     Args:
-      account: as it is.
-      limits: that count.
-      num_entered: requests that it will be charged for.
+      account: of the tenant.
+      limits: to check.
+      num_entered: requests under way that are not charged yet.
     """
     if limits.budget is not None and account.spent >= limits.budget:
         return Limit.BUDGET, 0.0

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LAST_WORDS_S: Final = 3 * SECONDS
-"""For telling what is left when this process ends."""
+"""For the last batches when this process ends."""
 
 
 NO_ID: Final = ""
-"""Of a question that takes nothing."""
+"""Id of an Ask that only reads."""
 
 
 class RedisStore:
@@ -77,7 +77,7 @@ class RedisStore:
         return len(self._reserved) + len(self._local.held)
 
     async def reserve(self, ask: Ask, limits: Limits) -> Verdict:
-        """Take what a request will probably use, or nothing. Bounded in time, never fails."""
+        """Reserve the expected use of a request, or refuse it. Bounded in time, never fails."""
         verdict = None
         if self._calls is not None:
             try:
@@ -94,7 +94,7 @@ class RedisStore:
         return verdict
 
     def settle(self, settlement: Settlement) -> None:
-        """Charge what it used instead. Never waits, never fails; once per reservation."""
+        """Replace a reservation by the use. Never waits or fails; called once per reservation."""
         is_ours = settlement.id in self._reserved
         self._reserved.discard(settlement.id)
         if is_ours or (self._calls is not None and settlement.id not in self._local.held):
@@ -130,7 +130,7 @@ class RedisStore:
         return replace(seen, requests=seen.requests / count, tokens=seen.tokens / count)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep in touch with Redis until cancelled. Started once it was tried."""
+        """Connect to Redis, again after each loss, until cancelled. Started after one try."""
         is_first = True
 
         async def use(calls: RedisCalls) -> None:
@@ -154,7 +154,7 @@ class RedisStore:
             await trio.sleep(self._config.probe_s)
 
     async def _ask(self, calls: RedisCalls, ask: Ask, limits: Limits) -> Verdict | None:
-        """Return what Redis says, or None if it says nothing."""
+        """Return the answer of Redis, or None if there is none."""
         began_at = trio.current_time()
         try:
             reply = await calls.call(
@@ -179,7 +179,7 @@ class RedisStore:
         return verdict
 
     async def _keep(self, calls: RedisCalls) -> None:
-        """Tell what has changed, and that this server lives, until Redis fails or we end."""
+        """Send changes and heartbeats until Redis fails or the task is cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell, calls)
@@ -200,7 +200,7 @@ class RedisStore:
                 await trio.sleep(self._config.probe_s)
 
     async def _send_all(self, calls: RedisCalls) -> bool:
-        """Send what there is; return whether all of it was answered."""
+        """Send all changes; return whether all were answered."""
         while (batch := self._journal.next_batch()) is not None:
             began_at = trio.current_time()
             try:
@@ -227,10 +227,10 @@ class RedisStore:
                 self._settle_up()
 
     async def _beat(self, calls: RedisCalls, *, is_asking: bool = False) -> None:
-        """Renew our lease, and end those of others.
+        """Renew the lease of this server, and release reservations of servers with ended leases.
 
         Raises:
-          StoreGone: that was done, or not.
+          StoreGone: Redis may or may not have done it.
         """
         config = self._config
         reply = await calls.call(BEAT, config.lease_s, config.max_batch, int(is_asking))
@@ -242,7 +242,7 @@ class RedisStore:
             self._journal.void(ask_id)
 
     def _settle_up(self) -> None:
-        """Tell what was spent and reserved here while Redis was not asked."""
+        """Journal the spend and the reservations of the local accounts, and close these."""
         self._local.report(self._journal, _month(), trio.current_time())
         self._reserved |= self._local.held.keys()
         self._local.clear()

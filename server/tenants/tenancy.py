@@ -1,6 +1,6 @@
 """The operator's file of tenants, and the task that notices when it has changed.
 
-Reads and waits; what the file means is decided elsewhere. A file counts as a whole or not at all.
+triolet/tenants_form.py parses it. A file with an error has no effect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Stamp(NamedTuple):
-    """By what a file is known to have changed. All 0 for one that is not there."""
+    """Figures that differ between two versions of a file. All 0 for a missing file."""
 
     inode: int = 0
     mtime_ns: int = 0
@@ -56,7 +56,7 @@ class TenantFile:
         self._taken = Stamp()
 
     def read(self) -> Tenants:
-        """Return what it says now.
+        """Return the tenants of the file.
 
         Raises:
           ConfigError: it cannot be read, or something in it is wrong.
@@ -76,7 +76,7 @@ class TenantFile:
         return read_tenants(content, str(self._path))
 
     def has_settled(self) -> bool:
-        """Return whether it is another one than was read, and the same as at the last look."""
+        """Return whether the file differs from the one read, and not from the last look."""
         try:
             stamp = _stamp(self._path.stat())
         except OSError:
@@ -85,11 +85,11 @@ class TenantFile:
         return is_as_seen and stamp != self._taken
 
     async def run(self, tenancy: Tenancy, dismiss: Callable[[Set[str]], None]) -> None:
-        """Let each change count.
+        """Apply each change of the file.
 
         Args:
-          tenancy: is told.
-          dismiss: ends what runs for tenants that may ask no more.
+          tenancy: gets the tenants.
+          dismiss: ends the requests of tenants that were removed or disabled.
         """
         threads = trio.CapacityLimiter(1)
         while True:
@@ -127,19 +127,19 @@ def current_tenant() -> Tenant:
 
 
 def enter_tenant(tenant: Tenant) -> None:
-    """Let the running task, and those that it starts, serve a tenant."""
+    """Set the tenant of the running task and of those that it starts."""
     _TENANT.set(tenant)
 
 
 @dataclass(frozen=True, slots=True)
 class TenancyReport:
-    """What became of the operator's file.
+    """The state of the operator's file.
 
     Attributes:
-      tenants: that there are, disabled ones included; 0 where there is no file.
-      num_taken: files taken, the first included.
-      num_refused: files that something was wrong with.
-      problem: why the newest file is not what counts; empty if it is.
+      tenants: number of tenants, disabled ones included; 0 where there is no file.
+      num_taken: files applied, the first included.
+      num_refused: files with an error.
+      problem: error of the newest file; empty if it was applied.
     """
 
     tenants: int = 0
@@ -149,13 +149,13 @@ class TenancyReport:
 
 
 class Tenancy:
-    """The tenants that count now.
+    """The present tenants.
 
     Args:
       tenants: of the operator's file; None where there is none, and every client is let in.
 
     Attributes:
-      report: what became of the operator's file.
+      report: the state of the operator's file.
     """
 
     def __init__(self, tenants: Tenants | None = None) -> None:
@@ -222,7 +222,7 @@ class Tenancy:
         return (self._tenants or NO_TENANTS).prices_of(*names)
 
     def replace(self, tenants: Tenants) -> frozenset[str]:
-        """Let other tenants count from now on; return the names of those that may ask no more."""
+        """Replace the tenants; return the names of those that were removed or disabled."""
         before = {} if self._tenants is None else self._tenants.by_name
         self._tenants, after = tenants, tenants.by_name
         self.report = TenancyReport(len(after), self.report.num_taken + 1, self.report.num_refused)
@@ -233,7 +233,7 @@ class Tenancy:
         )
 
     def refuse(self, problem: str) -> None:
-        """Note that a newer file does not count, and why; the tenants stay as they were."""
+        """Note the error of a newer file; the tenants stay as they were."""
         self.report = replace(self.report, num_refused=self.report.num_refused + 1, problem=problem)
 
 
