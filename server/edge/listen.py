@@ -37,8 +37,8 @@ OWN_BACKLOG: Final = 256
 """Of a socket for peers and the supervisor. While its server is started again, requests wait there
 that peers pass on."""
 AFTER_STALL_S: Final = 1.0
-"""The kernel ends a connection with a shut window like one to a dead host; a timeout below the stall
-bound would replace that bound."""
+"""The kernel ends a connection with a shut window like one to a dead host; a timeout below the
+stall bound would replace that bound."""
 
 
 def open_listening_socket(config: ServerConfig) -> socket.socket:
