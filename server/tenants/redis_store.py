@@ -109,7 +109,7 @@ class RedisStore:
         what is older than `within_s`."""
         if tenant in self._local.opened:
             return self._local.account(tenant, _month(), trio.current_time())
-        return self._seen_by_now(tenant, limits, within_s) if self.is_well else None
+        return _by_now(self._seen.get(tenant), limits, within_s) if self.is_well else None
 
     def enforced(self, limits: Limits) -> Limits:
         """Return the limits, or this server's part of them while Redis is away."""
@@ -125,7 +125,7 @@ class RedisStore:
         if tenant in self._local.opened:
             return self._local.account(tenant, _month(), now)
         # Nothing is opened: a look at all tenants would open as many accounts.
-        seen = self._seen_by_now(tenant, limits)
+        seen = _by_now(self._seen.get(tenant), limits)
         seen = seen or Account(limits.requests or 0.0, limits.tokens or 0.0, 0, 0, 0)
         return replace(seen, requests=seen.requests / count, tokens=seen.tokens / count)
 
@@ -276,18 +276,17 @@ class RedisStore:
         )
 
     def _open_local(self, tenant: str, limits: Limits) -> None:
-        seen = self._seen_by_now(tenant, limits)
+        seen = _by_now(self._seen.get(tenant), limits)
         self._local.open(tenant, limits, self.num_servers, seen, _month())
 
-    def _seen_by_now(
-        self, tenant: str, limits: Limits, within_s: float = math.inf
-    ) -> Account | None:
-        """Return an account as it would be untouched since Redis told it; None if it never did, or
-        longer ago than `within_s`."""
-        entry, now = self._seen.get(tenant), trio.current_time()
-        if entry is None or now - entry.requests.at > within_s:
-            return None
-        return entry.account(limits, now)
+
+def _by_now(entry: Entry | None, limits: Limits, within_s: float = math.inf) -> Account | None:
+    """Return an account as it would be untouched since Redis told it; None if it never did, or
+    longer ago than `within_s`."""
+    now = trio.current_time()
+    if entry is None or now - entry.requests.at > within_s:
+        return None
+    return entry.account(limits, now)
 
 
 def _month() -> str:
