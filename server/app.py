@@ -86,6 +86,8 @@ if TYPE_CHECKING:
     from .jobs.storage import Storage
 
     View: TypeAlias = Callable[..., Awaitable[Response] | Response]
+    Route: TypeAlias = tuple[str, str, View]
+    """Method, path, view."""
 
 log = structlog.get_logger(__name__)
 
@@ -93,6 +95,62 @@ RESPONSES: Final = "/v1/responses"
 OLLAMA: Final = "/api/"
 NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the chat page at /"
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+
+ANSWERS: Final[tuple[Route, ...]] = (
+    ("POST", "/v1/chat/completions", proxy_to_owner(chat_completions)),
+    ("POST", "/v1/completions", proxy_to_owner(completions)),
+    ("POST", "/v1/embeddings", embeddings),
+    ("POST", RESPONSES, proxy_to_owner(create_response)),
+    ("POST", f"{RESPONSES}/input_tokens", count_input_tokens),
+    ("POST", MESSAGES, proxy_to_owner(create_message)),
+    ("POST", f"{MESSAGES}/count_tokens", count_message_tokens),
+)
+STORED: Final[tuple[Route, ...]] = (
+    ("POST", "/v1/files", upload_file),
+    ("GET", "/v1/files", list_files),
+    ("GET", "/v1/files/<file_id>", show_file),
+    ("DELETE", "/v1/files/<file_id>", delete_file),
+    ("GET", "/v1/files/<file_id>/content", file_content),
+    ("GET", "/v1/batches", list_batches),
+    ("GET", "/v1/batches/<batch_id>", show_batch),
+    ("POST", "/v1/batches/<batch_id>/cancel", cancel_batch),
+)
+"""Files and batches, where they are kept."""
+OTHERS: Final[tuple[Route, ...]] = (
+    *(("POST", path, rerank) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
+    *(("POST", path, score) for path in ("/v1/score", "/score")),
+    ("POST", "/api/chat", ollama_chat.chat),
+    ("POST", "/api/generate", ollama_chat.generate),
+    ("POST", "/api/embed", ollama_chat.embed_inputs),
+    ("POST", "/api/embeddings", ollama_chat.embed_prompt),
+    ("GET", "/api/tags", ollama_models.list_tags),
+    ("GET", "/api/ps", ollama_models.list_running),
+    ("GET", "/api/version", ollama_models.show_version),
+    ("POST", "/api/show", ollama_models.show),
+    *(
+        ("POST", f"{OLLAMA}{action}", ollama_models.refuse)
+        for action in ("pull", "push", "create", "copy")
+    ),
+    ("DELETE", "/api/delete", ollama_models.refuse),
+    ("GET", "/v1/models", list_models),
+    ("GET", "/v1/models/<path:name>", show_model),
+    ("GET", "/v1/usage", own_usage),
+    ("GET", FLEET_USAGE, fleet_usage),
+    ("GET", OWN_USAGE, server_usage),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+    *(("GET", path, live) for path in ("/health/live", "/ping")),
+    *(("GET", path, ready) for path in READY_PATHS),
+    ("GET", "/metrics", metrics),
+    ("GET", "/version", version),
+    ("GET", "/load", load),
+    ("GET", OWN_AUDIT, own_audit),
+    ("GET", OWN_METRICS, own_metrics),
+    ("GET", OWN_LOAD, own_load),
+    ("GET", "/fleet/audit", fleet_audit),
+    ("GET", OWN_STATUS, own_status),
+    ("GET", STATUS, fleet_status),
+)
 
 
 def build_app(services: Services, storage: Storage | None = None) -> PatchedQuart:
@@ -123,7 +181,20 @@ def build_app(services: Services, storage: Storage | None = None) -> PatchedQuar
 
 
 def _add_routes(app: PatchedQuart, services: Services, storage: Storage | None) -> None:
-    def add(method: str, path: str, view: View) -> None:
+    files = read_static_files()
+    stored: list[Route] = [
+        (method, path, keeps_no_files if storage is None else partial(view, storage))
+        for method, path, view in STORED
+    ]
+    of_app: tuple[Route, ...] = (
+        ("GET", OPENAPI, ServedDocument(app).answer),
+        ("GET", "/", partial(chat_page, files)),
+        ("GET", "/dashboard", partial(dashboard, files)),
+        ("GET", "/docs", partial(api_page, files)),
+        ("GET", "/static/<path:name>", partial(static_file, files)),
+    )
+    batches: Route = ("POST", "/v1/batches", partial(create_batch, storage))
+    for method, path, view in (*ANSWERS, batches, *stored, *OTHERS, *of_app):
         app.add_url_rule(
             path,
             endpoint=f"{method} {path}",
@@ -131,80 +202,7 @@ def _add_routes(app: PatchedQuart, services: Services, storage: Storage | None) 
             methods=[method],
             provide_automatic_options=False,
         )
-
-    add("POST", "/v1/chat/completions", proxy_to_owner(chat_completions))
-    add("POST", "/v1/completions", proxy_to_owner(completions))
-    add("POST", "/v1/embeddings", embeddings)
-    add("POST", RESPONSES, proxy_to_owner(create_response))
-    add("POST", f"{RESPONSES}/input_tokens", count_input_tokens)
-    add("POST", MESSAGES, proxy_to_owner(create_message))
-    add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
-    _add_stored(add, storage)
-    _add_scoring(add)
-    _add_ollama(add)
-    add("GET", "/v1/models", list_models)
-    add("GET", "/v1/models/<path:name>", show_model)
-    add("GET", "/v1/usage", own_usage)
-    add("GET", FLEET_USAGE, fleet_usage)
-    add("GET", OWN_USAGE, server_usage)
-    add("POST", "/tokenize", tokenize)
-    add("POST", "/detokenize", detokenize)
-    for path in ("/health/live", "/ping"):
-        add("GET", path, live)
-    for path in READY_PATHS:
-        add("GET", path, ready)
-    add("GET", "/metrics", metrics)
-    add("GET", "/version", version)
-    add("GET", "/load", load)
-    add("GET", OWN_AUDIT, own_audit)
-    add("GET", OWN_METRICS, own_metrics)
-    add("GET", OWN_LOAD, own_load)
-    add("GET", "/fleet/audit", fleet_audit)
-    add("GET", OWN_STATUS, own_status)
-    add("GET", STATUS, fleet_status)
-    add("GET", OPENAPI, ServedDocument(app).answer)
-    files = read_static_files()
-    add("GET", "/", partial(chat_page, files))
-    add("GET", "/dashboard", partial(dashboard, files))
-    add("GET", "/docs", partial(api_page, files))
-    add("GET", "/static/<path:name>", partial(static_file, files))
     app.add_websocket(RESPONSES, endpoint="WS", view_func=partial(responses_socket, services))
-
-
-def _add_scoring(add: Callable[[str, str, View], None]) -> None:
-    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
-        add("POST", path, rerank)
-    for path in ("/v1/score", "/score"):
-        add("POST", path, score)
-
-
-def _add_ollama(add: Callable[[str, str, View], None]) -> None:
-    add("POST", "/api/chat", ollama_chat.chat)
-    add("POST", "/api/generate", ollama_chat.generate)
-    add("POST", "/api/embed", ollama_chat.embed_inputs)
-    add("POST", "/api/embeddings", ollama_chat.embed_prompt)
-    add("GET", "/api/tags", ollama_models.list_tags)
-    add("GET", "/api/ps", ollama_models.list_running)
-    add("GET", "/api/version", ollama_models.show_version)
-    add("POST", "/api/show", ollama_models.show)
-    for action in ("pull", "push", "create", "copy"):
-        add("POST", f"{OLLAMA}{action}", ollama_models.refuse)
-    add("DELETE", "/api/delete", ollama_models.refuse)
-
-
-def _add_stored(add: Callable[[str, str, View], None], storage: Storage | None) -> None:
-    add("POST", "/v1/batches", partial(create_batch, storage))
-    for method, path, view in (
-        ("POST", "/v1/files", upload_file),
-        ("GET", "/v1/files", list_files),
-        ("GET", "/v1/files/<file_id>", show_file),
-        ("DELETE", "/v1/files/<file_id>", delete_file),
-        ("GET", "/v1/files/<file_id>/content", file_content),
-        ("GET", "/v1/batches", list_batches),
-        ("GET", "/v1/batches/<batch_id>", show_batch),
-        ("POST", "/v1/batches/<batch_id>/cancel", cancel_batch),
-    ):
-        add(method, path, partial(view, storage) if storage is not None else keeps_no_files)
 
 
 def _with_services(

@@ -112,7 +112,8 @@ async def serve(
             peers = Peers(config.siblings) if config.siblings else None
             grammars = _grammars(config, text, metrics)
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
-            fleet = Links(config, text, network, metrics.fleet, _own_name(peers), charges=quotas)
+            own_name = peers.own_name if peers else ALONE
+            fleet = Links(config, text, network, metrics.fleet, own_name, charges=quotas)
             services = Services(
                 config,
                 fleet,
@@ -186,10 +187,6 @@ def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
     if config.siblings is not None:
         listening.append(sockets.enter_context(open_own_socket(config.siblings)))
     return listening
-
-
-def _own_name(peers: Peers | None) -> str:
-    return peers.own_name if peers else ALONE
 
 
 @contextmanager

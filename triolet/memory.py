@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,6 +14,29 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 
+class _Files(NamedTuple):
+    """Files of a memory group.
+
+    Attributes:
+      limit: holds the limit [bytes].
+      used: holds what is used [bytes].
+      reclaimable: pattern of the line of `memory.stat` with the pages that are given back.
+    """
+
+    limit: str
+    used: str
+    reclaimable: str
+
+
+_VERSION_2: Final = _Files("memory.max", "memory.current", r"^inactive_file (\d+)$")
+_VERSION_1: Final = _Files(
+    # Without a limit the number is about 2 ** 63, more than any machine has left.
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    r"^total_inactive_file (\d+)$",
+)
+
+
 def available_memory_bytes(
     meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own_cgroup: Path = _OWN_CGROUP
 ) -> int | None:
@@ -21,20 +44,25 @@ def available_memory_bytes(
 
     Args:
       meminfo: Linux's account of the machine.
-      cgroup: folder of the control groups (version 2).
-      own_cgroup: file that names the group of this process; its parents limit it too.
+      cgroup: folder of the control groups: of version 2, or of version 1 with a folder `memory`.
+      own_cgroup: file that names the groups of this process; their parents limit it too.
     """
     machine = _number(meminfo, r"^MemAvailable:\s*(\d+) kB")
     known = [] if machine is None else [machine * 1024]
-    known += [left for folder in _groups(cgroup, own_cgroup) if (left := _left(folder)) is not None]
+    for root, pattern, files in (
+        (cgroup, r"^0::/(.*)$", _VERSION_2),
+        (cgroup / "memory", r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:/(.*)$", _VERSION_1),
+    ):
+        lefts = (_left(folder, files) for folder in _groups(root, own_cgroup, pattern))
+        known += [left for left in lefts if left is not None]
     return min(known, default=None)
 
 
-def _groups(root: Path, own: Path) -> Iterator[Path]:
+def _groups(root: Path, own: Path, pattern: str) -> Iterator[Path]:
     """Yield the folders of the process's group and of its parents, which a container may hide."""
     yield root
     try:
-        named = re.search(r"^0::/(.*)$", own.read_text(encoding="utf-8"), re.MULTILINE)
+        named = re.search(pattern, own.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return
     folder = root
@@ -43,14 +71,14 @@ def _groups(root: Path, own: Path) -> Iterator[Path]:
         yield folder
 
 
-def _left(group: Path) -> int | None:
+def _left(group: Path, files: _Files) -> int | None:
     """Return what a control group may still take; None without a limit."""
-    limit = _number(group / "memory.max", r"^(\d+)$")  # the word `max` where there is no limit
-    used = _number(group / "memory.current", r"^(\d+)$")
+    limit = _number(group / files.limit, r"^(\d+)$")  # the word `max` where there is no limit
+    used = _number(group / files.used, r"^(\d+)$")
     if limit is None or used is None:
         return None
     # Pages of files that were not read lately are counted as used, and given back at need.
-    reclaimable = _number(group / "memory.stat", r"^inactive_file (\d+)$") or 0
+    reclaimable = _number(group / "memory.stat", files.reclaimable) or 0
     return max(0, limit - used + reclaimable)
 
 

@@ -18,7 +18,7 @@ from triolet.gguf.container import read_gguf
 from triolet.gguf.directory import gguf_weights
 from triolet.memory import available_memory_bytes
 
-from ..attention.traits import NATIVE, check_backend
+from ..attention.traits import ALL_TRAITS, NATIVE, check_backend
 from ..model_config import load_eos_token_ids, load_model_config, read_json
 from .gguf import check_gguf_tensors
 from .headers import read_headers, weight_files
@@ -148,15 +148,24 @@ def check_tokenizer(model_dir: Path) -> None:
 
 
 def chosen_device(engine: EngineConfig) -> str:
-    """Return the device of the settings, or for `auto` a GPU where nothing keeps one from use."""
+    """Return the device of the settings, or for `auto` a GPU where nothing keeps one from use.
+
+    Raises:
+      ConfigError: `auto` finds no GPU, and the backend that is set computes on nothing else.
+    """
     if engine.device != AUTO_DEVICE:
         return engine.device
-    if engine.backend == NATIVE.name or engine.weights is WeightFormat.INT8:
+    traits = ALL_TRAITS.get(engine.backend)
+    needs_gpu = traits is not None and "cpu" not in traits.device_types
+    if engine.backend == NATIVE.name or (engine.weights is WeightFormat.INT8 and not needs_gpu):
         return "cpu"
-    try:
-        return check_device("cuda")
-    except ConfigError:
-        return "cpu"
+    missing = _missing_gpu()
+    if missing is not None and needs_gpu:
+        raise ConfigError(
+            f"device is 'auto', which chose 'cpu', for {missing.reason}: backend "
+            f"{engine.backend!r} computes on 'cuda' alone; use backend 'auto', or {missing.cure}"
+        )
+    return "cuda" if missing is None else "cpu"
 
 
 def check_device(device: str) -> str:
@@ -169,23 +178,40 @@ def check_device(device: str) -> str:
         raise ConfigError(f"device is {device!r}; allowed: auto, cpu, cuda, cuda:1 and so on")
     if device == "cpu":
         return device
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
+    missing = _missing_gpu()
+    if missing is not None:
         raise ConfigError(
-            f"device is {device!r}, but CUDA_VISIBLE_DEVICES is {visible!r} and hides every GPU; "
-            "unset it, or use device 'cpu'"
-        )
-    if not any(found for pattern in _GPU_FILES for found in Path("/dev").glob(pattern)):
-        raise ConfigError(
-            f"device is {device!r}, but this machine shows no NVIDIA GPU (there is no /dev/nvidia0)"
-            "; use device 'cpu', or install the driver; a container needs the GPU passed to it"
-        )
-    if is_cpu_torch():
-        raise ConfigError(
-            f"device is {device!r}, but torch is the build for CPUs; install torch for CUDA: "
-            "pip install 'torch>=2.11' without constraints.txt"
+            f"device is {device!r}, but {missing.reason}; use device 'cpu', or {missing.cure}"
         )
     return "cuda"
+
+
+class _MissingGpu(NamedTuple):
+    """Why no GPU can be used, and what makes one usable."""
+
+    reason: str
+    cure: str
+
+
+def _missing_gpu() -> _MissingGpu | None:
+    """Return what keeps every GPU from use, or None."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return _MissingGpu(
+            f"CUDA_VISIBLE_DEVICES is {visible!r} and hides every GPU",
+            "unset CUDA_VISIBLE_DEVICES",
+        )
+    if not any(found for pattern in _GPU_FILES for found in Path("/dev").glob(pattern)):
+        return _MissingGpu(
+            "this machine shows no NVIDIA GPU (there is no /dev/nvidia0)",
+            "install the driver; a container needs the GPU passed to it",
+        )
+    if is_cpu_torch():
+        return _MissingGpu(
+            "torch is the build for CPUs",
+            "install torch for CUDA: pip install 'torch>=2.11' without constraints.txt",
+        )
+    return None
 
 
 def is_cpu_torch() -> bool:

@@ -24,8 +24,7 @@ from rich.console import Console
 
 from server.tenants.accounts import Ask, Limits, Settlement
 from server.tenants.memory_store import MemoryStore
-from server.tenants.opening import UncountedQuotas
-from server.tenants.quotas import SpendWatch
+from server.tenants.quotas import QuotaObserver, SpendWatch
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
 
@@ -140,7 +139,7 @@ class Unwatched(SpendWatch):
     """Ignores spend."""
 
     def __init__(self) -> None:
-        super().__init__(UncountedQuotas())
+        super().__init__(QuotaObserver())
 
     def call_failed(self, reason: str) -> None:
         """Say so: what is decided locally is no worse, but another thing."""

@@ -128,8 +128,6 @@ OTHER_NAMES: Final[dict[str, str]] = {
     "control": "worker.control_address=",
     "kv": "decode.kv_address=",
     "advertise-kv": "decode.advertised_kv_address=",
-    "spare-prefill": "server.spare_addresses=",
-    "spare-decode": "server.spare_addresses=",
     "lending": "worker.lending=",
 }
 """Options that there were, where the field does not follow from the option's own words."""
@@ -140,6 +138,19 @@ OF_SERVER: Final = {
     "curve": "server.curve_dir=",
 }
 OF_WORKERS: Final = {"drain-timeout": "worker.drain_timeout_s=", "curve": "worker.curve_dir="}
+_SPARE_ADDRESSES: Final = ("server.spare_addresses=", ("--spare-prefill", "--spare-decode"))
+SPARES: Final = {
+    "spare-prefill": (
+        ("server.prefill_addresses=", ("--prefill", "--spare-prefill")),
+        _SPARE_ADDRESSES,
+    ),
+    "spare-decode": (
+        ("server.decode_addresses=", ("--decode", "--spare-decode")),
+        _SPARE_ADDRESSES,
+    ),
+}
+"""Options for the address of a worker that is there only while another one is replaced: the fields
+that hold it, each with all options that its value came from."""
 WITH_SETTINGS: Final = frozenset({"serve", "server", "prefill", "decode", "doctor", "show"})
 """Commands with `--set`."""
 _UNIT: Final = re.compile(r"_(?:s|bytes|tokens|dir|fd)$")
@@ -282,21 +293,30 @@ def new_form(option: str, command: str, arguments: Sequence[str]) -> str | None:
     own: Mapping[str, str] = OF_SERVER if command == "server" else OF_WORKERS
     if command not in WITH_SETTINGS:
         return None
+    if word in SPARES:
+        fields = [text + _value(options, text, arguments) for text, options in SPARES[word]]
+        return " ".join(f"--set {field}" for field in fields)
     text = (own.get(word) if command in SECTIONS else None) or OTHER_NAMES.get(word)
     text = text or _field_of(word, command)
     if text is None:
         return None
     if text.endswith("="):
-        text += _value(option, tuple(text[:-1].split(".")), arguments)
+        text += _value((option,), text, arguments)
     return f"--set {text}"
 
 
-def _value(option: str, path: Path, arguments: Sequence[str]) -> str:
-    """Return the value of an option as `--set` takes it; no password."""
-    kind = leaves()[path]
+def _value(options: Sequence[str], field: str, arguments: Sequence[str]) -> str:
+    """Return the value of a field's old options as `--set` takes it; no password.
+
+    Args:
+      options: that set the field.
+      field: an assignment without a value.
+      arguments: of the command line.
+    """
+    kind = leaves()[tuple(field.removesuffix("=").split("."))]
     if kind is bool:
         return "true"
-    given = list(_given(option, arguments))
+    given = [value for option in options for value in _given(option, arguments)]
     if not given:
         return "VALUE"
     if any(map(has_password, given)):

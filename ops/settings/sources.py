@@ -98,7 +98,7 @@ class Sources:
                 for path, value in flatten({section: table[section]}):
                     self.add(path, value, f"{name}{_line(text, path)}")
         except ConfigError as error:
-            named = re.match(r"[\w.]+", str(error))
+            named = re.match(r"[\w.-]+", str(error))
             where = "" if named is None else _line(text, tuple(named[0].split(".")))
             raise ConfigError(f"{name}{where}: {error}") from None
 
@@ -290,15 +290,18 @@ def _table(text: str, name: str) -> dict[str, Any]:
 
 
 def _line(text: str, path: FieldPath) -> str:
-    """Return `, line N` of the line of TOML that sets a field; nothing where it is not found."""
+    """Return `, line N` of the line of TOML that sets a field, or a field of what a path names;
+    nothing where it is not found."""
     section: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         if (header := _HEADER.match(line)) is not None:
             section = tuple(part.strip(" \"'") for part in header[1].split("."))
-            if section == path:
+            if section[: len(path)] == path:
                 return f", line {number}"
         elif (key := _KEY.match(line)) is not None:
             own = (*section, *(part.strip(" \"'") for part in key[1].split(".")))
-            if own == path[: len(own)] and len(own) > len(section):
+            # An unknown section is a part of its dotted key; an inline table sets the path's rest.
+            shared = min(len(own), len(path))
+            if shared > len(section) and own[:shared] == path[:shared]:
                 return f", line {number}"
     return ""

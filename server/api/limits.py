@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from triolet.tenants import Tenant
 
     from ..contract.generation import GenerationRequest
-    from ..tenants.quotas import NoReservation, Quotas, Reservation
+    from ..tenants.quotas import Quotas, Reservation
     from ..tenants.tenancy import Tenancy
     from .request_scope import Entry, RequestScope
     from .services import Services
@@ -134,9 +134,7 @@ def enter_answer(services: Services, live: RequestScope) -> None:
     _ENTRY.set(live.entry)
 
 
-async def reserved(
-    requests: Sequence[GenerationRequest], services: Services
-) -> Reservation | NoReservation:
+async def reserved(requests: Sequence[GenerationRequest], services: Services) -> Reservation:
     """Take what some completions will probably use. A prompt counts once, whatever is made of it.
 
     Args:
@@ -153,7 +151,7 @@ async def reserved(
     return await reserve_for(asked, services)
 
 
-async def reserve_for(asked: Sequence[Asked], services: Services) -> Reservation | NoReservation:
+async def reserve_for(asked: Sequence[Asked], services: Services) -> Reservation:
     """Do the same for anything.
 
     Raises:

@@ -26,8 +26,6 @@ from ..contract.generation import (
     Failed,
     Finished,
     FinishReason,
-    TokenLogprob,
-    Usage,
 )
 from ..contract.output_stream import OutputStream
 from .store import ResponseStore
@@ -58,27 +56,19 @@ script."""
 
 
 class Script(msgspec.Struct, frozen=True, array_like=True):
-    """All of an answer, as it was said.
+    """A whole answer in the pieces in which it was sent.
 
     Attributes:
       deltas: text and tokens, in the pieces in which they were read.
-      reason: why it ended.
-      usage: what it took when it was computed.
-      stop_string: that ended it.
-      fingerprint: of the model.
-      is_by_stop_token: as in Finished.
+      end: with the usage of the request that computed it.
     """
 
     deltas: tuple[Delta, ...]
-    reason: FinishReason
-    usage: Usage
-    stop_string: str | None
-    fingerprint: str
-    is_by_stop_token: bool = False
+    end: Finished
 
 
 class Recording:
-    """Writes down what is taken of one generation.
+    """Records the events of one generation.
 
     Args:
       request: as it runs.
@@ -104,51 +94,32 @@ class Recording:
                 self._deltas.append(event)
                 self._room -= size_of(event)
             case Finished() if self._room > 0:
-                script = Script(
-                    tuple(self._deltas),
-                    event.reason,
-                    event.usage,
-                    event.stop_string,
-                    event.fingerprint,
-                    event.is_by_stop_token,
-                )
-                self._deltas = []
+                script, self._deltas = Script(tuple(self._deltas), event), []
                 self._on_finished(self._request, script)
             case _:
                 self._deltas = []
 
 
 class Replay:
-    """An answer that is given again. It holds nothing but its words.
+    """A kept answer as a generation. It holds no lease, no reservation.
 
     Args:
       request: what was asked for.
       script: what was answered.
+
+    Attributes:
+      has_begun: whether a worker was ever asked to compute it: none is.
     """
 
+    has_begun: Final = False
+
     def __init__(self, request: GenerationRequest, script: Script) -> None:
-        self._request = request
+        self.request = request
         # The tokens are those that it took; it waited for nothing this time.
-        ttft_s = None if script.usage.ttft_s is None else 0.0
-        self._usage = replace(script.usage, queue_s=0.0, ttft_s=ttft_s)
-        end = Finished(
-            script.reason,
-            self._usage,
-            script.stop_string,
-            script.fingerprint,
-            script.is_by_stop_token,
-        )
+        usage = script.end.usage
+        self._usage = replace(usage, queue_s=0.0, ttft_s=None if usage.ttft_s is None else 0.0)
+        end = replace(script.end, usage=self._usage)
         self._events: deque[Event] = deque((*script.deltas, end))
-
-    @property
-    def request(self) -> GenerationRequest:
-        """What was asked for."""
-        return self._request
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a worker was ever asked to compute it: none is."""
-        return False
 
     @property
     def has_events(self) -> bool:
@@ -174,12 +145,8 @@ class Replay:
 
 def size_of(delta: Delta) -> int:
     """Return about how many bytes of a script it takes."""
-    scores = sum(_score_size(score) for score in delta.logprobs)
+    scores = sum(SCORE_BYTES + ALTERNATIVE_BYTES * len(score.top) for score in delta.logprobs)
     return len(delta.text) + PIECE_BYTES + TOKEN_BYTES * len(delta.token_ids) + scores
-
-
-def _score_size(score: TokenLogprob) -> int:
-    return SCORE_BYTES + ALTERNATIVE_BYTES * len(score.top)
 
 
 NAME_BYTES: Final = 32
@@ -310,11 +277,11 @@ class CachingFleet:
     def _keep(self, name: bytes, request: GenerationRequest, script: Script) -> None:
         """Keep an answer, if it is what its name says."""
         is_whole = (
-            script.reason is FinishReason.STOP
-            or script.usage.completion_tokens == request.sampling.max_tokens
+            script.end.reason is FinishReason.STOP
+            or script.end.usage.completion_tokens == request.sampling.max_tokens
         )
         # Less computed than was asked for changes the request, or its end.
-        if not is_whole or name_of(request, script.fingerprint) != name:
+        if not is_whole or name_of(request, script.end.fingerprint) != name:
             return
         keeper = Keeper(request.scheduling.tenant.encode(), request.scheduling.cache_share)
         answer = msgspec.msgpack.encode(script)

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 PROBES: Final = (b"GET /health/live ", b"GET /ping ")
-"""What an orchestrator asks; it ends a process that answers too late."""
+"""Requests of an orchestrator, which ends a process that answers too late."""
 
 
 class RequestTurns:
-    """Lets requests begin, so many in a turn.
+    """Bounds the requests that begin in one turn of the event loop.
 
     Args:
       per_turn: requests that begin in one turn at most.
@@ -197,13 +197,13 @@ class PatchedHTTPStream(HTTPStream):
     send_chunk: Callable[[bytes], Awaitable[bool]]
 
     async def handle(self, event: StreamEvent) -> None:
-        """Take in what the client sends."""
+        """Handle an event of the client."""
         await super().handle(event)
         if isinstance(event, Request):
             self.app_put = self.inbox.in_front_of(self.app_put)
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
-        """Take what the application answers."""
+        """Handle a message of the application."""
         if message is None:
             self.inbox.close()
         elif (
@@ -262,17 +262,17 @@ class PatchedH11Protocol(H11Protocol):
 
     @property
     def has_had_request(self) -> bool:
-        """Whether any request has come on this connection."""
+        """Whether this connection has received a request."""
         return self.keep_alive_requests > 0
 
     def speak_for(self, host: str) -> None:
-        """Take in for which client a proxy has opened this connection."""
+        """Set the client for which a proxy has opened this connection."""
         self.remote.is_forwarding = True
         self.client = (host, UNKNOWN_PORT)
         self._speaks_for_others = self._proxies.trusts(host)
 
     async def handle(self, event: Event) -> None:
-        """Take bytes from the client, or the news that it is gone."""
+        """Handle bytes of the client, or the end of the connection."""
         if not isinstance(event, RawData) or isinstance(self.connection, H11WSConnection):
             await super().handle(event)
             return
@@ -288,9 +288,8 @@ class PatchedH11Protocol(H11Protocol):
 
     def try_send(self, data: bytes) -> bool:
         """See ClientConnection."""
-        if self._is_chunked:
-            in_body = self.connection.our_state is h11.SEND_BODY
-            return in_body and self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
+        if self._is_in_chunks:
+            return self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
         if isinstance(self.stream, PatchedWSStream):
             frame = self.stream.text_frame(data)
             return frame is not None and self._try_write(frame)
@@ -307,14 +306,14 @@ class PatchedH11Protocol(H11Protocol):
         return True
 
     async def ask_for_body(self) -> None:
-        """Say 100 Continue, if the client waits for that before it sends its body."""
+        """Send 100 Continue if the client waits for it before it sends its body."""
         connection = self.connection
         is_waiting = connection.our_state is h11.SEND_RESPONSE
         if is_waiting and connection.they_are_waiting_for_100_continue:
             await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
 
     async def stream_send(self, event: StreamEvent) -> None:
-        """Take what the stream wants said."""
+        """Handle an event of the stream."""
         if isinstance(event, Response) and isinstance(self.stream, HTTPStream):
             # As h11 decides it: RFC 9112, 6.3.
             self._is_chunked = (

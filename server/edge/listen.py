@@ -23,7 +23,7 @@ from ..api.request_scope import UNIX_PEER
 from .client_address import TrustedProxies, counted_address
 from .connection_table import REFUSALS, ConnectionTable, Refused, refusal_bytes
 from .http import RequestTurns
-from .tcp import PatchedTCPServer, WriteCounts
+from .tcp import PatchedTCPServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,8 +37,8 @@ OWN_BACKLOG: Final = 256
 """Of a socket for peers and the supervisor. While its server is started again, requests wait there
 that peers pass on."""
 AFTER_STALL_S: Final = 1.0
-"""The kernel takes a window that stays shut for a dead host; a shorter patience than the stall
-bound's would take its place."""
+"""The kernel ends a connection with a shut window like one to a dead host; a timeout below the
+stall bound would replace that bound."""
 
 
 def open_listening_socket(config: ServerConfig) -> socket.socket:
@@ -71,7 +71,7 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
 
 
 def open_own_socket(config: SiblingConfig) -> socket.socket:
-    """Listen on the socket by which this very server is reached, whatever else has its port.
+    """Listen on this server's own socket, by which peers reach it and no other server.
 
     Raises:
       ConfigError: what was handed down is no socket.
@@ -146,7 +146,7 @@ class EdgeLog:
 
 
 def edge_config(bounds: ServerConfig) -> Config:
-    """Return hypercorn's config; whatever is not set here is not used by the parts we take."""
+    """Return hypercorn's config: the fields that the patched parts read."""
     config = Config()
     config.logger_class = EdgeLog  # type: ignore[assignment]
     config.include_server_header = False
@@ -165,7 +165,7 @@ class Edge:
       config: hypercorn's.
       context: hypercorn's.
       places: of its connections.
-      writes: to all clients so far.
+      writes: to all clients so far; `direct` ones did not wake a task.
       turns: in which requests begin.
       proxies: that may name another client.
       refusals: logs what is refused before the application sees it.
@@ -173,7 +173,7 @@ class Edge:
 
     def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
         self.places = ConnectionTable(bounds.max_connections, bounds.address_connections)
-        self.writes = WriteCounts()
+        self.writes = {"direct": 0, "usual": 0}
         self.app = ASGIWrapper(app)
         self.bounds = bounds
         self.config = edge_config(bounds)
@@ -197,10 +197,10 @@ class Edge:
         self,
     ) -> tuple[Callable[[], int], Callable[[], Mapping[str, int]], Callable[[], Mapping[str, int]]]:
         """How to read the connections that are open, the writes by way, and those turned away."""
-        return lambda: self.connections, lambda: self.writes.by_way, lambda: self.places.turned_away
+        return lambda: self.connections, lambda: self.writes, lambda: self.places.turned_away
 
     def stop_accepting(self) -> None:
-        """Leave new connections to other processes on the socket; go on serving open ones."""
+        """Stop accepting, so that other processes on the socket do; serve open connections."""
         self._accepting.cancel()
 
     def stop(self, within_s: float) -> None:
@@ -209,7 +209,7 @@ class Edge:
         self._stop.set()
 
     async def wait_closed(self) -> None:
-        """Wait until no connection is left after `stop`."""
+        """Wait until all connections have ended after `stop`."""
         await self._closed.wait()
 
     async def run(
@@ -257,7 +257,7 @@ class Edge:
             self.places.leave(place)
 
     async def _refuse(self, stream: trio.SocketStream, reason: Refused) -> None:
-        """Say why, and let the client read it: closing with its request unread would be a reset."""
+        """Send the reason and wait until it is read: closing with unread bytes would be a reset."""
         self._num_refusals += 1
         try:
             with trio.move_on_after(REFUSAL_TIMEOUT_S):

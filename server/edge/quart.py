@@ -43,14 +43,14 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
     """One request and its answer."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Run the request; whatever ends it, what it began ends with it."""
+        """Run the request; its scope ends everything that it began."""
         with scope_of(self.scope):
             await super().__call__(receive, send)
 
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
     ) -> None:
-        """Take the body in as far as the door lets it, and note when the client leaves."""
+        """Receive the body as far as it is admitted, and cancel the request at a disconnect."""
         scope = scope_of(self.scope)
         entry = scope.entry
         is_small = entry.expected_bytes <= self.app.config["SMALL_BODY_BYTES"]
@@ -85,7 +85,7 @@ class PatchedQuart(QuartTrio):
     """The application's frame: routes and errors."""
 
     def raise_routing_exception(self, request: BaseRequestWebsocket) -> NoReturn:
-        """Say that nothing is at a path, or nothing that takes this method."""
+        """Raise the error for an unknown path or method."""
         error = request.routing_exception
         assert error is not None, "asked for only then"
         request.routing_exception = None

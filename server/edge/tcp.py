@@ -6,7 +6,6 @@ import contextlib
 import errno
 import socket
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import structlog
@@ -58,7 +57,7 @@ class WriteDeadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the client has had its time."""
+        """Whether the deadline is over."""
         return self._left_s <= 0
 
     @property
@@ -67,14 +66,14 @@ class WriteDeadline:
         return min(self._wait_s, self._left_s)
 
     def took(self, num_bytes: int) -> None:
-        """Note that the client took something."""
+        """Note bytes that the client took."""
         self._wait_s = FIRST_WAIT_S
         self._num_bytes += num_bytes
         if self._num_bytes >= ENOUGH_BYTES:
             self._left_s, self._num_bytes = self._limit_s, 0
 
     def waited(self, seconds: float) -> None:
-        """Note a wait that brought nothing, or perhaps room."""
+        """Note a wait for room."""
         self._left_s -= min(seconds, self._wait_s)
         self._wait_s = min(2 * self._wait_s, LAST_WAIT_S)
 
@@ -82,29 +81,11 @@ class WriteDeadline:
 log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
-class WriteCounts:
-    """Writes to all clients.
-
-    Attributes:
-      direct: that went the short way.
-      usual: all others.
-    """
-
-    direct: int = 0
-    usual: int = 0
-
-    @property
-    def by_way(self) -> dict[str, int]:
-        """The same by name."""
-        return {"direct": self.direct, "usual": self.usual}
-
-
 CUT_AFTER_STALL_S: Final = 0.5
 """Beyond the stall bound: what runs for the client ends first, by its own clock and with its reason
 known; then the connection is cut, whatever ran on it."""
 GOODBYE_TIMEOUT_S: Final = 1.0
-"""For a client to stop sending after its connection was closed."""
+"""Longest wait for the client's end of the stream after the server's end was sent."""
 SENDS_PER_CHECKPOINT: Final = 16
 """Writes that never wait let other tasks run this often."""
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -167,8 +148,8 @@ class PatchedTCPServer(TCPServer):
             await self._close()
 
     def _let_go(self) -> None:
-        """Part what holds one another, so that all of it is freed at once: Python's collector comes
-        by after thousands of connections."""
+        """Break reference cycles, so that the connection is freed at once: Python's collector runs
+        after thousands of connections."""
         self._remote.let_go()
         if hasattr(self, "protocol"):  # it may have broken before
             del self.protocol
@@ -210,7 +191,7 @@ class PatchedTCPServer(TCPServer):
             return False  # the usual way finds out that the client is gone
         if sent == 0:
             return False
-        self._writes.direct += 1
+        self._writes["direct"] += 1
         if sent < len(data):
             self._rest = data[sent:]
             self._task_group.spawn(self._write, b"")
@@ -307,7 +288,7 @@ class PatchedTCPServer(TCPServer):
         try:
             if self._rest:
                 data, self._rest = self._rest + data, b""
-            self._writes.usual += 1
+            self._writes["usual"] += 1
             sent = self._send_now(data) if data else 0
             if sent < len(data):
                 await self._send_rest(memoryview(data)[sent:])
@@ -325,7 +306,7 @@ class PatchedTCPServer(TCPServer):
             await trio.lowlevel.checkpoint()
 
     def _note_stall(self, error: Exception) -> None:
-        """Note if it was the kernel that lost patience with a client that takes nothing."""
+        """Note the reason if TCP_USER_TIMEOUT ended a connection that took nothing."""
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.ETIMEDOUT:
             self._remote.disconnect_reason = CancelReason.STALLED

@@ -86,7 +86,7 @@ class PatchedWSStream(WSStream):
     _is_over: trio.Event
 
     async def handle(self, event: Event) -> None:
-        """Take bytes, or the news that the connection is gone."""
+        """Handle bytes, or the end of the connection."""
         await super().handle(event)
         if isinstance(event, Request) and self.app_put is not None:
             self.app_put = self.inbox.in_front_of(self.app_put)
@@ -94,7 +94,7 @@ class PatchedWSStream(WSStream):
             self._is_over.set()
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
-        """Take what the app sends; after the end it goes nowhere, but lets others run."""
+        """Handle a message of the application; after the end drop it at a checkpoint."""
         if message is None:
             self.inbox.close()
         if self.closed:
@@ -162,8 +162,8 @@ class PatchedWSStream(WSStream):
                 return
 
     async def _tell_app(self, code: int) -> None:
-        """Say that the client left, before it is answered: the answer stands behind everything
-        that the client has not read, perhaps for ever."""
+        """Send the disconnect to the application before the close is answered: the answer queues
+        behind everything that the client has not read, perhaps for ever."""
         if code == CloseReason.GOING_AWAY:
             self.remote.disconnect_reason = CancelReason.WENT_AWAY
         put, self.app_put = self.app_put, None

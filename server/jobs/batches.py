@@ -1,9 +1,8 @@
 """Stored batches: their states, their lines, and the lease to run them.
 
-Blocking. What counts as done is said here alone: a line's
-result, its batch's counts and, with the last line, its end are one transaction, and only the
-process that holds the lease may write one. So a line may be computed twice, by a process that died
-or was held up, but it is answered once.
+Blocking. A line's result, its batch's counts and, with the last line, the batch's end are one
+transaction, and only the process that holds the lease may write one. So a line may be computed
+twice, by a process that died or stood still, but it is answered once.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from triolet.errors import RequestError
+from triolet.sqlite import transaction
 
 from . import database
-from .database import transaction
 from .records import (
     OPEN,
-    BatchPage,
     BatchRecord,
     BatchState,
     BatchStep,
     Counts,
+    Page,
     WaitingLine,
     after,
     check_file,
@@ -66,7 +65,7 @@ class Batches:
         self._holder = holder
 
     def add(self, owner: str, batch: BatchRecord) -> BatchRecord:
-        """Keep a new batch.
+        """Add a batch.
 
         Raises:
           RequestError: its file is not there, or too many batches are open.
@@ -128,17 +127,17 @@ class Batches:
         ).fetchone()
         return None if row is None else _record(row)
 
-    def page(self, owner: str, after_id: str | None, limit: int) -> BatchPage:
+    def page(self, owner: str, after_id: str | None, limit: int) -> Page[BatchRecord]:
         """Return some batches, newest first, behind `after_id`."""
         rows = self._connection.execute(
             "SELECT * FROM batches WHERE (?1 IS NULL OR order_number < (SELECT order_number FROM "
             "batches WHERE id = ?1)) AND owner = ?3 ORDER BY order_number DESC LIMIT ?2",
             (after_id, limit + 1, owner),
         ).fetchall()
-        return BatchPage([_record(row) for row in rows[:limit]], len(rows) > limit)
+        return Page([_record(row) for row in rows[:limit]], len(rows) > limit)
 
     def cancel(self, owner: str, batch_id: str, now: int) -> BatchRecord | None:
-        """Let a batch end; return it, or None if there is none.
+        """Cancel a batch; return it, or None if there is none.
 
         Raises:
           RequestError: 409; it has ended.
@@ -189,8 +188,8 @@ class Batches:
                 self._begin(batch, now)
 
     def waiting(self, limit: int, resting: Collection[str] = ()) -> list[WaitingLine]:
-        """Return lines to run, so many of each owner's, of the batches whose windows end first and
-        of these the oldest; none of resting owners."""
+        """Return lines to run, at most `limit` of each owner: of the batches with the earliest end
+        of window, of these the oldest; none of resting owners."""
         owners = self._connection.execute(
             "SELECT owner FROM batches WHERE status = ? "
             f"AND owner NOT IN ({', '.join('?' * len(resting))}) "
@@ -215,7 +214,7 @@ class Batches:
         return batch is not None and batch.status is BatchState.IN_PROGRESS
 
     def finish_line(self, line: WaitingLine, result: bytes, now: int, *, is_good: bool) -> bool:
-        """Write a line's one result; return whether that was done, and not before or elsewhere."""
+        """Write a line's one result; return whether this call wrote it."""
         with transaction(self._connection):
             lease = self._connection.execute("SELECT holder FROM lease").fetchone()
             if lease is None or lease["holder"] != self._holder:
@@ -322,7 +321,7 @@ class Batches:
 
 
 def line_id(batch_id: str, number: int) -> str:
-    """Return what a line's answer is called."""
+    """Return the id of a line's answer."""
     return f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
 
 

@@ -6,7 +6,6 @@ import errno
 import shutil
 import sqlite3
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -14,9 +13,10 @@ import structlog
 
 from triolet.errors import ConfigError, RequestError, overloaded
 from triolet.private_files import make_private_database, take_private_folder
+from triolet.sqlite import transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 SCHEMA_VERSION: Final = 1
@@ -124,9 +124,9 @@ def open_database(directory: str) -> sqlite3.Connection:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Let readers and the writer not wait for one another. Of several processes that open a new
-    database at once one does this, and SQLite tells the others at once that it is busy, whatever
-    their patience."""
+    """Set the write-ahead log, so that readers and the writer do not wait for one another. Where
+    several processes open a new database at once, SQLite reports `busy` to all but one at once,
+    whatever their timeout: so this is tried again."""
     give_up = time.monotonic() + BUSY_S
     while True:
         try:
@@ -173,35 +173,17 @@ def stored(work: Callable[[], T], failures: FailureLog) -> T:
     except (sqlite3.Error, OSError) as error:
         if _is_full(error):
             # Logged once by what runs batches, which pauses them; here it would be each try.
-            raise disk_full() from error
+            raise RequestError(
+                "files and batches cannot be stored just now: the disk is full",
+                status=507,
+                code="disk_full",
+                retry_after_s=LATER_S,
+            ) from error
         failures.note(error)
         raise overloaded("files and batches cannot be stored just now", LATER_S) from error
-
-
-def disk_full() -> RequestError:
-    """Return the error for a disk without room for files and batches: 507."""
-    return RequestError(
-        "files and batches cannot be stored just now: the disk is full",
-        status=507,
-        code="disk_full",
-        retry_after_s=LATER_S,
-    )
 
 
 def _is_full(error: Exception) -> bool:
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Change all or nothing, alone among all processes."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # some errors have ended it already
-            connection.execute("ROLLBACK")
-        raise

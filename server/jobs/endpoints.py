@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from triolet.errors import RequestError
 
     from ..api.services import Services
-    from .records import BatchPage, FilePage, FileRecord
+    from .records import FileRecord, Page
     from .storage import Storage
 
 
@@ -40,13 +40,8 @@ MAX_PAGE: Final = 100
 DEFAULT_PAGE: Final = 20
 
 
-def owner_of_request() -> str:
-    """Return the running request's tenant; empty where there are no tenants."""
-    return current_tenant().name
-
-
 def checked_id(text: str) -> str:
-    """Return an id that is fit to be looked up.
+    """Return an id of a valid form.
 
     Raises:
       RequestError: 404; nothing can have it.
@@ -57,7 +52,7 @@ def checked_id(text: str) -> str:
 
 
 def missing(text: str) -> RequestError:
-    """Return the error for an id that nothing has."""
+    """Return the error for an unknown id."""
     return http_error(404, f"there is nothing with the id {echo(text)}")
 
 
@@ -95,7 +90,7 @@ def batch_document(record: BatchRecord, paused: str | None = None) -> dict[str, 
     return document
 
 
-def page_document(page: FilePage | BatchPage, items: list[dict[str, Any]]) -> dict[str, Any]:
+def page_document(page: Page[Any], items: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a page in the API's form."""
     return {
         "object": "list",
@@ -115,7 +110,7 @@ the beginning of its end."""
 
 
 class Upload(NamedTuple):
-    """What came.
+    """The parts of an upload.
 
     Attributes:
       fields: plain ones, by name.
@@ -135,7 +130,7 @@ def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> Upload:
       RequestError: 400; it is no such form.
     """
     parser = FormDataParser(
-        stream_factory=_in_memory,
+        stream_factory=lambda *_, **__: BytesIO(),  # the body as a whole is bounded already
         max_form_memory_size=MAX_FIELD_BYTES,
         max_form_parts=MAX_PARTS,
         silent=False,
@@ -151,27 +146,13 @@ def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> Upload:
     return Upload(names, str(found.filename or "")[:256], found.stream.read())
 
 
-def _in_memory(
-    total_content_length: int | None,
-    content_type: str | None,
-    filename: str | None,
-    content_length: int | None = None,
-) -> BytesIO:
-    """Return where a part goes. The body as a whole is bounded already."""
-    del total_content_length, content_type, filename, content_length
-    return BytesIO()
-
-
-PURPOSES: Final = ("batch",)
-
-
 def keeps_no_files(services: Services, **_ids: str) -> NoReturn:
     """Refuse every request about files and batches: 404."""
     raise http_error(404, "this server keeps no files: start it with --batch-dir DIRECTORY")
 
 
 async def upload_file(storage: Storage, services: Services) -> Response:
-    """Keep a file."""
+    """Store a file."""
     if services.state.is_draining:
         raise draining()
     if request.mimetype != "multipart/form-data":
@@ -181,12 +162,12 @@ async def upload_file(storage: Storage, services: Services) -> Response:
     parse = partial(parse_upload, body, request.mimetype, options)
     upload = await in_parser_thread(parse, services, is_quick=len(body) <= INLINE_BYTES)
     purpose = upload.fields.get("purpose")
-    if purpose not in PURPOSES:
+    if purpose != "batch":
         raise http_error(400, "purpose must be batch", "purpose")
     file_id = f"file-{secrets.token_hex(12)}"
     record = await storage.run(
         storage.files.add,
-        owner_of_request(),
+        current_tenant().name,
         file_id,
         upload.filename,
         purpose,
@@ -200,7 +181,7 @@ async def list_files(storage: Storage, services: Services) -> Response:
     """Return files, newest first."""
     after, limit = page_arguments()
     page = await storage.run(
-        storage.files.page, owner_of_request(), after, limit, request.args.get("purpose")
+        storage.files.page, current_tenant().name, after, limit, request.args.get("purpose")
     )
     items = [file_document(record) for record in page.items]
     return json_response(page_document(page, items))
@@ -212,20 +193,20 @@ async def show_file(storage: Storage, services: Services, file_id: str) -> Respo
 
 
 async def delete_file(storage: Storage, services: Services, file_id: str) -> Response:
-    """Forget a file."""
-    if not await storage.run(storage.files.delete, owner_of_request(), checked_id(file_id)):
+    """Delete a file."""
+    if not await storage.run(storage.files.delete, current_tenant().name, checked_id(file_id)):
         raise missing(file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
 async def file_content(storage: Storage, services: Services, file_id: str) -> Response:
-    """Return what is in a file."""
+    """Return the content of a file."""
     record = await _record(storage, file_id)
     return Response(FileParts(storage, record.id), content_type="application/octet-stream")
 
 
 async def _record(storage: Storage, file_id: str) -> FileRecord:
-    record = await storage.run(storage.files.get, owner_of_request(), checked_id(file_id))
+    record = await storage.run(storage.files.get, current_tenant().name, checked_id(file_id))
     if record is None:
         raise missing(file_id)
     return record
@@ -298,30 +279,30 @@ async def create_batch(storage: Storage | None, services: Services) -> Response:
         expires_at=now + _seconds(fields.completion_window),
         metadata=fields.metadata,
     )
-    await storage.run(storage.batches.add, owner_of_request(), record)
+    await storage.run(storage.batches.add, current_tenant().name, record)
     storage.changed.set()
     return json_response(batch_document(record, storage.paused))
 
 
 async def list_batches(storage: Storage, services: Services) -> Response:
     """Return batches, newest first."""
-    page = await storage.run(storage.batches.page, owner_of_request(), *page_arguments())
+    page = await storage.run(storage.batches.page, current_tenant().name, *page_arguments())
     items = [batch_document(one, storage.paused) for one in page.items]
     return json_response(page_document(page, items))
 
 
 async def show_batch(storage: Storage, services: Services, batch_id: str) -> Response:
     """Return one batch."""
-    record = await storage.run(storage.batches.get, checked_id(batch_id), owner_of_request())
+    record = await storage.run(storage.batches.get, checked_id(batch_id), current_tenant().name)
     if record is None:
         raise missing(batch_id)
     return json_response(batch_document(record, storage.paused))
 
 
 async def cancel_batch(storage: Storage, services: Services, batch_id: str) -> Response:
-    """Let a batch end; what is answered stays."""
+    """Cancel a batch; its answers stay."""
     record = await storage.run(
-        storage.batches.cancel, owner_of_request(), checked_id(batch_id), int(time_of_day())
+        storage.batches.cancel, current_tenant().name, checked_id(batch_id), int(time_of_day())
     )
     if record is None:
         raise missing(batch_id)

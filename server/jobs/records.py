@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,8 +16,7 @@ from triolet.errors import LocalProtocolError, RequestError
 
 from ..api.body import parse_object
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+T = TypeVar("T")
 
 
 class BatchState(StrEnum):
@@ -145,17 +144,10 @@ class WaitingLine(NamedTuple):
     expires_at: int
 
 
-class FilePage(NamedTuple):
-    """Some files of many, newest first."""
+class Page(NamedTuple, Generic[T]):
+    """Some files or batches of many, newest first."""
 
-    items: list[FileRecord]
-    has_more: bool
-
-
-class BatchPage(NamedTuple):
-    """Some batches of many, newest first."""
-
-    items: list[BatchRecord]
+    items: list[T]
     has_more: bool
 
 
@@ -213,16 +205,17 @@ def check_file(content: bytes, endpoint: str, max_lines: int) -> Checked:
     lines: list[Line] = []
     errors: list[LineError] = []
     seen: set[str] = set()
-    for number, text in _texts(content):
+    for number, text in enumerate(content.split(b"\n"), 1):
+        if not text.strip():
+            continue
         if len(lines) >= max_lines:
             errors.append(LineError("too_many_lines", f"at most {max_lines} lines are run"))
             break
-        try:
-            line = _line(text, endpoint)
-            if line.custom_id in seen:
-                raise _Unfit("duplicate_custom_id", "another line has this custom_id")
-        except _Unfit as error:
-            errors.append(LineError(error.code, error.message, number))
+        line = _line(text, endpoint, number)
+        if isinstance(line, Line) and line.custom_id in seen:
+            line = LineError("duplicate_custom_id", "another line has this custom_id", number)
+        if isinstance(line, LineError):
+            errors.append(line)
             if len(errors) >= MAX_ERRORS:
                 break
             continue
@@ -253,33 +246,23 @@ def _encoded(line_id: str, custom_id: str, response: object, error: object) -> b
     return msgspec.json.encode(document) + b"\n"
 
 
-class _Unfit(ValueError):
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-def _texts(content: bytes) -> Iterator[tuple[int, bytes]]:
-    for number, text in enumerate(content.split(b"\n"), 1):
-        if text.strip():
-            yield number, text
-
-
-def _line(text: bytes, endpoint: str) -> Line:
+def _line(text: bytes, endpoint: str, number: int) -> Line | LineError:
+    """Return a line's request, or what is wrong with it."""
     try:
         fields: dict[str, Any] = parse_object(text)
     except RequestError as error:
-        raise _Unfit("invalid_json_line", error.message) from None
+        return LineError("invalid_json_line", error.message, number)
     custom_id, body = fields.get("custom_id"), fields.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
-        raise _Unfit("invalid_custom_id", f"custom_id must be 1 to {MAX_CUSTOM_ID} characters")
+        return LineError(
+            "invalid_custom_id", f"custom_id must be 1 to {MAX_CUSTOM_ID} characters", number
+        )
     if fields.get("method") != "POST":
-        raise _Unfit("invalid_method", "method must be POST")
+        return LineError("invalid_method", "method must be POST", number)
     if fields.get("url") != endpoint:
-        raise _Unfit("invalid_url", f"url must be {endpoint}, as of the batch")
+        return LineError("invalid_url", f"url must be {endpoint}, as of the batch", number)
     if not isinstance(body, dict):
-        raise _Unfit("invalid_body", "body must be an object")
+        return LineError("invalid_body", "body must be an object", number)
     if body.get("stream"):
-        raise _Unfit("invalid_body", "a line of a batch cannot be streamed")
+        return LineError("invalid_body", "a line of a batch cannot be streamed", number)
     return Line(custom_id, msgspec.json.encode(body))

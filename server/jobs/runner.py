@@ -1,7 +1,7 @@
-"""A request that this process makes of its own application: a line of a batch.
+"""Runs the lines of batches: each is a request to this process's own application.
 
-It takes the way of every client, from the body's bytes to the answer's, and so has the same checks,
-limits and bits; only its class is behind theirs.
+It passes the same code as a client's request, from the body's bytes to the answer's, and has the
+same checks, limits and bits; only its class is lower.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class InnerAnswer(NamedTuple):
-    """What came of it.
+    """The answer to an inner request.
 
     Attributes:
       status: of HTTP.
-      request_id: that it had.
+      request_id: of the request.
       body: of the answer.
-      retry_after_s: after which it may be asked again; None if nothing was said.
-      is_crowded_out: it was refused, because of what waited or ran already.
+      retry_after_s: from `Retry-After-Ms`; None without this header.
+      is_crowded_out: it was refused because of other requests that wait or run.
     """
 
     status: int
@@ -118,26 +118,17 @@ class InnerRequest:
             sent.append(message)
 
         await app(self._scope, receiving(self._body), send)
-        return self._answer(sent)
-
-    def _answer(self, sent: list[dict[str, Any]]) -> InnerAnswer:
-        """Return what the application's messages say."""
         start = next(message for message in sent if message["type"] == "http.response.start")
         bodies = [message for message in sent if message["type"] == "http.response.body"]
         content = b"".join(cast("bytes", message.get("body", b"")) for message in bodies)
-        retry_after_s = _retry_after_s(start)
+        retry_after_ms = dict(start["headers"]).get(b"retry-after-ms")
         return InnerAnswer(
             start["status"],
             self._request_id,
             content,
-            retry_after_s,
+            None if retry_after_ms is None else int(retry_after_ms) * MILLISECONDS,
             self._request.is_crowded_out,
         )
-
-
-def _retry_after_s(start: dict[str, Any]) -> float | None:
-    milliseconds = dict(start["headers"]).get(b"retry-after-ms")
-    return None if milliseconds is None else int(milliseconds) * MILLISECONDS
 
 
 log = structlog.get_logger(__name__)
@@ -145,29 +136,28 @@ log = structlog.get_logger(__name__)
 LATER: Final = frozenset({408, 499, 503, 504})
 """Statuses after which the same request may well succeed."""
 LEAST_WITHIN_S: Final = 1.0
-"""For which a line is asked at the end of its batch's window, which ends it by itself."""
+"""Least deadline of a line; the end of its batch's window ends it by itself."""
 MOST_WAIT_S: Final = 120.0
-"""For which a refused line rests at most, whatever it was told: a line that asks too early is told
-the rest, and others may have ended."""
+"""Longest rest of a refused line, whatever `Retry-After` says: a line that is tried too early gets
+the remaining wait, and other requests may have ended."""
 LIMIT_MET: Final = 429
-"""Status of a request that met a limit of its tenant, which is no fault of the request's."""
+"""Status of a request that a limit of its tenant refuses; the request itself is valid."""
 HOLD_POLL_S: Final = 0.02
-"""How often it is looked whether interactive requests still wait; a fiftieth of a heartbeat's
-cost."""
+"""Interval of checks for waiting interactive requests; a check costs a fiftieth of a heartbeat."""
 LEAST_LEASE_PART: Final = 3
 """The lease is renewed after one part in this many of its length."""
 
 
 class BatchRunner:
-    """The worker of this server's batches.
+    """Runs this server's batches.
 
     Args:
       storage: files and batches.
       config: bounds.
       app: the application, of ASGI.
       host: that it takes for its own.
-      hold_s: for how long a line stands back for others at most.
-      on_line: told how each line ended.
+      hold_s: returns the longest time [s] that a line is held for interactive requests.
+      on_line: called with the outcome of each line.
     """
 
     def __init__(
@@ -193,7 +183,7 @@ class BatchRunner:
         self._num_held = 0  # answers that wait for room
 
     async def run(self) -> None:
-        """Run batches until cancelled; what is not answered then is run by the next one."""
+        """Run batches until cancelled; the next holder of the lease runs the unanswered lines."""
         try:
             async with trio.open_nursery() as nursery:
                 while True:
@@ -217,7 +207,8 @@ class BatchRunner:
           RequestError: the database fails.
         """
         if not await self._holds_lease():
-            self._drop_all()
+            for scope in self._running.values():
+                scope.cancel()  # another process runs these lines
             self._go_on()
             return
         if self._num_held:
@@ -233,13 +224,13 @@ class BatchRunner:
             await self._begin(nursery)
 
     def _go_on(self) -> None:
-        """Say once that lines begin again."""
+        """Log once that lines begin again."""
         if self._storage.paused is not None:
             log.info("batches_resumed", was=self._storage.paused)
             self._storage.paused = None
 
     def _pause(self, reason: str, **figures: int) -> None:
-        """Say once why no line begins; the figures are for the log, the reason for tenants too."""
+        """Log once why no line begins; tenants see the reason, the log also the figures."""
         if self._storage.paused is None:
             log.error("batches_paused", reason=reason, **figures)
         self._storage.paused = reason
@@ -256,8 +247,8 @@ class BatchRunner:
         room = self._config.concurrency - len(self._running)
         if room <= 0:
             return
-        # Of one owner as many are under way as may be, so among twice as many there are others. And
-        # of an owner whose lines are all refused so many rest, and no more are tried.
+        # At most `concurrency` lines run, so twice as many lines of an owner include idle ones. If
+        # all lines of an owner are refused, as many rest, and no more are tried.
         now = trio.current_time()
         self._resting = {owner: until for owner, until in self._resting.items() if until > now}
         lines = await self._storage.run(
@@ -291,9 +282,8 @@ class BatchRunner:
             self._storage.changed.set()
 
     def _rest(self, line: WaitingLine, answer: InnerAnswer) -> None:
-        """Let a line wait until it may be asked again, and leave its place to others. That says
-        nothing of the line, and is no attempt; the end of its batch's window ends it. A limit is
-        its whole tenant's."""
+        """Put a refused line aside until it is tried again; others run in its place. It is no
+        failed attempt; the end of its batch's window ends it. A limit rests its whole tenant."""
         now = trio.current_time()
         if answer.is_crowded_out:
             wait_s = min(answer.retry_after_s or self._config.retry_s, MOST_WAIT_S)
@@ -304,7 +294,7 @@ class BatchRunner:
             self._on_line("limited")
 
     async def _answer(self, line: WaitingLine) -> InnerAnswer:
-        """Ask until there is an answer that is not "later", or as often as may be."""
+        """Send a line's request until its status is not in LATER, or `max_line_attempts` times."""
         attempt = 0
         while True:
             since = trio.current_time()
@@ -322,7 +312,7 @@ class BatchRunner:
             await trio.sleep(self._config.retry_s * 2 ** (attempt - 1))
 
     async def _ask(self, line: WaitingLine) -> InnerAnswer | None:
-        """Ask once; None if the line was taken back."""
+        """Send a line's request once; None if it was cancelled because its class is paused."""
         within_s = max(line.expires_at - time_of_day(), LEAST_WITHIN_S)
         own_id = line_id(line.batch_id, line.number)
         request = InnerRequest(self._host, line.endpoint, line.body, own_id, line.owner, within_s)
@@ -334,8 +324,8 @@ class BatchRunner:
         return answer
 
     async def _take_back(self, request: InnerRequest, scope: trio.CancelScope) -> None:
-        """Cancel what has not begun once its class has been paused for a while. Where it waits it
-        keeps what it has reserved of its tenant's limits, and the pause may take hours."""
+        """Cancel a request that has not begun after its class was paused for `paused_s`: while it
+        waits it holds a reservation of its tenant's limits, and the pause may take hours."""
         paused_at = math.inf
         while not request.has_begun:
             now = trio.current_time()
@@ -346,8 +336,8 @@ class BatchRunner:
             await trio.sleep(self._config.poll_s)
 
     async def _keep(self, line: WaitingLine, answer: InnerAnswer) -> None:
-        """Write an answer down. While the database refuses it, hold it and its line's place until
-        its batch's window ends: it was computed and charged, and shall not be again."""
+        """Store an answer. While the database fails, hold it in the line's place until its batch's
+        window ends: it was computed and charged, and must not be again."""
         if await self._is_written(line, answer):
             return
         self._on_line("held")
@@ -393,8 +383,3 @@ class BatchRunner:
                 for (of_batch, _), scope in self._running.items():
                     if of_batch == batch_id:
                         scope.cancel()
-
-    def _drop_all(self) -> None:
-        """Cancel all lines: another process runs them."""
-        for scope in self._running.values():
-            scope.cancel()

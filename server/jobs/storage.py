@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import trio
 
 from triolet.errors import RequestError
+from triolet.sqlite import transaction
 
 from ..text.threads import in_thread
 from .batches import Batches
-from .database import FailureLog, free_bytes, open_database, stored, transaction
-from .records import OPEN, FilePage, FileRecord
+from .database import FailureLog, free_bytes, open_database, stored
+from .records import OPEN, FileRecord, Page
 
 if TYPE_CHECKING:
     import sqlite3
@@ -46,7 +47,7 @@ class Files:
     def add(
         self, owner: str, file_id: str, filename: str, purpose: str, content: bytes, at: int
     ) -> FileRecord:
-        """Keep a file.
+        """Add a file.
 
         Raises:
           RequestError: 413; too many are kept already.
@@ -86,7 +87,9 @@ class Files:
         ).fetchone()
         return None if row is None else FileRecord(*row)
 
-    def page(self, owner: str, after: str | None, limit: int, purpose: str | None) -> FilePage:
+    def page(
+        self, owner: str, after: str | None, limit: int, purpose: str | None
+    ) -> Page[FileRecord]:
         """Return some files, newest first, behind `after`."""
         rows = self._connection.execute(
             f"SELECT {COLUMNS} FROM files WHERE (?1 IS NULL OR purpose = ?1) AND (?2 IS NULL OR "
@@ -94,10 +97,10 @@ class Files:
             "ORDER BY rowid DESC LIMIT ?3",
             (purpose, after, limit + 1, owner),
         ).fetchall()
-        return FilePage([FileRecord(*row) for row in rows[:limit]], len(rows) > limit)
+        return Page([FileRecord(*row) for row in rows[:limit]], len(rows) > limit)
 
     def delete(self, owner: str, file_id: str) -> bool:
-        """Forget a file; return whether it was there.
+        """Delete a file; return whether it was there.
 
         Raises:
           RequestError: 409; a batch that has not ended needs it.
@@ -130,17 +133,13 @@ class Files:
         """Return a part of a file, counted from 0; nothing behind the last one, None if there is
         no such file."""
         row = self._connection.execute(
-            "SELECT batch_id, state FROM files WHERE id = ?", (file_id,)
+            "SELECT batch_id, state, iif(?2, x'', content) AS content FROM files WHERE id = ?1",
+            (file_id, part),
         ).fetchone()
         if row is None:
             return None
         if row["batch_id"] is None:
-            if part:
-                return b""
-            whole = self._connection.execute(
-                "SELECT content FROM files WHERE id = ?", (file_id,)
-            ).fetchone()
-            return bytes(whole[0])
+            return bytes(row["content"])
         rows = self._connection.execute(
             "SELECT result FROM lines WHERE batch_id = ? AND state = ? "
             "ORDER BY number LIMIT ? OFFSET ?",
@@ -188,7 +187,7 @@ class Storage:
         self.paused: str | None = None
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call something of `files` or `batches`, to its end, in the writer's turn.
+        """Call a method of `files` or `batches` in a thread, one call at a time.
 
         Raises:
           RequestError: as the call does; 507 where the disk is full, 503 where the database fails.

@@ -4,20 +4,21 @@ batches, and what waits for threads or holds bodies before it is queued."""
 from __future__ import annotations
 
 from collections import Counter as Counts
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from ..contract.generation import Usage
 from ..scheduling.observer import OverloadObserver
-from .collectors import ResponseCacheCollector
+from ..tenants.quotas import QuotaObserver
+from .collectors import counts, door_families, gauge, response_cache_families
+from .exposition import Reading
 from .histogram import TokenHistogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from prometheus_client import CollectorRegistry
@@ -31,46 +32,6 @@ if TYPE_CHECKING:
     from ..text.threads import Turns
 
 
-class DoorCollector(Collector):
-    """Lines for threads and grammars, and bytes of bodies, at the moment of the scrape."""
-
-    def __init__(self) -> None:
-        self._lines: Mapping[str, Turns[Any]] = {}
-        self._held_bytes: Callable[[], int] = lambda: 0
-        self._refused_bodies: Mapping[Any, int] = {}
-
-    def watch(
-        self,
-        lines: Mapping[str, Turns[Any]],
-        held_bytes: Callable[[], int],
-        refused_bodies: Mapping[Any, int],
-    ) -> None:
-        """Show these from now on."""
-        self._lines, self._held_bytes, self._refused_bodies = lines, held_bytes, refused_bodies
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield one family after the other."""
-        jobs = GaugeMetricFamily(
-            "triolet_line_jobs", "Jobs before the queue, by what they do", labels=("line", "state")
-        )
-        refusals = CounterMetricFamily(
-            "triolet_line_refusals", "Jobs that found a line full", labels=("line", "reason")
-        )
-        for name, turns in self._lines.items():
-            jobs.add_metric((name, "waiting"), turns.num_waiting)
-            jobs.add_metric((name, "running"), turns.num_running)
-            for reason, count in turns.refused.items():
-                refusals.add_metric((name, reason), count)
-        held = GaugeMetricFamily("triolet_body_bytes", "Room that bodies under way take")
-        bodies = CounterMetricFamily(
-            "triolet_body_refusals", "Bodies for which there was no room", labels=("reason",)
-        )
-        held.add_metric((), self._held_bytes())
-        for what, count in self._refused_bodies.items():
-            bodies.add_metric((what,), count)
-        yield from (jobs, refusals, held, bodies)
-
-
 class HttpMetrics:
     """Told of requests by the surface.
 
@@ -79,10 +40,10 @@ class HttpMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._response_cache = ResponseCacheCollector()
-        registry.register(self._response_cache)
-        self._door = DoorCollector()
-        registry.register(self._door)
+        self._response_cache: CachingFleet | None = None
+        registry.register(Reading(lambda: response_cache_families(self._response_cache)))
+        self._door = partial(door_families, {}, int, {})
+        registry.register(Reading(lambda: self._door()))
         self._requests = Counter(
             "triolet_http_requests",
             "Requests by the route that answered",
@@ -151,7 +112,7 @@ class HttpMetrics:
 
     def watch_response_cache(self, cache: CachingFleet) -> None:
         """Answers are given again from now on."""
-        self._response_cache.watch(cache)
+        self._response_cache = cache
 
     def watch_door(
         self,
@@ -160,7 +121,7 @@ class HttpMetrics:
         refused_bodies: Mapping[Any, int],
     ) -> None:
         """Show lines, by name, bytes of bodies, and refused bodies by reason from now on."""
-        self._door.watch(lines, held_bytes, refused_bodies)
+        self._door = partial(door_families, lines, held_bytes, refused_bodies)
 
 
 log = structlog.get_logger()
@@ -222,7 +183,7 @@ class OverloadMetrics(OverloadObserver):
 RESERVE_BUCKETS: Final = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1)  # fmt: skip
 
 
-class QuotaMetrics:
+class QuotaMetrics(QuotaObserver):
     """Told by the limits of tenants (server/tenants/quotas.py).
 
     Args:
@@ -347,7 +308,7 @@ class TenantMetrics:
 
     def watch(self, report: Callable[[], TenancyReport]) -> None:
         """Read this whenever the metrics are."""
-        self._registry.register(_FileCollector(report))
+        self._registry.register(Reading(lambda: _tenants_file_families(report())))
 
     def ended(self, scheduling: Scheduling, outcome: str, usage: Usage) -> None:
         """A sequence ended, or was refused."""
@@ -364,22 +325,13 @@ class TenantMetrics:
                 self._tokens.labels(scheduling.tenant, service_class, kind).inc(count)
 
 
-class _FileCollector:
-    def __init__(self, report: Callable[[], TenancyReport]) -> None:
-        self._report = report
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield what is known of the file of tenants; zeros where there is none."""
-        report = self._report()
-        yield GaugeMetricFamily("triolet_tenants", "Tenants that there are", report.tenants)
-        yield GaugeMetricFamily(
-            "triolet_tenants_file_refused",
-            "1 while the newest file of tenants is not what counts",
-            float(bool(report.problem)),
-        )
-        changes = CounterMetricFamily(
-            "triolet_tenants_files", "Files of tenants by what became of them", labels=["outcome"]
-        )
-        changes.add_metric(["taken"], report.num_taken)
-        changes.add_metric(["refused"], report.num_refused)
-        yield changes
+def _tenants_file_families(report: TenancyReport) -> Iterator[Metric]:
+    """Yield what is known of the file of tenants; zeros where there is none."""
+    yield gauge("tenants", "Tenants that there are", report.tenants)
+    yield gauge(
+        "tenants_file_refused",
+        "1 while the newest file of tenants is not what counts",
+        bool(report.problem),
+    )
+    files = {"taken": report.num_taken, "refused": report.num_refused}
+    yield counts("tenants_files", "Files of tenants by what became of them", "outcome", files)

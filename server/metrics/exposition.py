@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
@@ -27,6 +28,21 @@ MAX_REMEMBERED: Final = 1 << 16
 gone are among them."""
 PLAIN_BELOW: Final = 1e6
 """Numbers that Go writes as Python does; the form is Go's."""
+
+
+class Reading(Collector):
+    """Families that are read at the moment of a scrape.
+
+    Args:
+      read: returns them.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families."""
+        return self._read()
 
 
 class TextWriter:
@@ -115,20 +131,9 @@ async def in_turns(pieces: Iterable[str]) -> str:
     return "".join(parts)
 
 
-class _Alone:
-    """A family as the client library takes it."""
-
-    def __init__(self, family: Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the family."""
-        return [self._family]
-
-
 def _written(family: Metric) -> str:
     """Return what the client library writes."""
-    text: bytes = generate_latest(_Alone(family))
+    text: bytes = generate_latest(Reading(lambda: [family]))
     return text.decode()
 
 
@@ -157,17 +162,13 @@ LINES_PER_PIECE: Final = 256
 """Taken in before others have their turn: 0.2 ms."""
 
 
-def merge(expositions: Mapping[str, str | None]) -> str:
-    """Return one exposition.
+def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield one exposition of several servers, in pieces; those before all lines are taken in are
+    empty.
 
     Args:
       expositions: by server, the one that answers first; None of one that gave no answer.
     """
-    return "".join(merging(expositions))
-
-
-def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield the same in pieces; those before all lines are taken in are empty."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for number, (server, text) in enumerate(expositions.items()):

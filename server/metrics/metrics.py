@@ -15,13 +15,13 @@ from prometheus_client import (
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from .collectors import AliasCollector, FleetCollector
+from .collectors import alias_families, fleet_families
 from .counters import (
     HttpMetrics,
     QuotaMetrics,
     TenantMetrics,
 )
-from .exposition import Exposition
+from .exposition import Exposition, Reading
 from .fleet import FleetMetrics
 
 if TYPE_CHECKING:
@@ -69,10 +69,13 @@ class Metrics:
         turned_away: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """Read these whenever the metrics are."""
-        self._registry.register(FleetCollector(status, connections, writes, turned_away))
+        self._registry.register(
+            Reading(lambda: fleet_families(status(), connections(), writes(), turned_away()))
+        )
         if self._compat == "vllm":
-            aliases = AliasCollector(self._own_family, status, self._model_name)
-            self._registry.register(aliases)
+            self._registry.register(
+                Reading(lambda: alias_families(self._own_family, status(), self._model_name))
+            )
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text form."""

@@ -8,15 +8,14 @@ redis_calls.py has the same rules in Redis' own language.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from triolet.tenants import Plan, Prices
 
 
@@ -26,7 +25,7 @@ DAY_S: Final = 86_400
 
 
 class Limit(StrEnum):
-    """Which one was met."""
+    """Limits of a plan; the name of one in metrics and refusals."""
 
     BUDGET = "budget"
     CONCURRENT = "concurrent"
@@ -36,7 +35,7 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one tenant; None means none.
+    """Limits of one tenant; None: unlimited.
 
     Attributes:
       requests: per minute.
@@ -52,12 +51,12 @@ class Limits:
 
     @property
     def are_any(self) -> bool:
-        """Whether there is a limit."""
-        return self != _NO_LIMITS
+        """Whether the tenant has any limit."""
+        return self != Limits()
 
     def shared_by(self, count: int) -> Limits:
-        """Return one server's part of them. One request at a time always passes; the budget is not
-        divided, because the servers know what was spent."""
+        """Return one server's part: each limit / `count`, at least one request at a time. The
+        budget is not divided, because all servers read the same spend."""
         if count == 1:
             return self
         return Limits(
@@ -68,11 +67,8 @@ class Limits:
         )
 
 
-_NO_LIMITS: Final = Limits()
-
-
 def limits_of(plan: Plan) -> Limits:
-    """Return what a plan allows."""
+    """Return the limits of a plan."""
     return Limits(
         plan.requests_per_minute,
         plan.tokens_per_minute,
@@ -82,12 +78,12 @@ def limits_of(plan: Plan) -> Limits:
 
 
 def cost_of(prices: Prices, prompt: int, cached: int, completion: int) -> int:
-    """Return what tokens cost, in nanos.
+    """Return the cost of tokens [nanos].
 
     Args:
       prices: of the model.
       prompt: all tokens of the prompt.
-      cached: those of them with KV from before.
+      cached: prompt tokens with KV in the prefix cache.
       completion: tokens generated.
     """
     per_million = (
@@ -100,13 +96,13 @@ def cost_of(prices: Prices, prompt: int, cached: int, completion: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one request of a client's would take.
+    """A reservation that a client's request needs.
 
     Attributes:
-      id: no other one has it.
+      id: unique.
       tenant: of the request.
-      tokens: that it will probably use.
-      cost: of these, in nanos.
+      tokens: expected prompt and completion tokens.
+      cost: of these tokens [nanos].
     """
 
     id: str
@@ -117,15 +113,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What became of it.
+    """The use of a request that has ended.
 
     Attributes:
       id: of the Ask.
       tenant: of the request.
       limits: of the tenant.
-      tokens: that it used.
-      cost: of these, in nanos.
-      is_begun: whether anything was begun; if not, it does not count as a request either.
+      tokens: used.
+      cost: of these tokens [nanos].
+      is_begun: a worker was asked to compute it; otherwise it does not count as a request.
     """
 
     id: str
@@ -138,13 +134,13 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What there is of a tenant's limits, at one moment.
+    """The state of a tenant's limits at one moment.
 
     Attributes:
-      requests: left of this minute's; may be below zero. Full where there is no limit.
-      tokens: likewise.
+      requests: level of the bucket of requests; below zero is a debt; 0 without a limit.
+      tokens: level of the bucket of tokens, likewise.
       in_flight: requests that are not settled.
-      spent: this month, in nanos.
+      spent: this month [nanos].
       used_tokens: this month.
     """
 
@@ -157,12 +153,12 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a request may go on.
+    """The answer to an Ask.
 
     Attributes:
-      account: after that.
-      refused_by: the limit that it met; None if it may.
-      wait_s: after which it would have met none, without other requests; 0 if unknown.
+      account: after the reservation.
+      refused_by: the limit that refuses the request; None if it is accepted.
+      wait_s: time after which no limit would refuse it, without other requests; 0 if unknown.
     """
 
     account: Account
@@ -177,45 +173,52 @@ def month_of(seconds: float) -> str:
 
 @lru_cache(maxsize=8)
 def _month_of_day(day: int) -> str:
-    """Return the same for days since 1970; a request asks four times."""
+    """Return the calendar month of days since 1970. Cached: a request needs it four times."""
     return datetime.fromtimestamp(day * DAY_S, UTC).strftime("%Y-%m")
 
 
 MINUTE_S: Final = 60.0
 GRAIN: Final = 1e-6
-"""Of a request, or of a token: the error of sums of floats. A client that waited as long as told
-shall not lack a thousand-millionth."""
+"""Tolerance of sums of floats, in requests or tokens: a client that waits exactly `Retry-After` is
+accepted."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """What is left of one limit.
+    """What is left of one limit. Without a limit (None) nothing is taken and nothing is left.
 
     Attributes:
-      level: that was there at `at`; below zero is a debt.
-      at: when.
+      level: at the time `at`; below zero is a debt. A bucket that was never charged is full.
+      at: time of `level` [s].
     """
 
-    level: float
-    at: float
+    level: float = math.inf
+    at: float = 0.0
 
-    def level_at(self, limit: float, now: float) -> float:
-        """Return what is there now, at most a minute's worth."""
+    def level_at(self, limit: float | None, now: float) -> float:
+        """Return the level now, at most `limit`."""
+        if limit is None:
+            return 0.0
         elapsed_s = max(0.0, now - self.at)
         return min(limit, self.level + elapsed_s * limit / MINUTE_S)
 
-    def charge(self, amount: float, limit: float, now: float) -> None:
-        """Take something out, whether it is there or not."""
-        self.level = self.level_at(limit, now) - amount
-        self.at = max(now, self.at)
+    def charge(self, amount: float, limit: float | None, now: float) -> None:
+        """Subtract `amount`; the level may fall below zero."""
+        if limit is not None:
+            self.level = self.level_at(limit, now) - amount
+            self.at = max(now, self.at)
 
     def refund(self, amount: float) -> None:
-        """Give something back. What would run over runs over when the level is next looked at."""
+        """Add `amount`; `level_at` cuts what exceeds the limit."""
         self.level += amount
 
-    def wait_s(self, amount: float, limit: float, now: float) -> float:
-        """Return after how long so much will be there, if nothing is taken; 0 if it is."""
-        return max(0.0, (amount - GRAIN - self.level_at(limit, now)) * MINUTE_S / limit)
+    def wait_s(self, amount: float, limit: float | None, now: float) -> float:
+        """Return the time until the level is `amount`, or full if `amount` exceeds the limit; 0 if
+        it is reached."""
+        if limit is None:
+            return 0.0
+        missing = min(amount, limit) - GRAIN - self.level_at(limit, now)
+        return max(0.0, missing * MINUTE_S / limit)
 
 
 @dataclass(slots=True)
@@ -223,33 +226,28 @@ class Entry:
     """One tenant's account.
 
     Attributes:
-      requests: None before the first charge.
+      requests: of this minute.
       tokens: likewise.
       in_flight: requests that are not settled.
-      held: what these will probably cost, in nanos.
-      month: of the next two.
-      spent: in nanos.
-      used_tokens: settled ones.
+      held: expected cost of these requests [nanos].
+      month: of `spent` and `used_tokens`.
+      spent: settled cost [nanos].
+      used_tokens: settled tokens.
     """
 
-    requests: Bucket | None = None
-    tokens: Bucket | None = None
+    requests: Bucket = field(default_factory=Bucket)
+    tokens: Bucket = field(default_factory=Bucket)
     in_flight: int = 0
     held: int = 0
     month: str = ""
     spent: int = 0
     used_tokens: int = 0
 
-    def turn_to(self, month: str) -> None:
-        """Begin a month if it is another one."""
-        if month != self.month:
-            self.month, self.spent, self.used_tokens = month, 0, 0
-
     def account(self, limits: Limits, now: float) -> Account:
-        """Return what there is."""
+        """Return the state of the limits."""
         return Account(
-            _level(self.requests, limits.requests, now),
-            _level(self.tokens, limits.tokens, now),
+            self.requests.level_at(limits.requests, now),
+            self.tokens.level_at(limits.tokens, now),
             self.in_flight,
             self.spent,
             self.used_tokens,
@@ -257,116 +255,72 @@ class Entry:
 
     def charge(self, requests: float, tokens: float, limits: Limits, now: float) -> None:
         """Take from both buckets."""
-        self.requests = _charged(self.requests, requests, limits.requests, now)
-        self.tokens = _charged(self.tokens, tokens, limits.tokens, now)
+        self.requests.charge(requests, limits.requests, now)
+        self.tokens.charge(tokens, limits.tokens, now)
 
 
-def _level(bucket: Bucket | None, limit: float | None, now: float) -> float:
-    if limit is None:
-        return 0.0
-    return limit if bucket is None else bucket.level_at(limit, now)
+class Held(NamedTuple):
+    """An unsettled reservation and the limits that it was charged by."""
 
-
-def _charged(
-    bucket: Bucket | None, amount: float, limit: float | None, now: float
-) -> Bucket | None:
-    if limit is None:
-        return bucket
-    bucket = bucket or Bucket(limit, now)
-    bucket.charge(amount, limit, now)
-    return bucket
+    ask: Ask
+    limits: Limits
 
 
 class Ledger:
-    """Accounts and what is reserved. The operator's tenants are all there can be."""
+    """Accounts and unsettled reservations; at most one account for each tenant of the file.
+
+    Attributes:
+      held: by the id of the ask.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self._held: dict[str, Ask] = {}
-        self._charged_by: dict[str, Limits] = {}
-
-    def __contains__(self, ask_id: str) -> bool:
-        return ask_id in self._held
-
-    def __iter__(self) -> Iterator[tuple[str, Entry]]:
-        return iter(self._entries.items())
-
-    @property
-    def held(self) -> dict[str, Ask]:
-        """What is reserved and not settled."""
-        return self._held
+        self.held: dict[str, Held] = {}
 
     def entry(self, tenant: str, month: str) -> Entry:
         """Return a tenant's account, in the present month."""
         entry = self._entries.setdefault(tenant, Entry())
-        entry.turn_to(month)
+        if month != entry.month:
+            entry.month, entry.spent, entry.used_tokens = month, 0, 0
         return entry
 
     def reserve(self, ask: Ask, limits: Limits, month: str, now: float) -> Verdict:
-        """Take what a request will probably use, or nothing."""
+        """Reserve the expected use of a request, or refuse it and change nothing."""
         entry = self.entry(ask.tenant, month)
         refused_by, wait_s = _objection(entry, ask, limits, now)
         if refused_by is None:
             entry.charge(1, ask.tokens, limits, now)
-            self._hold(ask, entry, limits)
+            self.held[ask.id] = Held(ask, limits)
+            entry.in_flight += 1
+            entry.held += ask.cost
         return Verdict(entry.account(limits, now), refused_by, wait_s)
 
     def settle(self, settlement: Settlement, limits: Limits, month: str, now: float) -> None:
-        """Charge what was used instead of what was reserved, if anything was."""
+        """Replace the reservation, if there is one, by the use."""
         entry = self.entry(settlement.tenant, month)
-        ask = self._held.pop(settlement.id, None)
-        if ask is not None:
+        held = self.held.pop(settlement.id, None)
+        if held is not None:
             entry.in_flight -= 1
-            entry.held -= ask.cost
-            charged_by = self._charged_by.pop(ask.id)
-            if charged_by.tokens is not None:
-                _refund(entry.tokens, ask.tokens)
-            if charged_by.requests is not None:
-                _refund(entry.requests, 1)
+            entry.held -= held.ask.cost
+            # What no limit was charged for is not given back to one that came later.
+            if held.limits.tokens is not None:
+                entry.tokens.refund(held.ask.tokens)
+            if held.limits.requests is not None:
+                entry.requests.refund(1)
         entry.charge(settlement.is_begun, settlement.tokens, limits, now)
         entry.spent += settlement.cost
         entry.used_tokens += settlement.tokens
 
-    def account(self, tenant: str, limits: Limits, month: str, now: float) -> Account:
-        """Return what there is of a tenant's limits, without touching anything."""
-        entry = self._entries.get(tenant) or Entry(month=month)
-        entry.turn_to(month)
-        return entry.account(limits, now)
-
-    def clear(self) -> None:
-        """Forget all of it."""
-        self._entries.clear()
-        self._held.clear()
-        self._charged_by.clear()
-
-    def _hold(self, ask: Ask, entry: Entry, limits: Limits) -> None:
-        self._held[ask.id] = ask
-        self._charged_by[ask.id] = limits
-        entry.in_flight += 1
-        entry.held += ask.cost
-
-
-def _refund(bucket: Bucket | None, amount: float) -> None:
-    if bucket is not None:
-        bucket.refund(amount)
-
 
 def _objection(entry: Entry, ask: Ask, limits: Limits, now: float) -> tuple[Limit | None, float]:
-    """Return the limit that a request meets, and for how long."""
+    """Return the limit that refuses a request, and the wait [s]."""
     if limits.budget is not None and entry.spent + entry.held >= limits.budget:
         return Limit.BUDGET, 0.0
     if limits.concurrent is not None and entry.in_flight >= limits.concurrent:
         return Limit.CONCURRENT, 0.0
     wait_s = {
-        Limit.REQUESTS: _wait_s(entry.requests, 1, limits.requests, now),
-        Limit.TOKENS: _wait_s(entry.tokens, ask.tokens, limits.tokens, now),
+        Limit.REQUESTS: entry.requests.wait_s(1, limits.requests, now),
+        Limit.TOKENS: entry.tokens.wait_s(ask.tokens, limits.tokens, now),
     }
     worst = max(wait_s, key=wait_s.__getitem__)
     return (worst, wait_s[worst]) if wait_s[worst] > 0 else (None, 0.0)
-
-
-def _wait_s(bucket: Bucket | None, amount: float, limit: float | None, now: float) -> float:
-    """Return the wait for an amount. Of more than a full bucket holds, the rest is a debt."""
-    if limit is None or bucket is None:
-        return 0.0
-    return bucket.wait_s(min(amount, limit), limit, now)

@@ -1,8 +1,8 @@
-"""What one server goes by while Redis is away: its part of each limit, and what it reports then.
+"""Local accounts while Redis is away: this server's part of each limit, and the report afterwards.
 
-Pure. Rate limits begin anew, with this server's full part of a minute. When Redis is back it is
-told one sum for each tenant: what was spent, and what is lacking in the buckets here. Requests that
-are not settled by then are reserved there.
+Pure. Rate limits begin anew, with this server's full part of a minute. When Redis is back it gets
+one sum for each tenant: the spend, and the missing levels of the local buckets. Requests that are
+not settled by then are reserved in Redis.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from .accounts import Ledger
 
 if TYPE_CHECKING:
-    from .accounts import Account, Ask, Limits, Settlement, Verdict
+    from .accounts import Account, Ask, Held, Limits, Settlement, Verdict
 
 
 @dataclass(slots=True)
@@ -24,9 +24,9 @@ class Opened:
     """A tenant's local account.
 
     Attributes:
-      limits: the whole ones.
-      servers: that shared them when the account was opened. The buckets here are filled for so
-        many, so it stays until the account is closed.
+      limits: of the tenant, undivided.
+      servers: that shared them when the account was opened. Constant until it is closed, because
+        the local buckets are filled for this number.
       spent_before: this month [nanos], as last seen when the account was opened.
       cost: spent since [nanos].
       used_tokens: since.
@@ -40,8 +40,8 @@ class Opened:
 
     @property
     def part(self) -> Limits:
-        """One server's part. Of the budget it is one of what was left: no server sees what the
-        others spend."""
+        """One server's part. Of the budget: the rest at opening / servers, because no server sees
+        the spend of the others."""
         part = self.limits.shared_by(self.servers)
         if part.budget is None:
             return part
@@ -60,24 +60,21 @@ class LocalShare:
         self._ledger = Ledger()
         self.opened: dict[str, Opened] = {}
 
-    def __contains__(self, ask_id: str) -> bool:
-        return ask_id in self._ledger
-
     @property
-    def held(self) -> dict[str, Ask]:
-        """What is reserved here and not settled."""
+    def held(self) -> dict[str, Held]:
+        """Unsettled local reservations, by the id of the ask."""
         return self._ledger.held
 
     def open(
         self, tenant: str, limits: Limits, servers: int, seen: Account | None, month: str
     ) -> None:
-        """Open an account, or hold the one there is to these limits from now on.
+        """Open an account, or set the limits of an open one.
 
         Args:
           tenant: of the account.
-          limits: the whole ones.
+          limits: of the tenant, undivided.
           servers: that share them.
-          seen: the shared account as it was last seen.
+          seen: the shared account as last seen.
           month: the present one.
         """
         if (opened := self.opened.get(tenant)) is not None:
@@ -89,23 +86,23 @@ class LocalShare:
         self.opened[tenant] = Opened(limits, servers, 0 if seen is None else seen.spent)
 
     def reserve(self, ask: Ask, month: str, now: float) -> Verdict:
-        """Take what a request of a tenant with an account will probably use, or nothing."""
+        """Reserve the expected use of a request, or refuse it. The tenant's account is open."""
         return self._ledger.reserve(ask, self.opened[ask.tenant].part, month, now)
 
     def settle(self, settlement: Settlement, month: str, now: float) -> None:
-        """Charge what it used."""
+        """Charge the use of a request."""
         opened = self.opened[settlement.tenant]
         opened.cost += settlement.cost
         opened.used_tokens += settlement.tokens
         self._ledger.settle(settlement, opened.part, month, now)
 
     def account(self, tenant: str, month: str, now: float) -> Account:
-        """Return what there is of this server's part."""
-        return self._ledger.account(tenant, self.opened[tenant].part, month, now)
+        """Return the state of this server's part."""
+        return self._ledger.entry(tenant, month).account(self.opened[tenant].part, now)
 
     def report(self, journal: Journal, month: str, now: float) -> None:
-        """Write down what the shared accounts have to learn. Of rates that is what the buckets
-        here, full at first, lack by now: what was taken and is not refilled yet."""
+        """Write the changes of the shared accounts. Of rates: `limit - level` of the local buckets,
+        which were full at opening."""
         for tenant, opened in self.opened.items():
             part, left = opened.part, self.account(tenant, month, now)
             requests, tokens = (
@@ -113,25 +110,25 @@ class LocalShare:
                 (part.tokens or 0.0) - left.tokens,
             )
             journal.owe(tenant, opened, requests, tokens)
-        for ask in self.held.values():
+        for ask, _ in self.held.values():
             journal.adopt(ask, self.opened[ask.tenant].limits)
 
     def clear(self) -> None:
         """Close all accounts."""
-        self._ledger.clear()
+        self._ledger = Ledger()
         self.opened.clear()
 
 
 class Batch(NamedTuple):
-    """Changes that travel together."""
+    """Changes that are sent together."""
 
     number: int
     changes: str
 
 
 class Journal:
-    """What has to be told. Holds at most one change for each request in flight and a few for each
-    tenant, because nothing else makes any.
+    """Changes to send to Redis. Bounded: at most one for each request in flight and a few for each
+    tenant.
 
     Args:
       max_batch: changes in one batch.
@@ -147,7 +144,7 @@ class Journal:
         return len(self._changes) + (self._sending is not None)
 
     def settle(self, settlement: Settlement) -> None:
-        """Charge what was used, instead of what was reserved."""
+        """Replace a reservation by the use."""
         self._changes.append(
             {
                 "kind": "settle",
@@ -161,11 +158,11 @@ class Journal:
         )
 
     def void(self, ask_id: str) -> None:
-        """Give back a reservation, if there is one."""
+        """Release a reservation, if there is one."""
         self._changes.append({"kind": "void", "id": ask_id})
 
     def adopt(self, ask: Ask, limits: Limits) -> None:
-        """Count a request as in flight that was reserved elsewhere, under these limits."""
+        """Count a request as in flight that was reserved locally, under these limits."""
         self._changes.append(
             {
                 "kind": "adopt",
@@ -178,7 +175,7 @@ class Journal:
         )
 
     def owe(self, tenant: str, opened: Opened, requests: float, tokens: float) -> None:
-        """Charge what was taken elsewhere: these of the rates, and all that was spent."""
+        """Charge the use of local accounts: `requests` and `tokens` of the rates, and the spend."""
         self._changes.append(
             {
                 "kind": "debt",
@@ -192,7 +189,7 @@ class Journal:
         )
 
     def next_batch(self) -> Batch | None:
-        """Return what is to be sent now: the batch that is not answered yet, or the next."""
+        """Return the unanswered batch, or else the next one."""
         if self._sending is None and self._changes:
             count = min(self._max_batch, len(self._changes))
             changes = [self._changes.popleft() for _ in range(count)]
@@ -201,7 +198,7 @@ class Journal:
         return self._sending
 
     def answered(self) -> None:
-        """The batch is done."""
+        """Drop the batch that was sent."""
         self._sending = None
 
 

@@ -1,11 +1,12 @@
-"""Accounts in memory, and the file in which spend outlives the process.
+"""Accounts in memory, and the file of spend, which outlives the process.
 
 The file is blocking: called from one thread at a time. Several servers of one host may share it:
-each adds what was spent with it, and is told what was spent with all.
+each adds its own spend and reads the sum of all.
 """
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ import trio
 
 from triolet.errors import ConfigError
 from triolet.private_files import make_private_database, make_private_folder
+from triolet.sqlite import transaction
 from triolet.units import SECONDS
 
 from ..text.threads import in_thread
@@ -45,7 +47,7 @@ ON CONFLICT DO UPDATE SET nanos = nanos + excluded.nanos, tokens = tokens + excl
 
 
 class Spend(NamedTuple):
-    """Of one tenant in one month."""
+    """Spend of one tenant in one month."""
 
     nanos: int
     tokens: int
@@ -82,29 +84,22 @@ class SpendFile:
             ) from error
 
     def add(self, spend: Mapping[Key, Spend], month: str) -> dict[Key, Spend]:
-        """Write down what was spent, all or nothing.
+        """Add spend in one transaction.
 
         Returns:
-          What all servers have spent in the month, and in those that were added to.
+          Sums of all servers, for `month` and the months of `spend`.
 
         Raises:
           sqlite3.Error: nothing was written.
         """
         connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             connection.executemany(ADD, [(*key, *more) for key, more in spend.items()])
-            months = {month, *(of for of, _ in spend)}
             rows = [
                 row
-                for of in months
+                for of in {month, *(of for of, _ in spend)}
                 for row in connection.execute("SELECT * FROM spend WHERE month = ?", (of,))
             ]
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
         return {(of, tenant): Spend(nanos, tokens) for of, tenant, nanos, tokens in rows}
 
     def close(self) -> None:
@@ -115,7 +110,7 @@ class SpendFile:
 log = structlog.get_logger(__name__)
 
 LAST_FLUSH_S: Final = 3 * SECONDS
-"""For writing down what is left when this process ends; a transaction takes milliseconds."""
+"""For the last write when this process ends; a transaction takes milliseconds."""
 
 
 def time_of_day() -> float:
@@ -168,11 +163,11 @@ class MemoryStore:
         return len(self._ledger.held)
 
     async def reserve(self, ask: Ask, limits: Limits) -> Verdict:
-        """Take what a request will probably use, or nothing."""
+        """Reserve the expected use of a request, or refuse it."""
         return self._ledger.reserve(ask, self.enforced(limits), self._month, self._clock())
 
     def settle(self, settlement: Settlement) -> None:
-        """Charge what it used instead. Never waits, never fails; once per reservation."""
+        """Replace a reservation by the use. Never waits or fails; called once per reservation."""
         month, tenant = self._month, settlement.tenant
         before = self._ledger.entry(tenant, month).spent
         self._ledger.settle(settlement, self.enforced(settlement.limits), month, self._clock())
@@ -181,21 +176,22 @@ class MemoryStore:
         elif settlement.tokens or settlement.cost:
             self._add_unsaved((month, tenant), Spend(settlement.cost, settlement.tokens))
 
-    def last_seen(self, tenant: str, limits: Limits, within_s: float | None = None) -> Account:
-        """Return an account as it is."""
+    def last_seen(self, tenant: str, limits: Limits, within_s: float = math.inf) -> Account:
+        """Return an account."""
         del within_s
-        return self._ledger.account(tenant, self.enforced(limits), self._month, self._clock())
+        entry = self._ledger.entry(tenant, self._month)
+        return entry.account(self.enforced(limits), self._clock())
 
     def enforced(self, limits: Limits) -> Limits:
         """Return this server's part."""
         return limits.shared_by(self._config.servers)
 
     async def account(self, tenant: str, limits: Limits) -> Account:
-        """Return an account as it is."""
+        """Return an account."""
         return self.last_seen(tenant, limits)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write spend down until cancelled, and once more then."""
+        """Write spend to the file until cancelled, and once more then."""
         if self._file is None:
             task_status.started()
             await trio.sleep_forever()
@@ -218,18 +214,16 @@ class MemoryStore:
         self._unsaved[key] = Spend(nanos + more.nanos, tokens + more.tokens)
 
     async def _flush(self, file: SpendFile) -> None:
-        """Write down what was spent, and learn what was spent with others."""
+        """Write unsaved spend to the file, and read the sums of all servers."""
         added, self._unsaved = self._unsaved, {}
-        totals: dict[Key, Spend] | None = None
         try:
             totals = await in_thread(lambda: file.add(added, self._month), self._writer)
-        except (sqlite3.Error, OverflowError) as error:
+        except BaseException as error:
+            for key, more in added.items():
+                self._add_unsaved(key, more)
+            if not isinstance(error, sqlite3.Error | OverflowError):
+                raise
             log.error("spend_not_written", reason=str(error))
-        finally:
-            if totals is None:
-                for key, more in added.items():
-                    self._add_unsaved(key, more)
-        if totals is None:
             return
         present = self._month
         for (month, tenant), total in totals.items():

@@ -13,49 +13,23 @@ from triolet.errors import ConfigError
 from triolet.tenants import Prices
 
 from .memory_store import MemoryStore, SpendFile
-from .quotas import Quotas, SpendWatch
+from .quotas import QuotaObserver, Quotas, SpendWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .quotas import QuotaMetricsPort
     from .redis_store import RedisStore
-
-
-class UncountedQuotas:
-    """Metrics that count nothing."""
-
-    def refused(self, limit: str) -> None:
-        """Ignore it."""
-
-    def reserved(self, elapsed_s: float) -> None:
-        """Ignore it."""
-
-    def unreserved(self, tenant: str) -> None:
-        """Ignore it."""
-
-    def cost(self, tenant: str, amount: float) -> None:
-        """Ignore it."""
-
-    def budget_watched(self, tenant: str, share: float) -> None:
-        """Ignore it."""
-
-    def budget_alert(self, tenant: str, share: float) -> None:
-        """Ignore it."""
-
-    def store_failed(self) -> None:
-        """Ignore it."""
 
 
 def quotas_in_memory() -> Quotas:
     """Return limits with accounts in this process, which end with it."""
-    config, watch = QuotaConfig(), SpendWatch(UncountedQuotas())
-    return Quotas(config, MemoryStore(config, watch), watch, UncountedQuotas(), Prices)
+    config, watch = QuotaConfig(), SpendWatch(QuotaObserver())
+    return Quotas(config, MemoryStore(config, watch), watch, QuotaObserver(), Prices)
 
 
 @contextmanager
 def opened_quotas(
-    config: QuotaConfig, metrics: QuotaMetricsPort, prices: Callable[[], Prices]
+    config: QuotaConfig, metrics: QuotaObserver, prices: Callable[[], Prices]
 ) -> Iterator[Quotas]:
     """Open the accounts where they are kept, and close them in the end.
 

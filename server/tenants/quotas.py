@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import structlog
 import trio
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from triolet.tenants import Plan, Prices, Tenant
 
     from ..contract.generation import Usage
-    from .accounts import Verdict
     from .memory_store import MemoryStore
     from .redis_store import RedisStore
 
@@ -31,51 +29,44 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-class QuotaMetricsPort(Protocol):
-    """What is counted."""
+class QuotaObserver:
+    """Told of limits and spend; here nothing is counted."""
 
     def refused(self, limit: str) -> None:
         """A request met a limit."""
-        ...
 
     def reserved(self, elapsed_s: float) -> None:
         """The store was asked, and took so long."""
-        ...
 
     def unreserved(self, tenant: str) -> None:
         """A request was counted for which nothing was reserved."""
-        ...
 
     def cost(self, tenant: str, amount: float) -> None:
         """A tenant was charged so much, in the operator's currency."""
-        ...
 
     def budget_watched(self, tenant: str, share: float) -> None:
         """From now on it is noted when a tenant's spend crosses a share of its budget."""
-        ...
 
     def budget_alert(self, tenant: str, share: float) -> None:
         """A tenant's spend crossed a share of its budget."""
-        ...
 
     def store_failed(self) -> None:
         """The shared store did not do what it was asked."""
-        ...
 
 
 class SpendWatch:
-    """Told by the store of what is spent, and of calls that failed.
+    """Observer of a store: budget alerts, and failed calls.
 
     Args:
-      metrics: told what there is to count.
+      metrics: counts them.
     """
 
-    def __init__(self, metrics: QuotaMetricsPort) -> None:
+    def __init__(self, metrics: QuotaObserver) -> None:
         self._metrics = metrics
         self._plans: dict[str, Plan] = {}
 
     def note(self, tenant: str, plan: Plan) -> None:
-        """Learn what a tenant may spend."""
+        """Set the plan of a tenant."""
         if self._plans.get(tenant) == plan:
             return
         self._plans[tenant] = plan
@@ -86,7 +77,7 @@ class SpendWatch:
     def spent(self, tenant: str, before: int, after: int) -> None:
         """Log if a share of the budget lies between a tenant's spend before and after [nanos].
 
-        Of all servers one is told of each change, and spend only grows: so each is logged once.
+        Each change is reported to one server, and spend only grows: each alert is logged once.
         """
         plan = self._plans.get(tenant)
         if plan is None or plan.budget is None:
@@ -109,7 +100,7 @@ class SpendWatch:
 
 
 GROWTH: Final = 1.2
-"""Between two bounds: how much too long an estimate may be."""
+"""Ratio of two bounds: the most by which an estimate is too long."""
 NUM_BINS: Final = 80
 """Up to 1.2 ** 80, two million tokens."""
 MAX_COUNT: Final = 1000.0
@@ -125,7 +116,7 @@ class CompletionLengths:
         self.num_seen = 0
 
     def add(self, num_tokens: int) -> None:
-        """Take one in."""
+        """Count a completion."""
         self.num_seen += 1
         position = math.ceil(math.log(max(num_tokens, 1), GROWTH))
         self._counts[min(position, NUM_BINS - 1)] += 1
@@ -146,12 +137,12 @@ class CompletionLengths:
 
 
 def refusal(plan: Plan, limit: Limit, wait_s: float) -> RequestError:
-    """Return the error for a limit that is met: 429.
+    """Return the error for a limit that refuses a request: 429.
 
     Args:
       plan: with the limit.
-      limit: which.
-      wait_s: after which it is not met any more.
+      limit: that refuses.
+      wait_s: time until it accepts again; 0 if unknown.
     """
     code, retry_after_s = "rate_limit_exceeded", wait_s if wait_s > 0 else None
     match limit:
@@ -168,29 +159,12 @@ def refusal(plan: Plan, limit: Limit, wait_s: float) -> RequestError:
     return RequestError(what, status=429, code=code, retry_after_s=retry_after_s)
 
 
-def refused(plan: Plan, verdict: Verdict, concurrent_retry_s: float) -> RequestError | None:
-    """Return the error that a verdict is to its client; None if it may go on."""
-    if verdict.refused_by is None:
-        return None
-    wait_s = concurrent_retry_s if verdict.refused_by is Limit.CONCURRENT else verdict.wait_s
-    return refusal(plan, verdict.refused_by, wait_s)
-
-
-def too_large(plan: Plan, prompt_tokens: int) -> RequestError:
-    """Return the error for a prompt for which no wait is long enough: 400."""
-    return invalid_request(
-        f"the plan {plan.name} allows {plan.tokens_per_minute:g} tokens a minute; the prompt alone "
-        f"has {prompt_tokens}",
-        code="context_length_exceeded",
-    )
-
-
 class Asked(NamedTuple):
     """One sequence, or one input.
 
     Attributes:
       request_id: its own.
-      prompt_tokens: that it is charged for: none for another completion of the same prompt.
+      prompt_tokens: charged; 0 for another completion of the same prompt.
       max_tokens: of its completion.
     """
 
@@ -200,32 +174,29 @@ class Asked(NamedTuple):
 
 
 class Reservation:
-    """What one request of a client's has reserved. Leaving it without having begun gives it back.
+    """The reservation of one client's request. Leaving it before anything was accepted releases it.
 
     Args:
-      ask: what was reserved.
-      limits: of the tenant.
-      asked: its sequences.
-      settle: told once what became of all of it.
+      ask: the reservation.
+      asked: its sequences; none where nothing is reserved.
+      settle: called once, when all sequences have ended.
 
     Attributes:
+      open: sequences that have not ended, by their ids.
+      tokens: used by those that have ended.
+      cost: of these tokens, in nanos.
       is_counted: it counts as a request, whatever tokens it used.
     """
 
     def __init__(
-        self,
-        ask: Ask,
-        limits: Limits,
-        asked: Sequence[Asked],
-        settle: Callable[[Reservation, Settlement], None],
+        self, ask: Ask, asked: Sequence[Asked], settle: Callable[[Reservation], None]
     ) -> None:
         self.ask = ask
-        self.limits = limits
         self.open = {one.request_id: one for one in asked}
-        self.is_accepted = False
-        self._settle = settle
-        self._tokens = self._cost = 0
+        self.is_accepted = not asked
+        self.tokens = self.cost = 0
         self.is_counted = False
+        self._settle = settle
 
     def __enter__(self) -> Reservation:
         return self
@@ -239,58 +210,26 @@ class Reservation:
         self.give_back()
 
     def give_back(self) -> None:
-        """Take nothing of it, unless something was begun. Idempotent."""
+        """Release all of it, unless a sequence was accepted. Idempotent."""
         if not self.is_accepted:
             self.is_accepted = True
-            self._end()
+            self._settle(self)
 
     def take(self, request_id: bytes, tokens: int, cost: int, *, is_begun: bool) -> None:
-        """Add what one sequence used; the last one settles."""
+        """Add the use of one sequence; the last one settles."""
         del self.open[request_id]
-        self._tokens += tokens
-        self._cost += cost
+        self.tokens += tokens
+        self.cost += cost
         self.is_counted |= is_begun
         if not self.open:
-            self._end()
-
-    def _end(self) -> None:
-        self._settle(
-            self,
-            Settlement(
-                self.ask.id,
-                self.ask.tenant,
-                self.limits,
-                self._tokens,
-                self._cost,
-                self.is_counted,
-            ),
-        )
-
-
-class NoReservation:
-    """Of a request that needs none."""
-
-    def __enter__(self) -> NoReservation:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Nothing to give back."""
-
-    def give_back(self) -> None:
-        """Nothing to give back."""
+            self._settle(self)
 
 
 class Ticket:
-    """One request of a client's between the door and its reservation. While it is there it counts
-    as one that is under way.
+    """One client's request between its arrival and its reservation; it counts as under way.
 
     Args:
-      close: told once that it is over, and whether it counts as a request by itself.
+      close: called once at its end, with whether it counts as a request by itself.
 
     Attributes:
       has_cost: work was spent on it, such as reading its body. Then it counts as a request unless
@@ -303,13 +242,13 @@ class Ticket:
         self.has_cost = False
 
     def spare(self) -> None:
-        """Count it no longer, and never as a request: something else does that, or the server is
-        at fault. Idempotent."""
+        """End it without counting it as a request: the reservation does that, or the server failed.
+        Idempotent."""
         self.has_cost = False
         self.end()
 
     def end(self) -> None:
-        """Count it no longer as under way. Idempotent."""
+        """End it. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._close(self.has_cost)
@@ -320,10 +259,10 @@ class Quotas(Charges):
 
     Args:
       config: bounds.
-      store: keeps the accounts.
-      watch: is told of plans, for alerts.
-      metrics: told what there is to count.
-      prices: returns those of the served model, as they are now.
+      store: of the accounts.
+      watch: gets the plans, for alerts.
+      metrics: counts refusals and costs.
+      prices: returns the present prices of the served model.
     """
 
     def __init__(
@@ -331,7 +270,7 @@ class Quotas(Charges):
         config: QuotaConfig,
         store: MemoryStore | RedisStore,
         watch: SpendWatch,
-        metrics: QuotaMetricsPort,
+        metrics: QuotaObserver,
         prices: Callable[[], Prices],
     ) -> None:
         self.store = store
@@ -351,33 +290,31 @@ class Quotas(Charges):
         return len(self._running)
 
     def num_under_way(self, tenant: str) -> int:
-        """Return how many requests of a tenant are between the door and their end, here."""
+        """Return the number of a tenant's requests here that have arrived and not ended."""
         return self._tickets.get(tenant, 0) + self._reservations.get(tenant, 0)
 
     def check(self, tenant: Tenant) -> None:
-        """Refuse a tenant with nothing left, before anything is worked on. Costs no round trip; a
-        tenant with a little left passes.
+        """Refuse a tenant with an exhausted limit, without a round trip; a tenant with a little
+        left passes.
 
         Raises:
           RequestError: 429.
         """
-        if tenant.name:
-            self._check(tenant, limits_of(tenant.plan), uses_tokens=True)
+        self._check(tenant, uses_tokens=True)
 
     def enter(self, tenant: Tenant, *, uses_tokens: bool, is_charged: bool) -> Ticket:
-        """Let a request in, or refuse it before its body is read.
+        """Accept a request, or refuse it before its body is read.
 
         Args:
-          tenant: that it is of.
-          uses_tokens: it asks for tokens, not only for work on text.
+          tenant: of the request.
+          uses_tokens: it needs tokens, not only work on text.
           is_charged: it may count as a request although nothing is reserved for it.
 
         Raises:
-          RequestError: 429, its tenant has nothing left, or as much under way as it may.
+          RequestError: 429, a limit of the tenant is exhausted, or its requests at once.
         """
         name = tenant.name
-        if name:
-            self._check(tenant, limits_of(tenant.plan), uses_tokens=uses_tokens, has_to_enter=True)
+        self._check(tenant, uses_tokens=uses_tokens, has_to_enter=True)
         self._tickets[name] = self._tickets.get(name, 0) + 1
 
         def close(has_cost: bool) -> None:
@@ -387,21 +324,21 @@ class Quotas(Charges):
 
         return Ticket(close)
 
-    async def reserve(self, tenant: Tenant, asked: Sequence[Asked]) -> Reservation | NoReservation:
-        """Take what a request will probably use.
+    async def reserve(self, tenant: Tenant, asked: Sequence[Asked]) -> Reservation:
+        """Reserve the expected use of a request.
 
         Args:
           tenant: of the request.
-          asked: its sequences; none where nothing is to be begun.
+          asked: its sequences; none where nothing is computed.
 
         Returns:
-          To be entered while the request is submitted.
+          A context manager around the submission of the request.
 
         Raises:
           RequestError: 429, a limit is met; 400, the prompts alone are more than a minute's tokens.
         """
         if not tenant.name or not asked:
-            return NoReservation()
+            return Reservation(Ask("", tenant.name, 0), (), self._settle)
         limits, prices = limits_of(tenant.plan), self._prices()
         self._limits[tenant.name], part = limits, self.store.enforced(limits)
         prompt_tokens = sum(one.prompt_tokens for one in asked)
@@ -414,10 +351,15 @@ class Quotas(Charges):
         )
         self._watch.note(tenant.name, tenant.plan)
         if limits.tokens is not None and prompt_tokens > limits.tokens:
-            raise too_large(tenant.plan, prompt_tokens)
+            # No wait is long enough.
+            raise invalid_request(
+                f"the plan {tenant.plan.name} allows {limits.tokens:g} tokens a minute; the prompt "
+                f"alone has {prompt_tokens}",
+                code="context_length_exceeded",
+            )
         if limits.are_any:
             await self._ask(tenant, ask, limits)
-        reservation = Reservation(ask, limits, asked, self._settle)
+        reservation = Reservation(ask, asked, self._settle)
         for one in asked:
             self._running[one.request_id] = reservation
         self._reservations[tenant.name] = self._reservations.get(tenant.name, 0) + 1
@@ -466,17 +408,14 @@ class Quotas(Charges):
         began_at = trio.current_time()
         verdict = await self.store.reserve(ask, limits)
         self._metrics.reserved(trio.current_time() - began_at)
-        error = refused(tenant.plan, verdict, self._config.concurrent_retry_s)
-        if error is not None and verdict.refused_by is not None:
-            self._metrics.refused(verdict.refused_by)
-            raise error
+        if verdict.refused_by is not None:
+            self._refuse(tenant, verdict.refused_by, verdict.wait_s)
 
-    def _check(
-        self, tenant: Tenant, limits: Limits, *, uses_tokens: bool, has_to_enter: bool = False
-    ) -> None:
-        if not limits.are_any:
+    def _check(self, tenant: Tenant, *, uses_tokens: bool, has_to_enter: bool = False) -> None:
+        name, limits = tenant.name, limits_of(tenant.plan)
+        if not name or not limits.are_any:
             return
-        name, part = tenant.name, self.store.enforced(limits)
+        part = self.store.enforced(limits)
         account = self.store.last_seen(name, limits, self._config.view_s)
         if account is not None:
             # Each ticket will be a request of the account's.
@@ -486,10 +425,12 @@ class Quotas(Charges):
                 self._refuse(tenant, *met)
         most = part.concurrent if has_to_enter else None
         if most is not None and self.num_under_way(name) >= most:
-            self._refuse(tenant, Limit.CONCURRENT, self._config.concurrent_retry_s)
+            self._refuse(tenant, Limit.CONCURRENT)
 
-    def _refuse(self, tenant: Tenant, limit: Limit, wait_s: float) -> NoReturn:
+    def _refuse(self, tenant: Tenant, limit: Limit, wait_s: float = 0.0) -> NoReturn:
         self._metrics.refused(limit)
+        if limit is Limit.CONCURRENT:
+            wait_s = self._config.concurrent_retry_s
         raise refusal(tenant.plan, limit, wait_s)
 
     def count_request(self, tenant: Tenant) -> None:
@@ -501,22 +442,24 @@ class Quotas(Charges):
         if limits.are_any:
             self.store.settle(Settlement(secrets.token_hex(16), tenant.name, limits, 0, 0))
 
-    def _settle(self, reservation: Reservation, settlement: Settlement) -> None:
-        self._reservations[settlement.tenant] -= 1
+    def _settle(self, reservation: Reservation) -> None:
+        ask = reservation.ask
+        self._reservations[ask.tenant] -= 1
         for request_id in reservation.open:
             del self._running[request_id]
         # The plan may have changed meanwhile; what is charged by an old limit would undo the new.
-        present = self._limits.get(settlement.tenant, settlement.limits)
-        self.store.settle(replace(settlement, limits=present))
+        present = self._limits[ask.tenant]
+        tokens, cost, is_begun = reservation.tokens, reservation.cost, reservation.is_counted
+        self.store.settle(Settlement(ask.id, ask.tenant, present, tokens, cost, is_begun))
 
 
 def _met(account: Account, limits: Limits, num_entered: int) -> tuple[Limit, float] | None:
-    """Return the limit of which nothing at all is left, and for how long.
+    """Return the exhausted limit and the wait [s], or None.
 
     Args:
-      account: as it is.
-      limits: that count.
-      num_entered: requests that it will be charged for.
+      account: of the tenant.
+      limits: to check.
+      num_entered: requests under way that are not charged yet.
     """
     if limits.budget is not None and account.spent >= limits.budget:
         return Limit.BUDGET, 0.0

@@ -1,8 +1,8 @@
-"""What Redis does for us in one go: the accounts' arithmetic in its own language.
+"""The arithmetic of accounts as Lua scripts for Redis, and the connection to it.
 
 Each script is one round trip and one transaction. Time and month are those of Redis, so that the
-clocks of servers do not matter. The rules are buckets.py's and ledger.py's; tests hold them to the
-same. All keys begin alike, with one tag in braces, and are told by the first argument:
+clocks of servers do not matter. The rules are those of accounts.py; the same tests run on both.
+All keys begin with the first argument, which has one tag in braces:
 
 - `t:TENANT`, a hash: levels of both buckets and when they were that, requests in flight, their
   probable cost;
@@ -266,7 +266,7 @@ _STREAM_ENDS = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndO
 
 
 class StoreGone(TrioletError):
-    """Redis did not do what it was asked, or did and the answer is lost."""
+    """A call of Redis failed, or its answer is lost."""
 
 
 class RedisCalls:
@@ -288,10 +288,10 @@ class RedisCalls:
         self._timeout_s = timeout_s
 
     async def call(self, script: str, *arguments: str | float) -> Any:  # noqa: ANN401 (Redis')
-        """Run a script; it is told prefix, server and the arguments.
+        """Run a script with prefix, server and the arguments.
 
         Raises:
-          StoreGone: it may have been run, or not.
+          StoreGone: it may or may not have run.
         """
         shown = [PREFIX, self._server, *(_shown(argument) for argument in arguments)]
         with trio.move_on_after(self._timeout_s):
@@ -394,7 +394,7 @@ async def _mapped(call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 (R
 
 @dataclass(unsafe_hash=True)
 class OpenPlace(Location):
-    """Where a connection leads that is open already.
+    """The location of a connection that is open already.
 
     Attributes:
       stream: the connection.
@@ -408,7 +408,7 @@ class OpenPlace(Location):
         return self.name
 
     async def check(self) -> bool:
-        """Whether it could be connected to: it was."""
+        """Return True: the connection is open."""
         return True
 
 
@@ -427,14 +427,14 @@ class OpenConnection(BaseConnection):
 
 
 class Ended(ByteStream):
-    """What follows a connection that was lost: nothing."""
+    """The stream after a lost connection."""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Say that nothing comes."""
+        """Raise the end of the stream."""
         raise anyio.EndOfStream
 
     async def send(self, item: bytes) -> None:
-        """Say that it is closed."""
+        """Raise that it is closed."""
         raise anyio.BrokenResourceError
 
     async def send_eof(self) -> None:

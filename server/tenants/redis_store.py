@@ -1,11 +1,11 @@
-"""Accounts as they were when a store last told them, and what would be there by now. Pure."""
+"""Accounts of several servers, kept in Redis; while Redis is away, this server's part of them."""
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import astuple, replace
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
@@ -14,7 +14,7 @@ import trio
 from triolet.config import shown_url
 from triolet.units import SECONDS
 
-from .accounts import GRAIN, Account, Ask, Bucket, Limit, Verdict, month_of
+from .accounts import GRAIN, Account, Ask, Bucket, Entry, Limit, Verdict, month_of
 from .local_share import Journal, LocalShare
 from .memory_store import time_of_day
 from .redis_calls import APPLY, BEAT, LEAVE, RESERVE, StoreGone, with_calls
@@ -29,53 +29,14 @@ if TYPE_CHECKING:
     from .redis_calls import RedisCalls
 
 
-class Seen(NamedTuple):
-    """An account, and when that was."""
-
-    account: Account
-    at: float
-
-
-class SeenAccounts:
-    """The last of each tenant."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, Seen] = {}
-
-    def note(self, tenant: str, account: Account, now: float) -> None:
-        """Remember one."""
-        self._seen[tenant] = Seen(account, now)
-
-    def by_now(
-        self, tenant: str, limits: Limits, now: float, within_s: float | None = None
-    ) -> Account | None:
-        """Return an account as it would be untouched since; None if none was seen,
-        or only one that is older than so much."""
-        seen = self._seen.get(tenant)
-        if seen is None or (within_s is not None and now - seen.at > within_s):
-            return None
-        account = seen.account
-        return Account(
-            _level(account.requests, seen.at, limits.requests, now),
-            _level(account.tokens, seen.at, limits.tokens, now),
-            account.in_flight,
-            account.spent,
-            account.used_tokens,
-        )
-
-
-def _level(level: float, at: float, limit: float | None, now: float) -> float:
-    return 0.0 if limit is None else Bucket(level, at).level_at(limit, now)
-
-
 log = structlog.get_logger(__name__)
 
 LAST_WORDS_S: Final = 3 * SECONDS
-"""For telling what is left when this process ends."""
+"""For the last batches when this process ends."""
 
 
 NO_ID: Final = ""
-"""Of a question that takes nothing."""
+"""Id of an Ask that only reads."""
 
 
 class RedisStore:
@@ -98,10 +59,10 @@ class RedisStore:
         self._failures = 0
         self._failed_at = -math.inf
         self.num_servers = config.servers
-        self._reserved: dict[str, Ask] = {}
+        self._reserved: set[str] = set()  # ids of asks
         self._local = LocalShare()
         self._journal = Journal(config.max_batch)
-        self._seen = SeenAccounts()
+        self._seen: dict[str, Entry] = {}  # as Redis last told them
         self._has_changes = trio.Event()
         self._broken = trio.Event()
 
@@ -116,7 +77,7 @@ class RedisStore:
         return len(self._reserved) + len(self._local.held)
 
     async def reserve(self, ask: Ask, limits: Limits) -> Verdict:
-        """Take what a request will probably use, or nothing. Bounded in time, never fails."""
+        """Reserve the expected use of a request, or refuse it. Bounded in time, never fails."""
         verdict = None
         if self._calls is not None:
             try:
@@ -129,28 +90,26 @@ class RedisStore:
             self._open_local(ask.tenant, limits)
             return self._local.reserve(ask, _month(), trio.current_time())
         if verdict.refused_by is None:
-            self._reserved[ask.id] = ask
+            self._reserved.add(ask.id)
         return verdict
 
     def settle(self, settlement: Settlement) -> None:
-        """Charge what it used instead. Never waits, never fails; once per reservation."""
-        is_ours = self._reserved.pop(settlement.id, None) is not None
-        if is_ours or (self._calls is not None and settlement.id not in self._local):
+        """Replace a reservation by the use. Never waits or fails; called once per reservation."""
+        is_ours = settlement.id in self._reserved
+        self._reserved.discard(settlement.id)
+        if is_ours or (self._calls is not None and settlement.id not in self._local.held):
             self._journal.settle(settlement)
             self._has_changes.set()
             return
         self._open_local(settlement.tenant, settlement.limits)
         self._local.settle(settlement, _month(), trio.current_time())
 
-    def last_seen(
-        self, tenant: str, limits: Limits, within_s: float | None = None
-    ) -> Account | None:
+    def last_seen(self, tenant: str, limits: Limits, within_s: float = math.inf) -> Account | None:
         """Return an account as last seen here, refilled since; None if nothing is known, or only
         what is older than `within_s`."""
-        now = trio.current_time()
         if tenant in self._local.opened:
-            return self._local.account(tenant, _month(), now)
-        return self._seen.by_now(tenant, limits, now, within_s) if self.is_well else None
+            return self._local.account(tenant, _month(), trio.current_time())
+        return _by_now(self._seen.get(tenant), limits, within_s) if self.is_well else None
 
     def enforced(self, limits: Limits) -> Limits:
         """Return the limits, or this server's part of them while Redis is away."""
@@ -159,19 +118,19 @@ class RedisStore:
     async def account(self, tenant: str, limits: Limits) -> Account:
         """Return an account as it is, or as last seen. Bounded in time, never fails."""
         if self._calls is not None:
-            verdict = await self._ask(self._calls, _look(tenant), limits)
+            verdict = await self._ask(self._calls, Ask(NO_ID, tenant, 0), limits)
             if verdict is not None:
                 return verdict.account
         now, count = trio.current_time(), 1 if self.is_well else self.num_servers
         if tenant in self._local.opened:
             return self._local.account(tenant, _month(), now)
         # Nothing is opened: a look at all tenants would open as many accounts.
-        seen = self._seen.by_now(tenant, limits, now)
+        seen = _by_now(self._seen.get(tenant), limits)
         seen = seen or Account(limits.requests or 0.0, limits.tokens or 0.0, 0, 0, 0)
         return replace(seen, requests=seen.requests / count, tokens=seen.tokens / count)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep in touch with Redis until cancelled. Started once it was tried."""
+        """Connect to Redis, again after each loss, until cancelled. Started after one try."""
         is_first = True
 
         async def use(calls: RedisCalls) -> None:
@@ -195,13 +154,13 @@ class RedisStore:
             await trio.sleep(self._config.probe_s)
 
     async def _ask(self, calls: RedisCalls, ask: Ask, limits: Limits) -> Verdict | None:
-        """Return what Redis says, or None if it says nothing."""
+        """Return the answer of Redis, or None if there is none."""
         began_at = trio.current_time()
         try:
             reply = await calls.call(
                 RESERVE,
                 *(ask.id, ask.tenant, ask.tokens, ask.cost),
-                *(-1 if limit is None else limit for limit in _all(limits)),
+                *(-1 if limit is None else limit for limit in astuple(limits)),
                 GRAIN,
             )
         except StoreGone as gone:
@@ -209,11 +168,18 @@ class RedisStore:
             return None
         self._failures = 0
         verdict = _verdict(reply)
-        self._seen.note(ask.tenant, verdict.account, trio.current_time())
+        now, account = trio.current_time(), verdict.account
+        self._seen[ask.tenant] = Entry(
+            Bucket(account.requests, now),
+            Bucket(account.tokens, now),
+            account.in_flight,
+            spent=account.spent,
+            used_tokens=account.used_tokens,
+        )
         return verdict
 
     async def _keep(self, calls: RedisCalls) -> None:
-        """Tell what has changed, and that this server lives, until Redis fails or we end."""
+        """Send changes and heartbeats until Redis fails or the task is cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell, calls)
@@ -234,7 +200,7 @@ class RedisStore:
                 await trio.sleep(self._config.probe_s)
 
     async def _send_all(self, calls: RedisCalls) -> bool:
-        """Send what there is; return whether all of it was answered."""
+        """Send all changes; return whether all were answered."""
         while (batch := self._journal.next_batch()) is not None:
             began_at = trio.current_time()
             try:
@@ -261,24 +227,24 @@ class RedisStore:
                 self._settle_up()
 
     async def _beat(self, calls: RedisCalls, *, is_asking: bool = False) -> None:
-        """Renew our lease, and end those of others.
+        """Renew the lease of this server, and release reservations of servers with ended leases.
 
         Raises:
-          StoreGone: that was done, or not.
+          StoreGone: Redis may or may not have done it.
         """
         config = self._config
         reply = await calls.call(BEAT, config.lease_s, config.max_batch, int(is_asking))
         self.num_servers, refunded, held = int(reply[0]), int(reply[1]), reply[2]
         if refunded:
             log.warning("reservations_of_lost_server_given_back", count=refunded)
-        for ask_id in set(held) - set(self._reserved):
+        for ask_id in set(held) - self._reserved:
             # Of a call that was given up; or it is settled, which Redis learns before this.
             self._journal.void(ask_id)
 
     def _settle_up(self) -> None:
-        """Tell what was spent and reserved here while Redis was not asked."""
+        """Journal the spend and the reservations of the local accounts, and close these."""
         self._local.report(self._journal, _month(), trio.current_time())
-        self._reserved |= self._local.held
+        self._reserved |= self._local.held.keys()
         self._local.clear()
         if self._journal:
             self._has_changes.set()
@@ -310,20 +276,21 @@ class RedisStore:
         )
 
     def _open_local(self, tenant: str, limits: Limits) -> None:
-        seen = self._seen.by_now(tenant, limits, trio.current_time())
+        seen = _by_now(self._seen.get(tenant), limits)
         self._local.open(tenant, limits, self.num_servers, seen, _month())
+
+
+def _by_now(entry: Entry | None, limits: Limits, within_s: float = math.inf) -> Account | None:
+    """Return an account as it would be untouched since Redis told it; None if it never did, or
+    longer ago than `within_s`."""
+    now = trio.current_time()
+    if entry is None or now - entry.requests.at > within_s:
+        return None
+    return entry.account(limits, now)
 
 
 def _month() -> str:
     return month_of(time_of_day())
-
-
-def _look(tenant: str) -> Ask:
-    return Ask(NO_ID, tenant, 0)
-
-
-def _all(limits: Limits) -> tuple[float | None, ...]:
-    return (limits.requests, limits.tokens, limits.concurrent, limits.budget)
 
 
 def _verdict(reply: Sequence[str]) -> Verdict:

@@ -1,6 +1,6 @@
 """The operator's file of tenants, and the task that notices when it has changed.
 
-Reads and waits; what the file means is decided elsewhere. A file counts as a whole or not at all.
+triolet/tenants_form.py parses it. A file with an error has no effect.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 import os
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Stamp(NamedTuple):
-    """By what a file is known to have changed. All 0 for one that is not there."""
+    """Figures that differ between two versions of a file. All 0 for a missing file."""
 
     inode: int = 0
     mtime_ns: int = 0
@@ -56,7 +56,7 @@ class TenantFile:
         self._taken = Stamp()
 
     def read(self) -> Tenants:
-        """Return what it says now.
+        """Return the tenants of the file.
 
         Raises:
           ConfigError: it cannot be read, or something in it is wrong.
@@ -76,7 +76,7 @@ class TenantFile:
         return read_tenants(content, str(self._path))
 
     def has_settled(self) -> bool:
-        """Return whether it is another one than was read, and the same as at the last look."""
+        """Return whether the file differs from the one read, and not from the last look."""
         try:
             stamp = _stamp(self._path.stat())
         except OSError:
@@ -85,11 +85,11 @@ class TenantFile:
         return is_as_seen and stamp != self._taken
 
     async def run(self, tenancy: Tenancy, dismiss: Callable[[Set[str]], None]) -> None:
-        """Let each change count.
+        """Apply each change of the file.
 
         Args:
-          tenancy: is told.
-          dismiss: ends what runs for tenants that may ask no more.
+          tenancy: gets the tenants.
+          dismiss: ends the requests of tenants that were removed or disabled.
         """
         threads = trio.CapacityLimiter(1)
         while True:
@@ -127,50 +127,47 @@ def current_tenant() -> Tenant:
 
 
 def enter_tenant(tenant: Tenant) -> None:
-    """Let the running task, and those that it starts, serve a tenant."""
+    """Set the tenant of the running task and of those that it starts."""
     _TENANT.set(tenant)
 
 
 @dataclass(frozen=True, slots=True)
 class TenancyReport:
-    """What became of the operator's file.
+    """The state of the operator's file.
 
     Attributes:
-      tenants: that there are, disabled ones included; 0 where there is no file.
-      num_taken: files taken, the first included.
-      num_refused: files that something was wrong with.
-      problem: why the newest file is not what counts; empty if it is.
+      tenants: number of tenants, disabled ones included; 0 where there is no file.
+      num_taken: files applied, the first included.
+      num_refused: files with an error.
+      problem: error of the newest file; empty if it was applied.
     """
 
-    tenants: int
-    num_taken: int
-    num_refused: int
-    problem: str
+    tenants: int = 0
+    num_taken: int = 0
+    num_refused: int = 0
+    problem: str = ""
 
 
 class Tenancy:
-    """The tenants that count now.
+    """The present tenants.
 
     Args:
       tenants: of the operator's file; None where there is none, and every client is let in.
+
+    Attributes:
+      report: the state of the operator's file.
     """
 
     def __init__(self, tenants: Tenants | None = None) -> None:
         self._tenants = tenants
-        self._num_taken = 0 if tenants is None else 1
-        self._num_refused = 0
-        self._problem = ""
+        self.report = TenancyReport()
+        if tenants is not None:
+            self.report = TenancyReport(len(tenants.by_name), 1)
 
     @property
     def is_open(self) -> bool:
         """Whether there are no tenants: every client is let in."""
         return self._tenants is None
-
-    @property
-    def report(self) -> TenancyReport:
-        """What became of the operator's file."""
-        num_tenants = 0 if self._tenants is None else len(self._tenants.by_name)
-        return TenancyReport(num_tenants, self._num_taken, self._num_refused, self._problem)
 
     def tenant_of(self, key: str | None, now: float) -> Tenant:
         """Return the tenant of a key.
@@ -225,12 +222,10 @@ class Tenancy:
         return (self._tenants or NO_TENANTS).prices_of(*names)
 
     def replace(self, tenants: Tenants) -> frozenset[str]:
-        """Let other tenants count from now on; return the names of those that may ask no more."""
+        """Replace the tenants; return the names of those that were removed or disabled."""
         before = {} if self._tenants is None else self._tenants.by_name
-        self._tenants = tenants
-        self._num_taken += 1
-        self._problem = ""
-        after = tenants.by_name
+        self._tenants, after = tenants, tenants.by_name
+        self.report = TenancyReport(len(after), self.report.num_taken + 1, self.report.num_refused)
         return frozenset(
             name
             for name, tenant in before.items()
@@ -238,9 +233,8 @@ class Tenancy:
         )
 
     def refuse(self, problem: str) -> None:
-        """Note that a newer file does not count, and why; the tenants stay as they were."""
-        self._num_refused += 1
-        self._problem = problem
+        """Note the error of a newer file; the tenants stay as they were."""
+        self.report = replace(self.report, num_refused=self.report.num_refused + 1, problem=problem)
 
 
 NO_TENANTS: Final = Tenants((), {}, {})

@@ -107,3 +107,19 @@ def test_a_device_that_cannot_be_used_is_not_chosen(monkeypatch: pytest.MonkeyPa
     assert chosen_device(EngineConfig()) == "cpu"
     assert chosen_device(EngineConfig(device="cuda:1")) == "cuda:1"
     assert chosen_device(EngineConfig(backend="native")) == "cpu"
+
+
+@pytest.mark.parametrize("backend", ["triton", "flash"])
+def test_a_backend_for_gpus_says_why_auto_chose_the_cpu_and_what_to_set(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    with pytest.raises(ConfigError) as refused:
+        chosen_device(EngineConfig(backend=backend))
+    assert str(refused.value) == (
+        "device is 'auto', which chose 'cpu', for CUDA_VISIBLE_DEVICES is '-1' and hides every "
+        f"GPU: backend '{backend}' computes on 'cuda' alone; use backend 'auto', or unset "
+        "CUDA_VISIBLE_DEVICES"
+    )
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert chosen_device(EngineConfig(backend=backend, device="cpu")) == "cpu"

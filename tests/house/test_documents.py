@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from ops.cli import app
-from server.metrics.exposition import merge
+from server.metrics.exposition import merging
 from server.metrics.metrics import Metrics
 from server.scheduling.status import FleetStatus, OverloadStatus
 from server.tenants.tenancy import Tenancy
@@ -178,7 +178,7 @@ def exposed_metrics() -> set[str]:
     metrics = Metrics("model", "none")
     metrics.watch(lambda: nothing, lambda: 0)
     metrics.tenants.watch(lambda: Tenancy().report)
-    merged = merge({"server-0": metrics.exposition().decode(), "server-1": None})
+    merged = "".join(merging({"server-0": metrics.exposition().decode(), "server-1": None}))
     families = re.findall(r"^# TYPE (\S+)", merged, re.MULTILINE)
     return {name for name in families if name.startswith("triolet_")}
 

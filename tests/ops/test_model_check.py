@@ -244,7 +244,8 @@ def test_the_doctor_accepts_a_gguf_file_and_fetches_no_known_model(
         ("--kv-pool 8KiB --max-model-len 256", "or a smaller --max-model-len than 256"),
         ("--device tpu", "--device is 'tpu'; allowed: auto, cpu, cuda"),
         ("--backend xla", "--backend is 'xla'; allowed: auto"),
-        ("--backend flash", "--device is 'cpu'; allowed: cuda with --backend 'flash'"),
+        ("--backend flash --device cpu", "--device is 'cpu'; allowed: cuda with --backend 'flash'"),
+        ("--backend triton", "--device is 'auto', which chose 'cpu', for "),
         (
             "--backend sdpa --set worker.engine.weights=int8",
             "worker.engine.weights is 'int8'; allowed: dtype with --backend",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.metrics.exposition import merge
+from server.metrics.exposition import merging
 from server.metrics.metrics import Metrics
 from tests.server.support.fakes import FakeFleet
 
@@ -20,7 +20,7 @@ def exposition(requests: int) -> str:
 
 def test_every_sample_of_a_server_has_its_name_and_workers_are_there_once() -> None:
     own = exposition(2)
-    merged = merge({"server-0": own, "server-1": exposition(3), "server-2": None})
+    merged = "".join(merging({"server-0": own, "server-1": exposition(3), "server-2": None}))
     families = {family.name: family for family in text_string_to_metric_families(merged)}
     alone = {family.name: family for family in text_string_to_metric_families(own)}
     assert set(families) == set(alone) | {"triolet_server_up"}

@@ -150,7 +150,7 @@ def test_where_the_best_token_is_taken_the_seed_is_nothing() -> None:
 
 def script_of(*texts: str) -> Script:
     deltas = tuple(Delta(text, tuple(text.encode())) for text in texts)
-    return Script(deltas, FinishReason.STOP, USAGE, "stop!", "model")
+    return Script(deltas, Finished(FinishReason.STOP, USAGE, "stop!", "model"))
 
 
 async def test_a_replay_says_the_same_in_the_same_pieces_and_takes_no_time() -> None:
@@ -216,7 +216,7 @@ def test_what_a_token_is_thought_to_take_is_about_what_it_takes(
         scores = (TokenLogprob(70_000, " moon", b" moon", -0.5, top),)
     delta = Delta(" moon", (70_000,), scores)
     sizes = [
-        len(msgspec.msgpack.encode(Script((delta,) * count, FinishReason.STOP, USAGE, None, "f")))
+        len(msgspec.msgpack.encode(Script((delta,) * count, Finished(FinishReason.STOP, USAGE))))
         for count in (100, 200)
     ]
     assert size_of(delta) == pytest.approx((sizes[1] - sizes[0]) / 100, rel=0.2)

@@ -11,8 +11,8 @@ import trio
 
 from server.api.peers import PROXIED, Peers
 from server.contract.generation import Usage
-from server.tenants.opening import UncountedQuotas, opened_quotas
-from server.tenants.quotas import Asked
+from server.tenants.opening import opened_quotas
+from server.tenants.quotas import Asked, QuotaObserver
 from server.tenants.tenancy import Tenancy
 from tests.server.support.surface import PATIENCE_S, RawClient, request_bytes
 from tests.server.support.tenants import tenant, tenants_of
@@ -37,7 +37,7 @@ async def both(folder: Path, **more: Any) -> AsyncIterator[tuple[list[Quotas], l
     prices = Prices(prompt=1e6)
     with ExitStack() as opened:
         quotas = [
-            opened.enter_context(opened_quotas(config, UncountedQuotas(), lambda: prices))
+            opened.enter_context(opened_quotas(config, QuotaObserver(), lambda: prices))
             for _ in NAMES
         ]
         tenancies = [Tenancy(tenants_of(ALICE, BOB)) for _ in NAMES]

@@ -10,8 +10,7 @@ import pytest
 from server.app import build_app
 from server.jobs.runner import InnerRequest
 from server.tenants.memory_store import MemoryStore
-from server.tenants.opening import UncountedQuotas
-from server.tenants.quotas import Quotas, SpendWatch
+from server.tenants.quotas import QuotaObserver, Quotas, SpendWatch
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import Answer, Surface, surface
@@ -209,8 +208,8 @@ async def test_who_is_shut_out_while_the_request_is_read_begins_nothing(path: st
 
 
 async def test_of_several_servers_each_lets_a_tenant_have_its_part() -> None:
-    config, watch = QuotaConfig(servers=2), SpendWatch(UncountedQuotas())
-    quotas = Quotas(config, MemoryStore(config, watch), watch, UncountedQuotas(), Prices)
+    config, watch = QuotaConfig(servers=2), SpendWatch(QuotaObserver())
+    quotas = Quotas(config, MemoryStore(config, watch), watch, QuotaObserver(), Prices)
     async with surface(tenancy=tenancy(), quotas=quotas) as server:
         for path in BODIES:
             assert (await post(server, path)).status == 200

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from server.jobs.batches import Batches
-from server.jobs.database import FILE_NAME, open_database, transaction
+from server.jobs.database import FILE_NAME, open_database
 from server.jobs.records import (
     OPEN,
     TRANSITIONS,
@@ -24,6 +24,7 @@ from server.jobs.records import (
 from server.jobs.storage import CONTENT_ROWS, Files
 from triolet.config import BatchConfig
 from triolet.errors import ConfigError, LocalProtocolError, RequestError
+from triolet.sqlite import transaction
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from server.tenants.opening import UncountedQuotas
-from server.tenants.quotas import SpendWatch
+from server.tenants.quotas import QuotaObserver, SpendWatch
 
 
 class RecordingObserver(SpendWatch):
     """Writes down what it is told."""
 
     def __init__(self) -> None:
-        super().__init__(UncountedQuotas())
+        super().__init__(QuotaObserver())
         self.spends: list[tuple[str, int, int]] = []
         self.failures: list[str] = []
 
