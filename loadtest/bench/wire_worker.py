@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -64,6 +63,7 @@ from triolet.sampling import SamplingParams
 from triolet.units import MIB
 from worker.local_engine import LocalEngine
 
+from ..harness.lines import cpu_s, say
 from .model import SHAPES
 
 if TYPE_CHECKING:
@@ -285,12 +285,6 @@ SERVE: Final[dict[Role, Callable[..., Awaitable[Any]]]] = {
 }
 
 
-def cpu_s() -> float:
-    """Return what the process and the kernel on its behalf have computed so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 async def answer(server: BenchServer, request: dict[str, Any]) -> dict[str, Any]:
     """Do one thing and say how it went."""
     numbers = range(request["first"], request["first"] + request["count"])
@@ -387,12 +381,6 @@ def link_of(arguments: argparse.Namespace) -> LinkConfig:
         "kv_window_bytes": arguments.window_bytes,
     }
     return replace(link, **{name: value for name, value in chosen.items() if value})
-
-
-def say(message: dict[str, Any]) -> None:
-    """Write one answer."""
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
 
 
 def main() -> None:

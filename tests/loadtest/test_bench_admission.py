@@ -14,6 +14,7 @@ from loadtest.bench.admission import (
     OK,
     ON,
     OVERLOADED,
+    PLANS,
     REFUSED,
     TENANTS,
     Course,
@@ -22,8 +23,8 @@ from loadtest.bench.admission import (
     measure,
     report_of,
 )
-from loadtest.bench.admission import tenants_file as refused_tenants
 from loadtest.bench.admission_server import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Form, Lap
+from loadtest.harness.tenants import tenants_file
 from server import app
 from server.api import generate
 from server.api.openai import chat as completions
@@ -124,11 +125,11 @@ class ChoosyAdmission(FakeAdmission):
 
 @pytest.mark.slow
 async def test_only_refusals_of_the_kind_that_was_asked_for_are_timed() -> None:
-    tenancy = Tenancy(read_tenants(refused_tenants().encode(), "tenants.toml"))
+    tenancy = Tenancy(read_tenants(tenants_file(PLANS).encode(), "tenants.toml"))
     quotas = quotas_in_memory()
     fleet, text = Choosy(quotas), LargeText()
     async with surface(fleet, tenancy=tenancy, quotas=quotas, text=text) as server:
-        taken_ns = await ask_too_much(server.port, 5, warm_s=0.0)
+        taken_ns = await ask_too_much(server.url, 5, warm_s=0.0)
     # The first one of its minute is taken on.
     assert {status: len(taken) for status, taken in taken_ns.items()} == {
         OVERLOADED: 5,
