@@ -3,7 +3,7 @@ what a model says.
 
 KV of a token is the token with its position. What follows a sequence is a hash of everything that a
 step reads back through the block table, of the seed and of the position; so a chunk that was lost,
-misplaced, damaged or written by somebody who was not the owner shows as another token. Freed blocks
+misplaced, damaged or written by another than the owner shows as another token. Freed blocks
 are poisoned and have to stay so.
 """
 
@@ -109,7 +109,7 @@ class PoisoningLedger(BlockLedger):
     """Tells of each lease of blocks that ends.
 
     Attributes:
-      on_freed: told of whose it was and of the blocks that hold nothing of use any more, at once.
+      on_freed: told of the owner and of the blocks that hold nothing of use any more, at once.
     """
 
     on_freed: Callable[[Hashable, Sequence[int]], None]
@@ -275,7 +275,7 @@ class SimulatedEngine(PoolEngine):
     def copy_block(self, source: int, target: int) -> None:
         """Overwrite one block with another."""
         if not (self.ledger.is_leased(source) and self.ledger.is_leased(target)):
-            self._report(f"block {source} was copied to {target}, and nobody leases one of them")
+            self._report(f"block {source} was copied to {target}, and one of them is not leased")
         super().copy_block(source, target)
 
     def import_blocks(
@@ -287,11 +287,11 @@ class SimulatedEngine(PoolEngine):
         """Overwrite blocks."""
         for block in block_ids:
             if not self.ledger.is_leased(block):
-                self._report(f"KV was written into block {block}, which nobody leases")
+                self._report(f"KV was written into block {block}, which is not leased")
         super().import_blocks(block_ids, payload, layers)
 
     def check_poison(self) -> None:
-        """Report blocks that somebody wrote although nobody leases them."""
+        """Report blocks that were written although no lease names them."""
         for block, kv in enumerate(self._pool):
             if kv != self._poisoned and block and self.ledger.is_free(block):
                 self._report(f"block {block} was written after it was freed")
@@ -328,7 +328,7 @@ class SimulatedEngine(PoolEngine):
         if any(self.ledger.num_leases_of(b) > 1 or b in self.ledger.kept for b in blocks):
             self._report("a step writes a block that others read")
         if not all(self.ledger.is_leased(block) for row in rows for block in row.block_table):
-            self._report("a step works on a block that nobody leases")
+            self._report("a step works on a block that is not leased")
 
     def _written(self, row: StepRow) -> Sequence[int]:
         end = row.start + len(row.token_ids)
@@ -345,7 +345,7 @@ class SimulatedDevice:
     """Takes virtual time for each step; can be told to stand still.
 
     Args:
-      engine: whose steps run.
+      engine: its steps run.
       cost: of a step.
       happened: counts steps that were held up.
 

@@ -1,7 +1,7 @@
 """In which order real processes serve what waits: by class, in a class by weight, whoever came
 first.
 
-One decode worker with one row, which somebody has until everybody else waits. So the order in which
+One decode worker with one row, which one request has until all others wait. So the order in which
 requests end is the order of their turns, however fast the machine is.
 """
 
@@ -45,7 +45,7 @@ PLANS: Final = {
     "urgent": 'classes = ["critical"]',
 }
 COME: Final = {"flood": 6, "lines": 2, "cheap": 2, "equal": 2, "heavy": 4, "urgent": 2}
-"""Requests of each, in the order in which they come: whoever is served last comes first. So few
+"""Requests of each, in the order in which they come: the last to be served comes first. So few
 that no class earns a turn by waiting below others."""
 COST: Final = StepCost(step_s=0.06, row_s=0.0, token_s=0.0)
 HELD_TOKENS: Final = 1000
@@ -54,7 +54,7 @@ TOKENS: Final = 2
 
 
 def request_of(tenant: str, number: int, max_tokens: int) -> bytes:
-    """Return a request that is like all others, but for who asks."""
+    """Return a request that is like all others, but for its tenant."""
     fields: dict[str, object] = {
         "prompt": "Once upon a time",
         "max_tokens": max_tokens,
@@ -138,7 +138,8 @@ async def test_whoever_waits_goes_by_class_and_by_weight_and_not_by_who_came_fir
     assert turns[:2] == ["urgent"] * 2
     assert turns[-4:] == ["cheap"] * 2 + ["lines"] * 2
     usual = turns[2:-4]
-    # Two rounds, in each of which everybody is served by its weight; then whoever has most left.
+    # Two rounds, in each of which every tenant is served by its weight; then the one with most
+    # left.
     for first in (0, 4):
         assert Counter(usual[first : first + 4]) == {"flood": 1, "equal": 1, "heavy": 2}
     assert usual[8:] == ["flood"] * 4

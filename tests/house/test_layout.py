@@ -1,4 +1,5 @@
-"""The house keeps its own rules: caps on size, who may import whom, what may never be written.
+"""The house keeps its own rules: caps on size, which package may import which, what may never be
+written.
 
 Reads the tree as text and syntax; imports nothing of it.
 """

@@ -73,7 +73,8 @@ def test_everybody_gets_a_place_or_a_refusal_and_every_step_is_timed() -> None:
         assert set(into.statuses) <= {OK, REFUSED}
         assert into.statuses.count(REFUSED) == len(into.refused)
         assert all(into.taken_ns[what] for what in (TAKEN, SETTLED, SWEPT))
-    # With a queue of seconds who was promised two of them is refused, unless nothing decides.
+    # With a queue of seconds a request that was promised two of them is refused, unless nothing
+    # decides.
     assert found[0, ON].refused
     assert not any(SUBMIT in lap.steps for lap in found[0, ON].refused)
     assert not found[0, OFF].refused
@@ -95,7 +96,7 @@ def test_a_way_that_takes_too_long_is_said() -> None:
 
 
 class Choosy(FakeFleet):
-    """Refuses those who come too late, lets a flood wait, and charges whom it answers."""
+    """Refuses what comes too late, lets a flood wait, and charges what it answers."""
 
     def __init__(self, quotas: Quotas) -> None:
         super().__init__(self.answer)
