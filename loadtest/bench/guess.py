@@ -170,7 +170,8 @@ def _rate(group: list[Stream]) -> float:
     """Return tokens per second of streams that ran at once."""
     times = [[at for at, _ in _pieces(stream)] for stream in group]
     pairs = zip(group, times, strict=True)
-    return sum(stream.num_tokens / (of[-1] - of[0]) for stream, of in pairs)
+    # A stream whose text came all at once, as on a busy machine, shows no rate.
+    return sum(one.num_tokens / (of[-1] - of[0]) for one, of in pairs if of[-1] > of[0])
 
 
 def report_of(found: dict[tuple[str, int, str], Measured], machine: dict[str, Any]) -> Report:
