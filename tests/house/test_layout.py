@@ -79,7 +79,7 @@ ENTRY_POINTS = {
 
 HOMES: dict[str, tuple[str, ...]] = {
     # A library that only one place may touch, and where.
-    "zmq": ("transport/zmq_", "loadtest/bench/wire_zmq.py"),
+    "zmq": ("transport/zmq_", "loadtest/bench/wire_sockets.py"),
     "hypercorn": ("server/edge/",),
     "flash_attn": ("engine/attention/flash",),
     "triton": ("engine/gpu/",),
