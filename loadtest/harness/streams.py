@@ -33,6 +33,7 @@ KEPT_BYTES: Final = 16
 """Of what came last: any of these marks may be in two pieces."""
 LENGTH: Final = re.compile(rb"\r\ncontent-length: ?(\d+)\r\n", re.IGNORECASE)
 CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding: ?chunked\r\n", re.IGNORECASE)
+CLOSED: Final = re.compile(rb"\r\nconnection: ?close\r\n", re.IGNORECASE)
 RETRY_AFTER: Final = re.compile(rb"\r\nretry-after: ?([\d.]+)\r\n", re.IGNORECASE)
 USED: Final = re.compile(rb'"completion_tokens": ?(\d+)')
 CODE: Final = re.compile(rb'"code": ?"(\w+)"')
@@ -73,7 +74,7 @@ class Stream:
       on_end: called once, when the answer or its connection has ended.
       head: status line and header fields; empty before they have come.
       is_whole: whether it came to its end.
-      is_kept: whether its connection can be used again: its end shows by itself.
+      is_kept: whether its connection can be used again.
     """
 
     asked_at: float = 0.0
@@ -85,6 +86,7 @@ class Stream:
     is_kept: bool = False
     _last: bytes = b""
     _missing: int | None = None
+    _is_chunked: bool = False
 
     def take(self, data: bytes, now: float) -> None:
         """Take what came."""
@@ -96,15 +98,19 @@ class Stream:
             self.head = head + b"\r\n"
             if length := LENGTH.search(self.head):
                 self._missing = int(length[1])
-            self.is_kept = self._missing is not None or bool(CHUNKED.search(self.head))
+            self._is_chunked = bool(CHUNKED.search(self.head))
+            ends_by_itself = self._is_chunked or self._missing is not None
+            self.is_kept = ends_by_itself and not CLOSED.search(self.head)
         whole = self._last + data
         self.note(data, whole.count(EVENT) - self._last.count(EVENT), now)
         self._last = whole[-KEPT_BYTES:]
         if self._missing is not None:
             self._missing -= len(data)
             self.is_whole = self._missing <= 0
+        elif self._is_chunked:
+            self.is_whole = whole.endswith(CHUNKS_END)
         else:
-            self.is_whole = whole.endswith(CHUNKS_END) if self.is_kept else DONE in whole
+            self.is_whole = self.is_whole or DONE in whole
 
     def note(self, data: bytes, num_events: int, now: float) -> None:
         """Note a part of the body and the events that begin in it."""
