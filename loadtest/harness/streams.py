@@ -241,14 +241,14 @@ class Clients:
           OSError: there is none to be had.
           trio.TooSlowError: it took far too long.
         """
-        connection = self._idle.pop() if self._idle else await self._connected()
         is_over = trio.Event()
-        stream = self._send(connection, request, lambda _: is_over.set())
-        try:
-            with trio.fail_after(TIMEOUT_S):
+        with trio.fail_after(TIMEOUT_S):
+            connection = self._idle.pop() if self._idle else await self._connected()
+            stream = self._send(connection, request, lambda _: is_over.set())
+            try:
                 await is_over.wait()
-        finally:
-            self.leave(stream)
+            finally:
+                self.leave(stream)
         if not stream.is_whole:
             stream.check()
         return stream
@@ -282,7 +282,11 @@ class Clients:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(TIMEOUT_S)
         stream = self._make(self._clock(), on_end=on_end)
-        connection.sendall(request)
+        try:
+            connection.sendall(request)
+        except OSError as error:
+            connection.close()
+            raise StreamBrokenError(f"the request could not be sent: {error}") from error
         connection.setblocking(False)
         self._selector.register(connection, selectors.EVENT_READ, stream)
         self._open[stream] = connection
