@@ -45,15 +45,15 @@ class Attempt:
       block_table: leased blocks in sequence order.
       output_ids: completion tokens that are decided, replayed ones first; empty until the KV is in.
       num_computed_tokens: leading tokens of prompt and completion whose KV is in the pool.
-      last_turn: rises with every row that any attempt has; who has the lowest waits longest.
+      last_turn: rises with every row that any attempt has; the lowest has waited longest.
       unheard: rows that were sent and that the server has not said it has; at most what its window
         lets it run ahead.
       kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
-      salt: whose prefix cache it uses.
+      salt: of the prefix cache that it uses.
       num_held_blocks: leading blocks of the prompt that were here when it came, or that it shares
         with the attempt whose fork it is.
-      is_local: its prompt is computed here; nobody ships to it.
-      keeper: for whom its KV is kept.
+      is_local: its prompt is computed here; no KV is shipped to it.
+      keeper: the tenant for which its KV is kept.
       weight: of its tenant, beside others of the same class.
       constraint: what its completion has to be, None for anything.
       kv_key: by which its chunks and manifest are authenticated, where KV is not encrypted.

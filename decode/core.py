@@ -128,10 +128,10 @@ class DecodeCore:
 
     Args:
       engine: blocks and their bytes.
-      identity: who it is.
+      identity: of this worker.
       link: lifetimes and bounds.
       now: the time at which it begins.
-      read_process: what the operating system says of the process; of nobody's by default.
+      read_process: what the operating system says of the process; of no process by default.
       source: where guesses of coming tokens come from; None for no guesses.
       speculation: how many of them.
       rings: the memory of senders on this host; None where there is none to be seen.
@@ -139,7 +139,7 @@ class DecodeCore:
     Attributes:
       outbox: what is to be sent.
       counters: what was done.
-      attempt_table: who holds a lease.
+      attempt_table: the attempts that hold leases.
       server_sessions: what servers see; beats and drains.
       stepper: plans steps and takes in their results.
     """
@@ -248,7 +248,7 @@ class DecodeCore:
                 self.counters.drop(Drop.UNEXPECTED)
 
     def sweep(self, now: float) -> None:
-        """End what is over and forget who is silent."""
+        """End what is over and forget silent peers."""
         self.server_sessions.sweep(now)
         self._senders.forget_silent(now)
         self._shared_memory.keep_only({sender for sender, _ in self._senders.known()})
@@ -314,7 +314,7 @@ class DecodeCore:
             has_work=self.attempt_table.is_stepping,
             is_draining=self.server_sessions.is_draining,
             load=self.load(),
-            # Rounded up: the last free row is somebody's, and who comes second is refused.
+            # Rounded up: one attempt gets the last free row, and the second is refused.
             row_credit=own - (-self._num_free_rows() // num_servers),
         )
 

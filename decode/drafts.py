@@ -216,7 +216,7 @@ class Drafts:
 
     @property
     def ledger(self) -> BlockLedger:
-        """Who holds which block of the draft pool."""
+        """The leases of the draft pool."""
         return self._engine.ledger
 
     def plan(self, wanted: Iterable[tuple[Attempt, int]]) -> list[DraftRow]:
@@ -266,7 +266,7 @@ class Drafts:
         return guesses[: next(unknown, most)]
 
     def forget(self, key: AttemptKey) -> None:
-        """Give back the blocks of an attempt that has ended, as soon as nobody writes them."""
+        """Give back the blocks of an attempt that has ended, as soon as no step writes them."""
         if any(attempt.key == key for attempt, _ in self._rows):
             self._leaving.append(key)
         elif self._drafts.pop(key, None) is not None:

@@ -37,10 +37,10 @@ class KvIntake:
     """Takes chunks and manifests for all attempts of one decode worker.
 
     Args:
-      engine: into whose blocks they go.
+      engine: they go into its blocks.
       identity: names the present epoch.
       link: how often a chunk may come damaged, and whether each needs a MAC.
-      attempt_table: who holds a lease.
+      attempt_table: the attempts that hold leases.
       outbox: takes the answers.
       counters: of what came.
       on_complete: told of each attempt whose KV has become complete, with its state at READY.
@@ -130,7 +130,7 @@ class KvIntake:
     def _wanted(self, sender: bytes, key: AttemptKey, target_epoch: int) -> Attempt | None:
         """Return the attempt that takes this frame, or None after saying that it is not wanted."""
         attempt = self._attempt_table.attempts.get(key)
-        is_alien = attempt is None or attempt.is_local  # whose KV is computed here, by nobody else
+        is_alien = attempt is None or attempt.is_local  # its KV is computed here only
         if attempt is None or is_alien or target_epoch != self._identity.me.epoch:
             self._counters.drop(Drop.STALE)
             self._say_done(sender, key)

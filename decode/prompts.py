@@ -1,7 +1,7 @@
 """Which blocks of an attempt are worth finding again, and when they are final.
 
-Knows which tokens are where; does not know who looks for them. A prompt's KV is prefill's work
-whoever holds it. A completion's is decode's, and stands for what prefill would compute only where
+Knows which tokens are where, and not what they are looked up for. A prompt's KV is prefill's work
+on any worker. A completion's is decode's, and stands for what prefill would compute only where
 both give the same bits (`PrefixCache.keeps_completions`): a request's tokens must not depend on
 what others have asked before.
 """
@@ -53,7 +53,7 @@ class Prompts:
     """The prompts of one decode worker.
 
     Args:
-      attempt_table: who holds a lease.
+      attempt_table: the attempts that hold leases.
       pace: how much a step may hold.
       max_num_seqs: rows of a step.
 
@@ -126,11 +126,11 @@ def num_shared_blocks(num_prompt_tokens: int, block_size: int) -> int:
 
 
 class Forks:
-    """Who waits for whose prompt on one decode worker.
+    """Attempts that wait for the prompts of others on one decode worker.
 
     Args:
-      engine: whose blocks are shared and copied.
-      attempt_table: who holds a lease.
+      engine: its blocks are shared and copied.
+      attempt_table: the attempts that hold leases.
       prompts: where what a fork computes itself rides along.
     """
 
@@ -166,7 +166,7 @@ class Forks:
                 self._part(fork, origin)
 
     def forsake(self, origin: Attempt, now: float) -> None:
-        """An attempt ends: whoever still waits for its prompt has to begin anew."""
+        """An attempt ends: those that still wait for its prompt have to begin anew."""
         for fork in self._waiting.pop(origin.key, ()):
             self._attempt_table.end(fork.key, EndReason.FORSAKEN, now)
 

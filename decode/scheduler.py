@@ -1,4 +1,4 @@
-"""Which rows the next decode step has, and who gives way when blocks run out.
+"""Which rows the next decode step has, and which attempts are preempted when blocks run out.
 
 Pure functions of the attempts and the number of free blocks. Continuous batching: an attempt joins
 as soon as its KV is complete and leaves as soon as it ends. A paused one has no row and keeps its
@@ -47,12 +47,13 @@ def needs_block(attempt: Attempt, block_size: int) -> bool:
 
 
 def choose_victim(attempts: Iterable[Attempt], loads: dict[bytes, Load] | None = None) -> Attempt:
-    """Return who gives way: in the lowest class, of the tenant that holds most for its weight, the
-    least important to its client, among these the youngest, which has the least work to lose.
+    """Return the attempt to preempt: in the lowest class, of the tenant that holds most for its
+    weight, the least important to its client, among these the youngest, which has the least work to
+    lose.
 
-    In its class, whoever is the only one of its tenant gives way to its elders alone. So the first
-    of each tenant gets on, and where there is one of each, the oldest: however much somebody needs,
-    and whoever comes meanwhile, it is not pushed out for ever.
+    In its class, the only attempt of a tenant gives way to older ones alone. So the first
+    of each tenant gets on, and where there is one of each, the oldest: however much others need,
+    and whatever comes meanwhile, it is not pushed out for ever.
 
     Args:
       attempts: all that hold blocks.

@@ -85,7 +85,7 @@ class GuessSource(Protocol):
 
     @property
     def ledger(self) -> BlockLedger | None:
-        """Who holds which block of a pool of its own; None if it has none."""
+        """The leases of a pool of its own; None if it has none."""
         ...
 
     def guess(self, attempt: Attempt, most: int) -> Sequence[int]:
@@ -101,7 +101,7 @@ class Room(NamedTuple):
     """What a step may take for guesses.
 
     Attributes:
-      spare_blocks: that nobody may need soon.
+      spare_blocks: that no attempt may need soon.
       block_size: tokens per block.
       max_model_len: longest sequence.
     """
@@ -115,7 +115,7 @@ class Turn(NamedTuple):
     """One attempt's part in a step.
 
     Attributes:
-      attempt: whose.
+      attempt: of the guesses.
       guesses: tokens that may follow its row's; each has a row.
       num_new_blocks: to be leased for them.
       num_more: tokens of a replay behind its row's; each has a row.
@@ -156,7 +156,7 @@ class Speculation:
 
     @property
     def ledger(self) -> BlockLedger | None:
-        """Who holds which block of the source's own pool, if it has one."""
+        """The leases of the source's own pool, if it has one."""
         return None if self._source is None else self._source.ledger
 
     def plan(self, rows: Sequence[Attempt], room: Room) -> list[Turn]:

@@ -1,6 +1,6 @@
-"""From one decode step to the next: who has a row, what came of it, who is told.
+"""From one decode step to the next: the rows, their results, and the servers that get them.
 
-Knows attempts, blocks and results; does not know who computed KV that came from elsewhere, nor how
+Knows attempts, blocks and results; does not know which worker computed foreign KV, nor how
 steps are run. Chunks of prompts that are computed here ride along with the rows of running streams.
 """
 
@@ -42,9 +42,9 @@ class Stepper:
     """Plans steps and takes in their results.
 
     Args:
-      engine: whose blocks grow.
+      engine: its blocks grow.
       identity: names rows and context length.
-      attempt_table: who holds a lease.
+      attempt_table: the attempts that hold leases.
       outbox: takes the TOKENS frames.
       counters: of steps, tokens and preemptions.
       speculation: chooses guesses.
@@ -109,8 +109,8 @@ class Stepper:
         return rows + [chunk_row(chunk) for chunk in chunks]
 
     def wanted_guesses(self) -> list[tuple[Attempt, int]]:
-        """Return who will probably have a row in the next step and could use guesses of what
-        follows, and how many."""
+        """Return the attempts that will probably have a row in the next step and could use guesses
+        of what follows, and how many."""
         rows = [
             attempt
             for key, attempt in self._awake.items()
@@ -265,9 +265,9 @@ class Stepper:
             self._tell((attempt.server, repeated) for repeated in rows)
 
     def _runnable(self) -> list[Attempt]:
-        """Move leases between READY, RUNNING and PAUSED; return who may have a row.
+        """Move leases between READY, RUNNING and PAUSED; return those that may have a row.
 
-        Whoever is paused sleeps until it is given credit: it costs those that run nothing.
+        A paused attempt sleeps until it is given credit: it costs running ones nothing.
         """
         leases = self._attempt_table.leases
         runnable = []

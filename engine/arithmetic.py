@@ -1,4 +1,4 @@
-"""What the last bits of a result depend on beside model and settings: who computes it.
+"""What the last bits of a result depend on beside model and settings: the hardware and kernels.
 
 Two workers whose names for it are equal compute the same bits of the same tokens; that is what an
 attempt that goes on elsewhere, and a cached prefix, rely on. Knows no model's weights.
@@ -29,7 +29,7 @@ _TELLING: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 def arithmetic(backend: str, device: Device, model: ModelConfig) -> str:
-    """Name who computes.
+    """Name the hardware and the kernels.
 
     Our kernels give the same bits in every build, on every processor and with any number of
     threads; what torch adds, angles and the sampler's exponentials, is tried out. All of torch

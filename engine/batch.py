@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .pooling import Pool
 
 STEP_TOKENS_MULTIPLE: Final = 4
-"""Steps are padded to a multiple of this, so that a token never depends on who else was in the
+"""Steps are padded to a multiple of this, so that a token never depends on the other rows of the
 step. Kernels take rows four at a time and whatever is left over in another order of summation. With
 one thread that only shows below 4 rows; with several the rows are dealt out, and some thread may
 get a rest: in fp32 2 and 8 threads gave other bits for 5-7 and 9-11 rows, 16 threads for 17-19 and
@@ -257,7 +257,7 @@ class FlatStep:
 
 
 class LayerWatch(NamedTuple):
-    """Whoever wants to know how far a step is.
+    """Told how far a step is.
 
     Attributes:
       num_groups: parts of about equal size into which the layers are divided.

@@ -1,11 +1,11 @@
-"""Who holds which KV block: every block is free, leased or cached, and exactly one of these.
+"""Leases of KV blocks: every block is free, leased or cached, and exactly one of these.
 
 Knows block numbers, owners and reference counts; knows no bytes, no tensors, no tokens and no time.
 Block 0 is scratch: padding may point at it, so it is never handed out and not counted.
 
-A lease belongs to one owner, who alone may write its own blocks. Blocks that are finished may be
+A lease belongs to one owner, which alone may write its own blocks. Blocks that are finished may be
 shared by several leases (reference count > 1). What is *kept* outlives its leases as a cached
-block, which still holds KV that somebody may share again; cached blocks are taken back when free
+block, which still holds KV that may be shared again; cached blocks are taken back when free
 ones run out, of the keeper that has most for its share, the least recently used first. Which KV is
 in a kept block is prefix_cache.py's business.
 """
@@ -30,7 +30,7 @@ class Poison(Protocol):
     """Marks freed blocks, so that it shows if anybody writes into them all the same."""
 
     def poison(self, block_ids: Sequence[int]) -> None:
-        """Mark blocks that nobody owns any more."""
+        """Mark blocks that have no owner any more."""
         ...
 
     def count_spoiled(self, block_ids: Sequence[int]) -> int:
@@ -47,8 +47,8 @@ class BlockLedger:
 
     Attributes:
       total_blocks: blocks that can be leased at all.
-      kept: blocks, leased or cached, that hold finished KV, and for whom; changed through `keep`
-        only.
+      kept: blocks, leased or cached, that hold finished KV, with their tenants; changed through
+        `keep` only.
       cached: of these, those that no lease names; changed here only.
       on_evict: told of each cached block that is about to hold something else.
     """
@@ -108,7 +108,7 @@ class BlockLedger:
         """Open a lease.
 
         Args:
-          owner: who answers for the blocks; holds no lease yet.
+          owner: of the new lease; holds none yet.
           num_blocks: new blocks wanted, 0 or more.
           shared: leased or cached blocks whose KV the owner reads and does not write.
 
@@ -141,7 +141,7 @@ class BlockLedger:
         """Add blocks to a lease.
 
         Args:
-          owner: who holds it.
+          owner: of the lease.
           num_blocks: new ones, at its end.
           shared: finished blocks of other leases, which the owner reads and does not write; they
             come before all that it has.
@@ -151,13 +151,13 @@ class BlockLedger:
 
         Raises:
           CapacityError: fewer blocks are available; nothing has changed.
-          LeaseError: the owner has no lease, or nobody leases a shared block.
+          LeaseError: the owner has no lease, or a shared block is not leased.
         """
         blocks = self._lease_of(owner)
         _require(num_blocks, self.available_blocks)
         for block in shared:
             if block not in self._references:
-                raise LeaseError(f"block {block} is not leased: nobody vouches for what is in it")
+                raise LeaseError(f"block {block} is not leased: nothing vouches for what is in it")
         self._references.update(shared)
         added = self._take(num_blocks)
         blocks[:0] = shared
@@ -169,13 +169,13 @@ class BlockLedger:
 
         Args:
           block: which.
-          keeper: for whom; whoever leases several kept blocks leases those of one tenant.
+          keeper: the tenant; one lease names kept blocks of one tenant only.
 
         Raises:
-          LeaseError: nobody leases it.
+          LeaseError: it is not leased.
         """
         if block not in self._references:
-            raise LeaseError(f"block {block} is not leased: nobody vouches for what is in it")
+            raise LeaseError(f"block {block} is not leased: nothing vouches for what is in it")
         self.kept[block] = keeper
 
     def release(self, owner: Hashable) -> int:
@@ -201,7 +201,7 @@ class BlockLedger:
         return len(unnamed)
 
     def num_only_of(self, owners: Iterable[Hashable]) -> int:
-        """Return how many blocks nobody else names: what ending these leases makes available."""
+        """Return how many blocks no other lease names: what ending these leases makes available."""
         named = Counter(block for owner in owners for block in self._leases.get(owner, ()))
         return sum(self._references[block] == count for block, count in named.items())
 
@@ -235,7 +235,7 @@ class BlockLedger:
         for tenant in {self.kept[block].tenant for block in cached}:
             for block in self.cached.names_of(tenant):
                 assert self.kept[block].tenant == tenant, "a block is cached for another tenant"
-        assert cached <= self.kept.keys(), "a block is cached that nobody found worth keeping"
+        assert cached <= self.kept.keys(), "a block is cached that was never kept"
         assert self.kept.keys() <= cached | leased, "a block is kept although it is free"
 
     def _lease_of(self, owner: Hashable) -> list[int]:

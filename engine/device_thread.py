@@ -1,7 +1,7 @@
 """The one thread that computes, seen from Trio.
 
 Knows that jobs run one after another in the order given, and that a job which has begun is always
-waited for: its blocks are being written, so nobody may believe them free. Knows nothing of what the
+waited for: its blocks are being written, so they must not count as free. Knows nothing of what the
 jobs do.
 """
 
@@ -146,7 +146,8 @@ class DeviceThread:
 
     def _work(self, trio_token: trio.lowlevel.TrioToken, clock: trio.abc.Clock) -> None:
         if self._niceness:
-            # Linux keeps niceness by thread. Relative, because nobody may lower what was inherited.
+            # Linux keeps niceness by thread. Relative, because an inherited value may not be
+            # lowered.
             thread = threading.get_native_id()
             own = os.getpriority(os.PRIO_PROCESS, thread)
             os.setpriority(os.PRIO_PROCESS, thread, own + self._niceness)

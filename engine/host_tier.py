@@ -1,6 +1,6 @@
 """KV of evicted blocks in host memory: a fixed number of slots, used again as keepers' shares say.
 
-Knows names, bytes and for whom they are kept; does not know what KV it is nor when a block leaves
+Knows names, bytes and their tenants; does not know what KV it is nor when a block leaves
 the pool. The memory is reserved once and touched as it is filled, so its bound holds whatever
 happens.
 """

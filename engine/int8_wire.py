@@ -33,7 +33,7 @@ class Int8Wire:
     """Rounds blocks on their way out of a pool, and widens them on their way in.
 
     Args:
-      pool: whose blocks.
+      pool: of the blocks.
 
     Attributes:
       bytes_per_block: of one block with all its layers, on the wire.
@@ -62,7 +62,7 @@ class Int8Wire:
         assert len(into) == num_parts * self._bytes_per_layer, "a buffer of another size"
         numbers = self._widen(self._pool.export_blocks(block_ids, layers=layers), num_parts)
         scales = np.abs(numbers).max(axis=-1) / np.float32(LARGEST)
-        # Where nobody has written yet there may be anything: it stays unusable, and harms nothing.
+        # Unwritten blocks may hold anything: it stays unusable, and harms nothing.
         is_usable = np.isfinite(scales) & (scales > 0)
         with np.errstate(invalid="ignore"):
             rounded = np.rint(numbers / np.where(is_usable, scales, np.float32(1))[..., None])

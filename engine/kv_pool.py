@@ -1,8 +1,8 @@
 """The KV memory of one worker: one tensor of blocks, and their bytes for shipping.
 
 Knows the layout `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]` (2: K, then V);
-does not know who owns a block (engine/block_ledger.py does) nor what is in it. Block-major: a block
-with all its layers is one contiguous piece, so shipping it is one copy, and a layer's slice
+does not know the owners of blocks (engine/block_ledger.py does) nor what is in it. Block-major: a
+block with all its layers is one contiguous piece, so shipping it is one copy, and a layer's slice
 `[:, layer, 0]` is still a legal strided cache for attention kernels. Source: paged KV after
 PagedAttention (vLLM, SOSP '23).
 """

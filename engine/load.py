@@ -53,7 +53,7 @@ class Engine:
       runner: computes steps; device thread only.
       pool: the KV bytes.
       wire: the same as they travel.
-      ledger: who holds which block.
+      ledger: the leases of blocks.
       prefix_cache: what is in those that are kept.
       fingerprint: equal fingerprints mean that KV can be exchanged, and has the same bits.
       model_config: the model's shape.
@@ -180,7 +180,7 @@ def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_comp
     """Name everything that two workers must agree on before KV passes between them.
 
     Weights and layout, or it would mean nothing; and what its bits depend on, or a sequence that
-    goes on elsewhere, or upon somebody else's cached prefix, would not be the same sequence.
+    goes on elsewhere, or upon another request's cached prefix, would not be the same sequence.
     """
     shape = xxhash.xxh3_64(repr(model).encode()).hexdigest()  # norms, rotary scaling and so on
     return (

@@ -83,7 +83,7 @@ class StepBudget:
 
     @classmethod
     def of_wide_steps(cls, pace: Pace, most_tokens: int) -> StepBudget:
-        """Return a budget for steps in which nobody waits for a first token.
+        """Return a budget for steps in which no prompt waits for a first token.
 
         Their target is the same, but they hold at least as much as the step that was timed at the
         start, whose time peers are patient for: where weights are so large that a step within the

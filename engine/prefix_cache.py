@@ -1,13 +1,15 @@
-"""Which kept block holds the KV of which tokens: found again by whoever begins with the same ones.
+"""Which kept block holds the KV of which tokens: found again by prompts that begin with the same
+ones.
 
 Knows token ids (packed, four bytes each), salts and block numbers; knows no tensors, requests or
-time. Who holds a block, and when a cached one has to go, is the ledger's (block_ledger.py).
+time. Leases, and the eviction of cached blocks, are the ledger's (block_ledger.py).
 
 Full blocks form a tree: a node is one block, its parent the block before it, its children are found
 by the very tokens that they hold. The path to a node is the whole prefix, so a hit compares every
 token id, and no hash can be made to collide: Python hashes bytes with a key of its own for each
-process. The first level of the tree are the salts, so that who has another one never meets the same
-node. Source: radix attention (SGLang, 2024) over the full blocks of PagedAttention (SOSP '23).
+process. The first level of the tree are the salts, so that a prompt with another one never meets
+the same node. Source: radix attention (SGLang, 2024) over the full blocks of PagedAttention (SOSP
+'23).
 
 An evicted node may live on in host memory, from where a hit brings it back into a block of the
 pool. One that is in neither place is hollow; it is forgotten with its last child.
@@ -52,8 +54,8 @@ class Node:
       key: its tokens, packed; of a first level's node its salt.
       children: what follows, by key.
       block: of the pool, None if it holds none.
-      keeper: for whom it is kept, once it has been. Below one salt there is one tenant only,
-        whoever may say otherwise: a lease, which is of one salt, names blocks of one tenant.
+      keeper: the tenant for which it is kept, once it has been. Below one salt there is one tenant
+        only, without exception: a lease, which is of one salt, names blocks of one tenant.
     """
 
     parent: Node | None
@@ -108,7 +110,7 @@ class Leased(NamedTuple):
 
     Attributes:
       blocks: all of them, in sequence order.
-      num_cached_blocks: leading ones whose KV is final and that nobody may write.
+      num_cached_blocks: leading ones whose KV is final and that no attempt may write.
     """
 
     blocks: list[int]
@@ -119,7 +121,7 @@ class PrefixCache:
     """What is in the kept blocks of one pool.
 
     Args:
-      ledger: who holds which block.
+      ledger: the leases of blocks.
       block_size: tokens per block.
       pool: moves bytes to and from host memory.
       host: where evicted blocks go; None to forget them.
@@ -128,7 +130,7 @@ class PrefixCache:
       is_enabled: False keeps and finds nothing.
 
     Attributes:
-      ledger: who holds which block.
+      ledger: the leases of blocks.
       counts: what it has done.
       keeps_completions: as above.
     """
@@ -164,7 +166,7 @@ class PrefixCache:
 
         Args:
           tokens: the prompt, packed.
-          salt: whose cache.
+          salt: of the cache.
           num_blocks: of its lease.
         """
         path = self._find(tokens, salt)
@@ -176,13 +178,13 @@ class PrefixCache:
     def lease(self, owner: Hashable, tokens: bytes, salt: bytes, num_blocks: int) -> Leased:
         """Open a lease that shares the blocks which hold the beginning of a prompt.
 
-        The prompt's last token is never among what is found: somebody has to compute what follows
+        The prompt's last token is never among what is found: a step has to compute what follows
         it.
 
         Args:
-          owner: who answers for the blocks.
+          owner: of the lease.
           tokens: the prompt, packed.
-          salt: whose cache.
+          salt: of the cache.
           num_blocks: of the lease, shared ones included.
 
         Raises:
@@ -216,7 +218,7 @@ class PrefixCache:
 
         Args:
           tokens: of the sequence, packed; at least those of the blocks.
-          salt: whose cache.
+          salt: of the cache.
           blocks: its leading blocks, all of them full.
           keeper: of that salt; its share counts from now on.
         """
@@ -304,7 +306,7 @@ class PrefixCache:
         self.ledger.keep(block, keeper)
 
     def _evicted(self, block: int) -> None:
-        """The ledger takes a cached block for somebody else."""
+        """The ledger takes a cached block for another lease."""
         node = self._nodes.pop(block)
         node.block = None
         self.counts.evicted_blocks += 1
@@ -317,7 +319,7 @@ class PrefixCache:
             self._prune(gone)
 
     def _prune(self, node: Node) -> None:
-        """Forget a node that is hollow and has no children, and whoever is so because of it."""
+        """Forget a node that is hollow and has no children, and parents that become so by that."""
         while node.parent is not None and not node.children and self._is_hollow(node):
             del node.parent.children[node.key]
             node = node.parent

@@ -1,7 +1,7 @@
 """One step: rows in, tokens out. Runs on the device thread.
 
-Knows how to lay a batch out as tensors; does not know which rows run, who owns their blocks, or
-when a sequence ends.
+Knows how to lay a batch out as tensors; does not know which rows run, the owners of their blocks,
+or when a sequence ends.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ class Runner:
             chosen = sample(logits, specs, masks, *self._waits(rows, computed_s))
             for index, sampled in zip(flat.sample_rows, chosen, strict=True):
                 results[index] = sampled
-        # Sampling has waited for the device already; whoever only fills blocks must not believe
-        # them final before they are.
+        # Sampling has waited for the device already; a caller that only fills blocks must not
+        # believe them final before they are.
         if logits is None:
             self._pool.finish_writes()
         return results

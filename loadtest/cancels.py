@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import socket
 import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -28,7 +26,8 @@ from rich.table import Table
 
 from .campaign.misbehaving import CONNECT_DEADLINE_S, Cut, Pace, chat_request, cut_many
 from .harness.campaign import campaign_parser, exit_code
-from .harness.servers import FleetLog, running_server
+from .harness.metrics import total
+from .harness.servers import FleetLog, running_server, seconds_of
 from .harness.statistics import milliseconds, percentile
 
 if TYPE_CHECKING:
@@ -154,21 +153,7 @@ def _generated(audit: Mapping[str, Any]) -> int:
 
 PERCENTILES = (50, 90, 99, 100)
 FINISHED_FIRST = "finished first"
-_BLOCKS = re.compile(r'^triolet_kv_blocks\{.*?state="(\w+)".*?\} (\S+)$', re.MULTILINE)
-
-
-class CutRequest(Protocol):
-    """A request whose socket was closed."""
-
-    @property
-    def name(self) -> str:
-        """The id that the client gave it."""
-        ...
-
-    @property
-    def closed_at(self) -> float:
-        """Seconds since the epoch."""
-        ...
+BLOCKS = "triolet_kv_blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +175,11 @@ class KvBlocks:
 
 def blocks_of(metrics: str) -> KvBlocks:
     """Return the sums over all workers from the text of /metrics."""
-    sums: dict[str, int] = defaultdict(int)
-    for state, value in _BLOCKS.findall(metrics):
-        sums[state] += int(float(value))
-    return KvBlocks(sums["free"], sums["cached"], sums["leased"])
+    states = ("free", "cached", "leased")
+    return KvBlocks(*(int(total(metrics, BLOCKS, f'state="{state}"')) for state in states))
 
 
-def release_times(cuts: Iterable[CutRequest], lines: Iterable[str]) -> Mapping[str, list[float]]:
+def release_times(cuts: Iterable[Cut], lines: Iterable[str]) -> Mapping[str, list[float]]:
     """Return seconds from closed socket to freed blocks, by the phase that the cut came in.
 
     A request that no worker knew yet counts until the server let go of it. One that the server
@@ -210,7 +193,7 @@ def release_times(cuts: Iterable[CutRequest], lines: Iterable[str]) -> Mapping[s
             requests[entry["client_request_id"]] = entry
         elif entry.get("event") == "attempt_ended":
             request_id = entry["attempt"].split("/")[0]
-            freed_at[request_id] = max(freed_at.get(request_id, 0.0), _seconds(entry))
+            freed_at[request_id] = max(freed_at.get(request_id, 0.0), seconds_of(entry))
     times: dict[str, list[float]] = defaultdict(list)
     for cut in cuts:
         request = requests.get(cut.name)
@@ -219,7 +202,7 @@ def release_times(cuts: Iterable[CutRequest], lines: Iterable[str]) -> Mapping[s
         elif request["outcome"] != "client_gone":
             times[FINISHED_FIRST].append(0.0)
         else:
-            ended_at = max(_seconds(request), freed_at.get(request["request_id"], 0.0))
+            ended_at = max(seconds_of(request), freed_at.get(request["request_id"], 0.0))
             times[request["phase"]].append(ended_at - cut.closed_at)
     return times
 
@@ -249,10 +232,6 @@ def _entry(line: str) -> dict[str, Any]:
         return {}
     entry: dict[str, Any] = json.loads(line)
     return entry
-
-
-def _seconds(entry: Mapping[str, str]) -> float:
-    return datetime.fromisoformat(entry["timestamp"]).timestamp()
 
 
 SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info")

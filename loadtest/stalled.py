@@ -16,9 +16,8 @@ Exit code 1 if not all stalled, memory grew too much, a block is still held, or 
 
 from __future__ import annotations
 
-import re
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from rich.table import Table
 from .campaign.misbehaving import new_readers, read_on, stall
 from .cancels import KvBlocks, blocks_of
 from .harness.campaign import campaign_parser, exit_code
+from .harness.metrics import total
 from .harness.servers import running_server
 from .harness.statistics import milliseconds, percentile
 
@@ -54,8 +54,6 @@ WITHOUT, COMING, WITH = "without", "while they come", "with"
 PHASES = (WITHOUT, COMING, WITH)
 """In the order of a round."""
 
-_SAMPLE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
-
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
@@ -78,16 +76,11 @@ class Scrape:
 
 def read_scrape(metrics: str) -> Scrape:
     """Return what matters here from the text of /metrics."""
-    sums: dict[str, float] = defaultdict(float)
-    for name, labels, value in _SAMPLE.findall(metrics):
-        for mark in ("", 'state="paused"', 'outcome="stalled"'):
-            if mark in labels:
-                sums[name + mark] += float(value)
     return Scrape(
-        int(sums["process_resident_memory_bytes"]),
-        int(sums['triolet_worker_sequencesstate="paused"']),
-        int(sums['triolet_requests_totaloutcome="stalled"']),
-        int(sums["triolet_connections"]),
+        int(total(metrics, "process_resident_memory_bytes")),
+        int(total(metrics, "triolet_worker_sequences", 'state="paused"')),
+        int(total(metrics, "triolet_requests_total", 'outcome="stalled"')),
+        int(total(metrics, "triolet_connections")),
         blocks_of(metrics),
     )
 

@@ -26,7 +26,7 @@ class Attempt:
       server: the life of the server that asked.
       prompt_ids: the prompt.
       packed_ids: the same, packed.
-      salt: whose prefix cache it uses.
+      salt: of the prefix cache that it uses.
       sampling: how the first token is chosen.
       eos_token_ids: the model's end tokens.
       priority: lower is more important.
@@ -39,7 +39,7 @@ class Attempt:
       num_computed_tokens: leading tokens whose KV is final; while it waits, those that the prefix
         cache has at the moment.
       num_cached_tokens: of these, not computed for it.
-      keeper: for whom its KV is kept.
+      keeper: the tenant for which its KV is kept.
       constraint: what its completion has to be, None for anything.
     """
 

@@ -69,17 +69,17 @@ class PrefillCore:
 
     Args:
       engine: blocks and their bytes.
-      identity: who it is.
+      identity: of this worker.
       link: lifetimes and bounds.
       ring: host memory for KV on its way out.
       now: the time at which it begins.
-      read_process: what the operating system says of the process; of nobody's by default.
+      read_process: what the operating system says of the process; of no process by default.
       embedding: how inputs that become vectors are batched.
 
     Attributes:
       outbox: what is to be sent to servers.
       counters: what was done.
-      attempt_table: who holds a lease.
+      attempt_table: the attempts that hold leases.
       server_sessions: what servers see; beats and drains.
       stepper: plans steps and takes in their results.
       shipper: what is on its way to decode workers.

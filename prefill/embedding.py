@@ -90,7 +90,7 @@ class InputChunk(NamedTuple):
     """One row of a step.
 
     Attributes:
-      embedding: whose input.
+      embedding: the request of the input.
       num_tokens: how many of its next tokens.
     """
 
@@ -130,7 +130,7 @@ def part_tokens(narrow: int, wide: int, *, chats_wait: bool, inputs_are_due: boo
     """Part a step between prompts of chats and inputs.
 
     Args:
-      narrow: tokens of a step for which somebody waits with a chat.
+      narrow: tokens of a step while a chat waits.
       wide: of one that holds nothing but inputs.
       chats_wait: whether a prompt of a chat is here that is not computed, also if it cannot have a
         row at the moment.
@@ -223,8 +223,8 @@ class Embedder:
     """Plans the part of each step that belongs to inputs, and takes in what it gave.
 
     Args:
-      engine: whose blocks are filled.
-      attempt_table: who holds a lease.
+      engine: its blocks are filled.
+      attempt_table: the attempts that hold leases.
       outbox: takes the EMBEDDED frames.
       counters: of tokens.
       config: how inputs are batched.

@@ -1,6 +1,6 @@
 """The kv links of a prefill worker: dialled when something is to be shipped, closed when idle.
 
-Moves frames between the core and decode workers; decides only who may be believed.
+Moves frames between the core and decode workers; decides only which peers may be believed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class KvLinks:
 
     Args:
       core: says what is to be sent and takes the answers.
-      identity: who says HELLO.
+      identity: sent in HELLO.
       network: makes connections.
       link: bounds and deadlines.
       nursery: for the lifetime of all links.

@@ -1,8 +1,8 @@
 """The ring: host memory in which exported KV waits until its receiver has taken it.
 
-Knows extents of one piece of memory and who still reads them; does not know what lies in them, nor
-whose memory it is. It is made once and used over and over: memory that was touched before costs no
-page faults, which take longer than the copy itself.
+Knows extents of one piece of memory and their readers; does not know what lies in them, nor
+which process owns it. It is made once and used over and over: memory that was touched before costs
+no page faults, which take longer than the copy itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Slot:
     """A piece of the ring with the bytes of one chunk.
 
     Attributes:
-      memory: the bytes; whoever took the slot fills them once, then they do not change any more.
+      memory: the bytes; the owner of the slot fills them once, then they do not change any more.
       offset: where it begins in the ring; None if it lies outside, because it is larger than that.
     """
 

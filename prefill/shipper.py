@@ -186,13 +186,13 @@ class PeerSender:
 
     def write_off(self, now: float) -> None:
         """Take back the window of ended attempts whose answer is overdue: the frame or its credit
-        was lost, and nobody will send it again."""
+        was lost, and is not sent again."""
         for key, index in self.in_flight.unanswered(now, self._link.kv_stall_s):
             if key not in self.transfers:
                 self._settle(key, index)
 
     def excuse(self, absence_s: float) -> None:
-        """Take back time in which nobody listened for answers."""
+        """Take back time in which no answer could be received."""
         self._last_heard += absence_s
 
     def is_stalled(self, now: float) -> bool:

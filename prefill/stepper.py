@@ -52,7 +52,7 @@ def candidates(attempts: Iterable[Attempt], cache: PrefixCache, block_size: int)
         if not attempt.is_started:
             attempt.num_computed_tokens = prospect.num_cached_blocks * block_size
             attempt.num_needed_blocks = prospect.num_needed_blocks
-            # Whoever is more important waits for nobody less important.
+            # A higher class never waits for a lower one.
             if frontier in ahead and ahead[frontier] <= attempt.priority:
                 continue
         if frontier is not None:
@@ -69,8 +69,8 @@ class Stepper:
     """Plans steps and takes in their results.
 
     Args:
-      engine: whose blocks are filled.
-      attempt_table: who holds a lease.
+      engine: its blocks are filled.
+      attempt_table: the attempts that hold leases.
       shipper: told how far each prompt is.
       outbox: takes the FIRST_TOKEN frames.
       counters: of steps and tokens.

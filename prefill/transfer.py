@@ -148,7 +148,7 @@ class Transfer:
         """Note that the first layers are final of the leading `num_blocks`, all of which will be
         when the running step has returned."""
         if self.groups is None:
-            # Whoever is behind with whole blocks gains nothing by smaller pieces.
+            # A transfer that is behind with whole blocks gains nothing by smaller pieces.
             is_behind = self.num_computed - self.num_exported >= frames.blocks_of(frames.num_layers)
             if is_behind or num_blocks <= self.num_exported:
                 return

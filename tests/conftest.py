@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Examples have no deadline of their own and may be slow to make: a busy machine is no bug. They are
-# the same in every run, so that no change is refused for what another one did; who looks for new
+# the same in every run, so that no change is refused for what another one did; a search for new
 # ones says `pytest --hypothesis-profile=explore`.
 UNHURRIED: Final = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("house", UNHURRIED, derandomize=True)

@@ -53,9 +53,9 @@ def worker_account(
     """Return everything that a fleet's invariants are checked with.
 
     Args:
-      identity: who speaks.
+      identity: of this worker.
       link: how long leases live.
-      cache: what is in the blocks, and who holds them.
+      cache: what is in the blocks, and their leases.
       attempt_table: which attempts live.
       counters: what was done.
       now: the time.
@@ -63,7 +63,7 @@ def worker_account(
       windows: KV on its way out.
       allowed: how far an attempt may run, where that is known here.
       process: what the operating system says.
-      draft: who holds which block of a draft model's pool.
+      draft: the leases of a draft model's pool.
     """
     audit = WorkerAudit(
         role=identity.me.role,

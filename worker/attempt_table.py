@@ -112,7 +112,7 @@ class AttemptTable(Generic[A]):
     """All attempts that hold a lease here.
 
     Args:
-      ledger: whose blocks they hold.
+      ledger: of the blocks that they hold.
       transitions: the table of this role.
       link: lifetimes of leases and tombstones.
       outbox: takes the ENDED frames.

@@ -104,7 +104,7 @@ class Chunk(NamedTuple, Generic[P]):
     """One row of a step.
 
     Attributes:
-      attempt: whose prompt.
+      attempt: of the prompt.
       num_tokens: how many of its next tokens.
     """
 
@@ -188,8 +188,8 @@ class ChunkScheduler(Generic[P]):
         return chosen
 
     def _admit(self, waiting: list[P], oldest: P, free_blocks: int, *, is_urgent: bool) -> list[P]:
-        """Return who may have a row, most urgent first; their blocks fit together. The oldest has
-        its blocks before others if it is of the most urgent class."""
+        """Return the attempts that may have a row, most urgent first; their blocks fit together.
+        The oldest has its blocks before others if it is of the most urgent class."""
         is_oldest_stuck = not oldest.is_started and oldest.num_needed_blocks > free_blocks
         most_overtakes = MAX_OVERTAKES if is_urgent else MAX_URGENT_OVERTAKES
         is_closed = is_oldest_stuck and self._num_overtakes >= most_overtakes

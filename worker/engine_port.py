@@ -23,7 +23,7 @@ class EnginePort(Protocol):
 
     @property
     def ledger(self) -> BlockLedger:
-        """Who holds which block."""
+        """The leases of blocks."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""How many weights a model of a given shape has. For people who read the start-up table."""
+"""How many weights a model of a given shape has. For readers of the start-up table."""
 
 from __future__ import annotations
 

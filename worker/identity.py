@@ -1,4 +1,4 @@
-"""Who this worker is in its present life, and what it tells a peer that says HELLO."""
+"""This worker's identity in its present life, and what it tells a peer that says HELLO."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Identity:
     Args:
       role: prefill or decode.
       name: in the fleet.
-      engine: whose blocks and model it offers.
+      engine: its blocks and model are offered.
       max_num_seqs: rows of a step.
       max_waiting_tokens: prompt tokens that may wait here; prefill only.
       kv_window_bytes: what one sender may have under way to here; decode only.

@@ -1,9 +1,9 @@
 """Cores that a worker has nothing to compute with, lent to its siblings on the same machine.
 
-Each worker has two bytes of one file. It locks the first while it has work; whoever borrows its
-cores for a step locks the second. Locks because the kernel takes them from whoever dies: nothing
-has to be given back, and nobody is asked. A worker that gets work never waits for what is lent, but
-begins with its own cores, which it then shares until the borrower's step has returned.
+Each worker has two bytes of one file. It locks the first while it has work; a worker that borrows
+its cores for a step locks the second. Locks because the kernel takes them from a process that dies:
+nothing has to be given back, and no message is needed. A worker that gets work never waits for what
+is lent, but begins with its own cores, which it then shares until the borrower's step has returned.
 
 Knows no steps and no rows.
 """
@@ -38,7 +38,7 @@ class Cores:
     Steps come one after the other, each between `take` and `give_back`, and `rest` between steps.
 
     Args:
-      config: who the others are.
+      config: names the other workers.
       own: how many cores each worker has.
     """
 
@@ -81,7 +81,7 @@ class Cores:
             self._unlock(_work_of(self._place))
 
     def _borrow(self, place: int) -> bool:
-        """Take the cores of another worker, unless it or somebody else uses them."""
+        """Take the cores of another worker, unless any worker uses them."""
         return not self._is_at_work(place) and self._try_lock(_loan_of(place))
 
     def _is_at_work(self, place: int) -> bool:
@@ -115,7 +115,7 @@ class LocalEngine:
     Args:
       loaded: the model.
       cores: that its steps may use; None for those of the device's thread. Only the kernels of our
-        own compute the same bits with any number of them, so nobody else borrows.
+        own compute the same bits with any number of them, so no other ones borrow.
     """
 
     def __init__(self, loaded: Engine, cores: Cores | None = None) -> None:
@@ -127,7 +127,7 @@ class LocalEngine:
 
     @property
     def ledger(self) -> BlockLedger:
-        """Who holds which block."""
+        """The leases of blocks."""
         return self._loaded.ledger
 
     @property

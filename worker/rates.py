@@ -16,7 +16,7 @@ TRUST: Final = 0.2
 believed after some."""
 FORGETTING: Final = 0.01
 """How far a step without prompts moves what is believed of prompts back to what was found out at
-the start: who was believed slow for once is asked for none, and would be believed slow for ever."""
+the start: a worker once believed slow is asked for none, and would be believed slow for ever."""
 MIN_TOKENS: Final = 32
 """A step with fewer prompt tokens mostly reads weights, and says little of a rate."""
 LEAST_SHARE: Final = 0.1

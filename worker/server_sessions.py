@@ -1,4 +1,4 @@
-"""The peers of one listener: who has said HELLO, and when each was last heard.
+"""The peers of one listener: those that have said HELLO, and when each was last heard.
 
 Knows greetings and silence; does not know what peers talk about.
 """
@@ -51,10 +51,10 @@ class _Known(NamedTuple):
 
 
 class PeerTable:
-    """Who may be listened to.
+    """The peers whose frames are taken.
 
     Args:
-      identity: who answers.
+      identity: of the worker that answers.
       expected: the role that connects here.
       silence_s: a peer that says nothing for this long is forgotten.
       max_peers: at this many a new HELLO is turned away.
@@ -111,7 +111,7 @@ class PeerTable:
         return isinstance(answer, Welcome)
 
     def hear(self, sender: bytes, now: float) -> PeerId | None:
-        """Return who sent this, or None after telling a stranger to say HELLO first."""
+        """Return the sender, or None after telling an unknown one to say HELLO first."""
         known = self._known.get(sender)
         if known is None:
             self._send(sender, goodbye(f"{self._identity.me} does not know you: say HELLO"))
@@ -120,7 +120,7 @@ class PeerTable:
         return known.peer
 
     def forget(self, sender: bytes) -> PeerId | None:
-        """Drop a peer that said GOODBYE or whose pipe is gone; return who it was if known."""
+        """Drop a peer that said GOODBYE or whose pipe is gone; return it if known."""
         known = self._known.pop(sender, None)
         return None if known is None else known.peer
 
@@ -154,9 +154,9 @@ class ServerSessions(Generic[A]):
     """The side of a worker that servers see.
 
     Args:
-      identity: who answers.
+      identity: of the worker that answers.
       link: lifetimes.
-      attempt_table: who holds a lease.
+      attempt_table: the attempts that hold leases.
       outbox: takes the answers.
       counters: of what came.
       describe: how things stand, with the credit of one server.
@@ -219,7 +219,7 @@ class ServerSessions(Generic[A]):
 
     @property
     def is_heard(self) -> bool:
-        """Whether everybody who was told that this worker leaves has taken note, or is gone."""
+        """Whether every peer that was told of this worker's end has acknowledged it, or is gone."""
         return not self._farewells
 
     def is_fenced(self, now: float) -> bool:
@@ -227,7 +227,7 @@ class ServerSessions(Generic[A]):
         return self._fence.beat(now)
 
     def excuse(self) -> float:
-        """After a shorter standstill: count it in nobody's silence; return how long it was."""
+        """After a shorter standstill: count it in no peer's silence; return how long it was."""
         absence_s = self._fence.absence_s
         if absence_s:
             log.warning("stood_still", seconds=round(absence_s, 3))
@@ -317,7 +317,7 @@ class ServerSessions(Generic[A]):
             self._attempt_table.end_all(EndReason.DRAIN, now)
 
     def begin_new_life(self, now: float) -> None:
-        """Drop everything: whoever gave us work has taken it elsewhere by now."""
+        """Drop everything: servers have given the work to other workers by now."""
         log.warning("fenced", epoch=self._identity.me.epoch)
         self._attempt_table.end_all(EndReason.LEASE_EXPIRED, now)
         reason = "this worker stood still for longer than its leases: say HELLO again"
@@ -338,7 +338,7 @@ class ServerSessions(Generic[A]):
             self.operators.greet(sender, hello, now)
         elif self.servers.greet(sender, hello, now):
             log.info("server_greeted", server=str(peer))
-            # Who greets again has given this worker up, and everything that it had here.
+            # A server that greets again has given up everything that it had here.
             for key in self._attempt_table.leases.owned_by(peer):
                 self._attempt_table.end(key, EndReason.LEASE_EXPIRED, now)
             # At once, so that it may dispatch without waiting for the next heartbeat.

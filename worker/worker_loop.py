@@ -34,7 +34,7 @@ class Stepper(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether somebody here waits for a step; `plan` finds nothing where nobody does."""
+        """Whether an attempt here waits for a step; without one `plan` finds nothing."""
         ...
 
     def plan(self, now: float) -> list[StepRow]:
@@ -172,7 +172,7 @@ class WorkerLoop:
     async def run(
         self, *, task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve until drained. Starts with itself, so that whoever started it can drain it."""
+        """Serve until drained. Starts with itself, so that its parent task can drain it."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._receive)
             nursery.start_soon(self._step)
@@ -188,8 +188,8 @@ class WorkerLoop:
         self.settle(trio.current_time())
 
     def settle(self, now: float) -> None:
-        """Send what the core has decided, and let the step loop look again if somebody waits for
-        a step: it has nothing to see in the KV of those who do not.
+        """Send what the core has decided, and let the step loop look again if an attempt waits for
+        a step: it has nothing to see in the KV of the others.
 
         To be called after each call into the core.
         """

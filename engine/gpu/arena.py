@@ -1,7 +1,7 @@
 """Which parts of a fixed piece of memory are in use: runs of equal units, taken and given back.
 
-Pure. Giving back may happen on any thread (whoever drops the last reference to a buffer); taking on
-one only.
+Pure. Giving back may happen on any thread (the one that drops the last reference to a buffer);
+taking on one only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Arena:
 
     @property
     def free_units(self) -> int:
-        """Units that nobody holds."""
+        """Units that are not held."""
         return self._taken.count(0)
 
     def take(self, count: int) -> int | None:

@@ -3,7 +3,7 @@
 Knows a layer's slice of the block-major pool by its strides; knows no step and no plan. Every sum
 has one order that follows from the sequence alone: keys are taken in tiles from position 0 on (in
 decode, from the beginning of a split whose size never changes), there are no atomics, and splits
-are combined first to last. So a row's bits depend on nobody else in the batch, and a prompt's not
+are combined first to last. So a row's bits depend on no other row of the batch, and a prompt's not
 on how it was cut into chunks.
 
 Source: FlashAttention's online softmax (Dao et al. 2022) and Flash-Decoding's splits (Dao et al.

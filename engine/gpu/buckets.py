@@ -19,7 +19,7 @@ def bucket_sizes(max_num_seqs: int, *, fixed: bool) -> tuple[int, ...]:
 
     Args:
       max_num_seqs: most rows of a step; the largest size.
-      fixed: only that size. Every step then goes through the same kernels, whoever else is in it.
+      fixed: only that size. Every step then goes through the same kernels, whatever else is in it.
     """
     if fixed:
         return (max_num_seqs,)

@@ -1,7 +1,8 @@
 """Decode steps that the host launches without waiting for the one before.
 
-Knows rows, places and what a step's tensors are; does not know who owns a block, nor which rows
-run. At most `MAX_UNDER_WAY` steps may be under way: whoever launches reads the older one first.
+Knows rows, places and what a step's tensors are; does not know the owners of blocks, nor which rows
+run. At most `MAX_UNDER_WAY` steps may be under way: the caller of `launch` reads the older one
+first.
 
 A row that asks for more than temperature and min_p is sampled by engine/sampler.py once its logits
 are there; a step that holds one is waited for at once.

@@ -1,4 +1,4 @@
-"""Small copies between host and device that nobody waits for until somebody must.
+"""Small copies between host and device that are waited for as late as possible.
 
 On a GPU the host's side is pinned memory and a mark is an event; anywhere else both are nothing, so
 that whatever uses them runs in tests without a GPU.

@@ -35,7 +35,7 @@ class FusedModel:
         self._device = device
 
     def compute(self, step: FlatStep, watch: LayerWatch | None = None) -> Tensor | None:
-        """See engine.runner.StepModel. Tells nobody how far it is: to know it would be to wait."""
+        """See engine.runner.StepModel. Tells no progress: to know it would be to wait."""
         del watch
         padding = len(step.token_ids) - len(step.slots)
         slots = [block * self._block_size + offset for block, offset in step.slots]

@@ -187,7 +187,7 @@ class NativeModel:
     def _compute_layers(
         self, fields: StepFields, num_threads: int, watch: LayerWatch | None
     ) -> None:
-        """Compute a step, in parts where somebody wants to know how far it is."""
+        """Compute a step, in parts where a watch is told how far it is."""
         num_layers = self._packed.fields.num_layers
         for end in [num_layers] if watch is None else watch.ends(num_layers):
             fields.first_layer, fields.end_layer = fields.end_layer, end
@@ -198,7 +198,7 @@ class NativeModel:
     def take_part_s(self) -> dict[str, float]:
         """Return the seconds that each part of steps has taken since this was last asked.
 
-        The first answer is empty: until somebody asks, no clock is read.
+        The first answer is empty: before the first call no clock is read.
         """
         before, self._part_s = self._part_s, np.zeros(len(PARTS))
         return {} if before is None else dict(zip(PARTS, before.tolist(), strict=True))
@@ -246,7 +246,7 @@ class KeptToken(NamedTuple):
 
     Attributes:
       token: its index in the step.
-      row: whose it is.
+      row: of the batch.
       is_chosen: its logits are wanted; otherwise its hidden state.
     """
 

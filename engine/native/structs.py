@@ -1,6 +1,6 @@
 """What the kernels take, field by field as `source/model.h` declares it.
 
-Knows sizes and pointers only; whoever fills a structure keeps alive what it points to.
+Knows sizes and pointers only; the caller that fills a structure keeps alive what it points to.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import io
 import random
 import sys
@@ -30,7 +29,8 @@ from triolet.units import MILLISECONDS
 
 from ..harness.redis import is_installed, own_redis
 from ..harness.statistics import percentile
-from ..overload.http_client import Asker, BrokenAnswerError, request_bytes
+from ..harness.streams import COMPLETIONS, Clients, StreamBrokenError, completion, post
+from ..harness.tenants import key_of, write_tenants
 from ..overload.real import RealShape, real_fleet
 from .admission_server import DISPATCH, STEPS, Form, RunningServer, Stopwatch, running_server
 from .report import Ratio, Report, describe, finish
@@ -216,38 +216,21 @@ FIRST_ID, LAST_ID = 256, 1000
 PROMPT_TOKENS, MAX_TOKENS = 100, 20
 
 
-def key_of(tenant: str) -> str:
-    """Return a tenant's key: the fleet lives as long as this process and listens on loopback."""
-    return f"key-of-{tenant}-for-this-benchmark-only"
-
-
-def tenants_file() -> str:
-    """Return the file of all tenants."""
-    lines = [f'cache_secret = "{"0" * 64}"']
-    for name, limits in PLANS.items():
-        digest = hashlib.sha256(key_of(name).encode()).hexdigest()
-        lines += [f"[plans.{name}]", limits]
-        lines += [f"[tenants.{name}]", f'plan = "{name}"', f'keys = ["sha256:{digest}"]']
-    return "\n".join(lines) + "\n"
-
-
 async def time_refusals(requests: int) -> dict[int, list[float]]:
     """Run a fleet and return how many nanoseconds its refusals take, by status. See
     `ask_too_much`."""
     with TemporaryDirectory(prefix="admission-") as folder:
-        tenants = Path(folder) / "tenants.toml"
-        tenants.write_text(tenants_file(), encoding="utf-8")
-        tenants.chmod(0o600)
+        tenants = write_tenants(Path(folder), PLANS)
         shape = RealShape(server_options=("--tenants", str(tenants)))
         with real_fleet(shape, Path(folder) / "logs") as fleet:
-            return await ask_too_much(fleet.port, requests, WARM_S)
+            return await ask_too_much(fleet.url, requests, WARM_S)
 
 
-async def ask_too_much(port: int, requests: int, warm_s: float) -> dict[int, list[float]]:
+async def ask_too_much(url: str, requests: int, warm_s: float) -> dict[int, list[float]]:
     """Ask a server for more than it can do, and return how many nanoseconds its refusals take.
 
     Args:
-      port: on loopback.
+      url: of the server.
       requests: of each kind; what is taken after all is not counted.
       warm_s: for which there is too much before anything is timed.
 
@@ -255,57 +238,49 @@ async def ask_too_much(port: int, requests: int, warm_s: float) -> dict[int, lis
       By status.
     """
     taken_ns: dict[int, list[float]] = {status: [] for status in TENANTS}
-    flooder, asker = Asker(port), Asker(port)
-    async with trio.open_nursery() as flood:
-        for request in _bodies(port, FLOOD, FLOODERS):
-            flood.start_soon(_keep_asking, flooder, request)
+    async with (
+        Clients(url, trio.current_time).reading() as clients,
+        trio.open_nursery() as flood,
+    ):
+        for request in _bodies(FLOOD, FLOODERS):
+            flood.start_soon(_keep_asking, clients, request)
         await trio.sleep(warm_s)
-        bodies = {status: _bodies(port, name, requests) for status, name in TENANTS.items()}
+        bodies = {status: _bodies(name, requests) for status, name in TENANTS.items()}
         async with trio.open_nursery() as asking:
             for number in range(requests):
                 for status, requests_of in bodies.items():
-                    asking.start_soon(_time, asker, requests_of[number], taken_ns[status], status)
+                    taken = taken_ns[status]
+                    asking.start_soon(_time, clients, requests_of[number], taken, status)
                     await trio.sleep(GAP_S)
         flood.cancel_scope.cancel()
-    for one in (flooder, asker):
-        await one.close()
     return taken_ns
 
 
-async def _time(asker: Asker, request: bytes, into: list[float], status: int) -> None:
+async def _time(clients: Clients, request: bytes, into: list[float], status: int) -> None:
     began_at = trio.current_time()
-    with trio.move_on_after(LATE_S), suppress(BrokenAnswerError):
-        answer = await asker.ask(request)
+    with trio.move_on_after(LATE_S), suppress(StreamBrokenError):
+        answer = await clients.ask(request)
         if answer.status == status:
             into.append((trio.current_time() - began_at) * 1e9)
 
 
-async def _keep_asking(asker: Asker, request: bytes) -> None:
+async def _keep_asking(clients: Clients, request: bytes) -> None:
     """Ask again as soon as an answer is there, or when a refusal says so."""
     while True:
-        answer = await asker.ask(request)
+        answer = await clients.ask(request)
         await trio.sleep(answer.retry_after_s or 0.0)
 
 
-def _bodies(port: int, tenant: str, count: int) -> list[bytes]:
+def _bodies(tenant: str, count: int) -> list[bytes]:
     numbers = random.Random(tenant)
     headers = {"authorization": f"Bearer {key_of(tenant)}"}
-    return [
-        request_bytes(
-            port,
-            {
-                "model": "demo",
-                "prompt": numbers.choices(range(FIRST_ID, LAST_ID), k=PROMPT_TOKENS),
-                "max_tokens": MAX_TOKENS,
-                "temperature": 0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "ignore_eos": True,
-            },
-            headers,
-        )
-        for _ in range(count)
-    ]
+    more = {"model": "demo", "stream": True, "stream_options": {"include_usage": True}}
+
+    def request() -> bytes:
+        prompt = numbers.choices(range(FIRST_ID, LAST_ID), k=PROMPT_TOKENS)
+        return post(COMPLETIONS, completion(prompt, MAX_TOKENS, **more), headers)
+
+    return [request() for _ in range(count)]
 
 
 WAITING: Final = (0, 1_000, 10_000)

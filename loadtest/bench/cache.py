@@ -21,7 +21,6 @@ import json
 import random
 import re
 import sys
-import urllib.request
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -29,10 +28,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import httpx2
 import trio
 from rich.console import Console
 
+from ..harness.metrics import samples
 from ..harness.servers import running_server
+from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .model import SHAPES, written_model
 from .report import BENCH, Ratio, Report, describe, finish
 
@@ -139,7 +141,6 @@ BLOCK_SIZE: Final = 16
 BEAT_S: Final = 1.2
 """After which what workers count has certainly reached their server."""
 TIMEOUT_S: Final = 300.0
-_SAMPLE: Final = re.compile(r"^(triolet_\w+)(?:\{(.*)\})? ([0-9.e+-]+)$", re.MULTILINE)
 CACHED, PLAIN = "cache", "no cache"
 
 
@@ -175,33 +176,12 @@ class Replay:
 
 def read_metrics(url: str) -> dict[tuple[str, str], float]:
     """Return the server's numbers, summed over workers and states."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
-        text = answer.read().decode()
+    metrics = httpx2.get(f"{url}/metrics", timeout=TIMEOUT_S).raise_for_status().text
     numbers: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for name, labels, value in _SAMPLE.findall(text):
+    for name, labels, value in samples(metrics):
         found = re.search(r'(?:role|pool)="(\w+)"', labels)
-        numbers[name, found[1] if found else ""] += float(value)
+        numbers[name, found[1] if found else ""] += value
     return numbers
-
-
-def ask(url: str, prompt: list[int], max_tokens: int) -> list[int]:
-    """Return the tokens of one completion."""
-    fields = {
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    request = urllib.request.Request(
-        f"{url}/v1/completions",
-        json.dumps(fields).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        document = json.loads(answer.read())
-    token_ids: list[int] = document["choices"][0]["token_ids"]
-    return token_ids
 
 
 async def replay(url: str, turns: list[Turn], vocab_size: int, at_once: int) -> Replay:
@@ -215,15 +195,16 @@ async def replay(url: str, turns: list[Turn], vocab_size: int, at_once: int) -> 
             if before is not None:
                 await before.wait()
             prompt = turn.prompt(BLOCK_SIZE, vocab_size)
-            result.answers[number] = await trio.to_thread.run_sync(
-                ask, url, prompt, turn.output_tokens
-            )
+            fields = completion(prompt, turn.output_tokens, return_token_ids=True)
+            answer = await clients.ask(post(COMPLETIONS, fields))
+            answer.check()
+            result.answers[number] = json.loads(answer.body)["choices"][0]["token_ids"]
         finally:
             end.set()
             seats.release_on_behalf_of(number)
 
     began_at = trio.current_time()
-    async with trio.open_nursery() as nursery:
+    async with Clients(url).reading() as clients, trio.open_nursery() as nursery:
         for number, turn in enumerate(turns):
             await seats.acquire_on_behalf_of(number)
             before = ended.get(turn.conversation)

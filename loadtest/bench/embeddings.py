@@ -14,24 +14,25 @@ only the shortest, for which batching on a CPU is worth anything, has a floor.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+
+import trio
 
 from ..harness.servers import running_server
 from ..harness.statistics import percentile
+from ..harness.streams import Clients, post
 from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ..harness.streams import Stream
 
 MOST_ADDED_MS: Final = 5.0
 """That a lone client waits longer than without batches: the wait for company, and a timer."""
@@ -51,43 +52,8 @@ ONE_BY_ONE: Final = (
     "--set",
     "worker.engine.embedding.max_wait_s=0",
 )
-TIMEOUT_S: Final = 120.0
 WARM_UP: Final = 4
 FLEETS: Final = {"batched": (), "one by one": ONE_BY_ONE}
-
-
-class Client:
-    """One connection that asks for one vector after another.
-
-    Args:
-      url: of the server.
-      number: of this client.
-      lengths: tokens of its inputs, in turn.
-    """
-
-    def __init__(self, url: str, number: int, lengths: Sequence[int]) -> None:
-        parts = urlsplit(url)
-        self._connection = http.client.HTTPConnection(
-            parts.hostname or "", parts.port, timeout=TIMEOUT_S
-        )
-        self._number = number
-        self._lengths = lengths
-
-    def ask(self, turn: int) -> tuple[float, str]:
-        """Return the seconds that an answer took, and its vector."""
-        at = self._number + CLIENTS * turn
-        length = self._lengths[at % len(self._lengths)]
-        ids = [10 + (at * 31 + offset * 7) % 800 for offset in range(length)]
-        body = json.dumps({"input": ids, "encoding_format": "base64"})
-        began_at = time.perf_counter()
-        self._connection.request(
-            "POST", "/v1/embeddings", body, {"content-type": "application/json"}
-        )
-        answer = self._connection.getresponse()
-        document: dict[str, Any] = json.loads(answer.read())
-        if answer.status != 200:
-            raise RuntimeError(f"{answer.status}: {document}")
-        return time.perf_counter() - began_at, document["data"][0]["embedding"]
 
 
 class Times:
@@ -103,22 +69,29 @@ class Times:
         self.waits_s: list[float] = []
 
 
-def measure(
-    url: str, clients: int, turns: int, lengths: Sequence[int], times: Times
+async def measure(
+    url: str, num_clients: int, turns: int, lengths: Sequence[int], times: Times
 ) -> tuple[str, ...]:
-    """Ask side by side, note the times, and return the vectors."""
+    """Ask side by side, one vector after another each; note the times, and return the vectors."""
+    found: dict[int, Stream] = {}
 
-    def run(number: int) -> list[tuple[float, str]]:
-        client = Client(url, number, lengths)
-        return [client.ask(turn) for turn in range(turns)]
+    async def client(clients: Clients, number: int) -> None:
+        for at in range(number, CLIENTS * turns, CLIENTS):
+            length = lengths[at % len(lengths)]
+            ids = [10 + (at * 31 + offset * 7) % 800 for offset in range(length)]
+            request = post("/v1/embeddings", {"input": ids, "encoding_format": "base64"})
+            began_at = trio.current_time()
+            answer = found[at] = await clients.ask(request)
+            times.waits_s.append(trio.current_time() - began_at)
+            answer.check()
 
-    with ThreadPoolExecutor(clients) as pool:
-        began_at = time.perf_counter()
-        found = [pair for pairs in pool.map(run, range(clients)) for pair in pairs]
-        elapsed_s = time.perf_counter() - began_at
-    times.rates.append(len(found) / elapsed_s)
-    times.waits_s += [pair[0] for pair in found]
-    return tuple(pair[1] for pair in found)
+    async with Clients(url).reading() as clients:
+        began_at = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number in range(num_clients):
+                nursery.start_soon(client, clients, number)
+        times.rates.append(len(found) / (trio.current_time() - began_at))
+    return tuple(json.loads(found[at].body)["data"][0]["embedding"] for at in sorted(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,14 +114,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path = log / f"{name.replace(' ', '-')}.log"
             urls[name] = stack.enter_context(running_server([*command, *extra], path))
         for url in urls.values():
-            measure(url, CLIENTS, WARM_UP, SHAPES[SEARCHES], Times())
+            trio.run(measure, url, CLIENTS, WARM_UP, SHAPES[SEARCHES], Times())
         for round_number in range(options.rounds):
             names = list(urls) if round_number % 2 else list(reversed(urls))
             for shape, clients in product(options.shapes, (1, CLIENTS)):
                 vectors = set()
                 for name in names:
                     times = found.setdefault((shape, name, clients), Times())
-                    vectors.add(measure(urls[name], clients, options.turns, SHAPES[shape], times))
+                    asked = (urls[name], clients, options.turns, SHAPES[shape], times)
+                    vectors.add(trio.run(measure, *asked))
                 if len(vectors) != 1:
                     raise RuntimeError("a vector depends on who else is in its batch")
     report = report_of(found, options.threads)

@@ -8,8 +8,6 @@ Medians are compared, of the same prompts for all. Prompts of one batch come all
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,17 +15,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import sleep
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
+from ..harness.lines import LineProcess
 from .engines import ROOT, python_of, why_not
 from .model import SHAPES, Shape, shape_of_gguf, written_model
 from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from .model import Shape
 
 
@@ -103,8 +100,6 @@ def _attention(shape: Shape, seen: float) -> float:
 
 
 OURS: Final = "triolet"
-LEAVE_S: Final = 5.0
-"""An engine that has not left this long after it was told to is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +160,7 @@ class PeerLost(Exception):
     """An engine's process has ended by itself."""
 
 
-class RunningPeer:
+class RunningPeer(LineProcess):
     """A peer's process; a context manager. What it prints beside its answers goes to a log.
 
     Args:
@@ -179,39 +174,9 @@ class RunningPeer:
     def __init__(self, peer: Peer, model: Path, threads: int, dtype: str, log: Path) -> None:
         self.peer = peer
         self._log = log
-        options = ["--threads", str(threads), "--dtype", dtype]
-        self._command = [
-            str(peer.python), "-m", peer.module, str(model), *options, *peer.arguments
-        ]  # fmt: skip
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._process is not None
-        self._pipe(self._process.stdin).close()
-        self._process.terminate()
-        try:
-            self._process.wait(LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._pipe(self._process.stdout).close()
+        options = ["--threads", str(threads), "--dtype", dtype, *peer.arguments]
+        with log.open("w") as file:
+            super().__init__([str(peer.python), "-m", peer.module, str(model), *options], log=file)
 
     def wait_until_ready(self) -> str:
         """Return the engine's version when the model is loaded.
@@ -219,60 +184,58 @@ class RunningPeer:
         Raises:
           PeerLost: it ended instead.
         """
-        return str(self._answer()["version"])
+        return str(self.answer()["version"])
 
     def begin(self, batch: int, context: int, most_steps: int) -> float:
         """Return the seconds that so many prompts took until each had a token."""
         asked = {"batch": batch, "context": context, "most_steps": most_steps}
-        return float(self._ask({"begin": asked})["prefill_s"])
+        return float(self.ask(begin=asked)["prefill_s"])
 
     def decode(self, steps: int) -> list[float]:
         """Return the seconds of each step of all sequences."""
-        seconds: list[float] = self._ask({"steps": steps})["step_s"]
+        seconds: list[float] = self.ask(steps=steps)["step_s"]
         return seconds
 
     def parts(self) -> dict[str, float]:
         """Return the seconds of each part of its steps since this was last asked; empty at first,
         and always where an engine does not tell."""
-        seconds: dict[str, float] = self._ask({"parts": True})["parts"]
+        seconds: dict[str, float] = self.ask(parts=True)["parts"]
         return seconds
 
     def peak_mib(self) -> int:
         """Return the most memory that its process has had, shared pages included; Linux only."""
-        assert self._process is not None
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
         return int(peak.split()[1]) // 1024
 
     def end(self) -> None:
         """Let it forget its sequences."""
-        self._ask({"end": True})
+        self.ask(end=True)
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process is not None
-        pipe = self._pipe(self._process.stdin)
+    def tell(self, **request: object) -> None:
+        """See LineProcess.
+
+        Raises:
+          PeerLost: it ended.
+        """
         try:
-            pipe.write(json.dumps(request) + "\n")
-            pipe.flush()
-        except BrokenPipeError:
+            super().tell(**request)
+        except EOFError:
             raise self._lost() from None
-        return self._answer()
 
-    def _answer(self) -> dict[str, Any]:
-        assert self._process is not None
-        line = self._pipe(self._process.stdout).readline()
-        if not line:
-            raise self._lost()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    def answer(self) -> dict[str, Any]:
+        """See LineProcess.
+
+        Raises:
+          PeerLost: it ended.
+        """
+        try:
+            return super().answer()
+        except EOFError:
+            raise self._lost() from None
 
     def _lost(self) -> PeerLost:
         return PeerLost(f"it ended; {self._log.relative_to(ROOT)} says why")
-
-    @staticmethod
-    def _pipe(pipe: IO[str] | None) -> IO[str]:
-        assert pipe is not None
-        return pipe
 
 
 WARM_STEPS: Final = 2

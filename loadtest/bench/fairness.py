@@ -23,12 +23,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import multiprocessing
 import os
 import random
 import resource
-import selectors
 import socket
 import struct
 import sys
@@ -47,15 +45,16 @@ import trio
 
 from ..harness.servers import on_core, running, running_server
 from ..harness.statistics import percentile
-from .front import Front, Source
+from ..harness.streams import CHAT, COMPLETIONS, Clients, Stream
+from ..harness.tenants import key_of, write_tenants
+from ..overload.outcomes import jain
+from .front import CONTENT, Front, Source, chat_request
 from .report import Ratio, Report, describe, finish
-from .streams import CONTENT, chat_request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
     from multiprocessing.synchronize import Event
 
-COMPLETIONS: Final = "/v1/completions"
 ROWS: Final = 8
 QUIET_PER_S: Final = 4.0
 FLOOD: Final = 10 * ROWS
@@ -97,6 +96,11 @@ WARM_S: Final = 3.0
 VICTIM: Final = "victim"
 ATTACKERS: Final = {"spent": "requests_per_minute = 6.0", "unlimited": ""}
 """Plans of tenants that attack."""
+SHARES: Final = {"quiet": 1.0, "loud": 1.0, **WEIGHTS, **dict.fromkeys(EVEN, 1.0)}
+PLANS: Final = {name: f"weight = {weight}" for name, weight in SHARES.items()} | {
+    VICTIM: "",
+    **ATTACKERS,
+}
 MESSAGES, SCHEMAS = "messages", "schemas"
 ATTACKS: Final = {
     MESSAGES: (40, MESSAGES),
@@ -108,7 +112,6 @@ NUM_MESSAGES: Final = 4096
 VICTIM_PER_S: Final = 4.0
 ROUNDS: Final = 3
 """Alone and beside each attack, in turns: a machine is not always equally fast."""
-CHAT: Final = "/v1/chat/completions"
 
 
 @dataclass(slots=True)
@@ -128,28 +131,6 @@ class Found:
 
 class Attacked(dict[tuple[str, str, str], list[float]]):
     """Seconds of the victim's chats by attack, its tenant's plan and what the victim asks."""
-
-
-def key_of(tenant: str) -> str:
-    """Return a tenant's key: the fleet lives as long as this process and listens on loopback."""
-    return f"key-of-{tenant}-for-this-benchmark-only"
-
-
-def tenants_file() -> str:
-    """Return the file of all tenants."""
-    lines = [f'cache_secret = "{"0" * 64}"']
-    for name, weight in {"quiet": 1.0, "loud": 1.0, **WEIGHTS, **dict.fromkeys(EVEN, 1.0)}.items():
-        lines += tenant_lines(name, f"weight = {weight}")
-    for name, plan in {VICTIM: "", **ATTACKERS}.items():
-        lines += tenant_lines(name, plan)
-    return "\n".join(lines) + "\n"
-
-
-def tenant_lines(name: str, plan: str) -> list[str]:
-    """Return what the file says of a tenant with a plan of its own."""
-    digest = hashlib.sha256(key_of(name).encode()).hexdigest()
-    keys = f'keys = ["sha256:{digest}"]'
-    return [f"[plans.{name}]", plan, f"[tenants.{name}]", f'plan = "{name}"', keys]
 
 
 def body(rng: random.Random, max_tokens: int) -> dict[str, Any]:
@@ -194,18 +175,25 @@ class Client:
                 await trio.sleep(float(answer.headers.get("retry-after", "1")))
 
 
-async def ask_now_and_then(client: Client, seconds: float, into: list[float]) -> None:
-    """Send what comes at random moments, the same ones each time, and wait for all."""
+async def at_random(
+    act: Callable[[random.Random], Awaitable[None]], per_s: float, seconds: float
+) -> None:
+    """Begin what comes at random moments, the same ones each time, and wait for all."""
     rng = random.Random("arrivals")
-
-    async def ask(request: dict[str, Any]) -> None:
-        into.append(await client.first_token_s(request))
-
     async with trio.open_nursery() as nursery:
         until = trio.current_time() + seconds
         while trio.current_time() < until:
-            nursery.start_soon(ask, body(rng, 16))
-            await trio.sleep(rng.expovariate(QUIET_PER_S))
+            nursery.start_soon(act, rng)
+            await trio.sleep(rng.expovariate(per_s))
+
+
+async def ask_now_and_then(client: Client, seconds: float, into: list[float]) -> None:
+    """Note the seconds to first tokens."""
+
+    async def ask(rng: random.Random) -> None:
+        into.append(await client.first_token_s(body(rng, 16)))
+
+    await at_random(ask, QUIET_PER_S, seconds)
 
 
 async def measure(url: str, seconds: float, found: Found) -> None:
@@ -255,29 +243,24 @@ def neighbour(target: Callable[..., None], *arguments: object) -> Iterator[None]
         process.join()
 
 
+class UnreadStream(Stream):
+    """A stream of which nothing is kept."""
+
+    def note(self, data: bytes, num_events: int, now: float) -> None:
+        """Do nothing."""
+
+
 def read_streams(port: int, has_begun: Event) -> None:
     """Read many streams of many choices, as fast as they come, until killed."""
-    selector, buffer = selectors.DefaultSelector(), bytearray(65_536)
-
-    def read_until(moment: float) -> None:
-        while (left_s := moment - time.monotonic()) > 0:
-            for ready, _ in selector.select(left_s):
-                try:
-                    if not ready.data.recv_into(buffer):
-                        selector.unregister(ready.data)
-                except BlockingIOError:
-                    pass
-
+    clients = Clients(f"http://127.0.0.1:{port}", make=UnreadStream)
     for number in range(READERS):
-        raw = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
         seed = LOUD_SEED + number * CHOICES
-        raw.sendall(chat_request(seed, MAX_TOKENS, n=CHOICES, key=key_of("loud")))
-        raw.setblocking(False)
-        selector.register(raw, selectors.EVENT_READ, raw)
-        read_until(time.monotonic() + OPENING_PAUSE_S)
+        request = chat_request(seed, MAX_TOKENS, n=CHOICES, key=key_of("loud"))
+        clients.begin(request, lambda _: None)
+        clients.read_until(time.monotonic() + OPENING_PAUSE_S)
     has_begun.set()
     while True:
-        read_until(time.monotonic() + TIMEOUT_S)
+        clients.read(TIMEOUT_S)
 
 
 def hold_connections(port: int, has_begun: Event) -> None:
@@ -346,26 +329,21 @@ def measure_edge(folder: Path, tenants: Path, seconds: float, rounds: int) -> li
     cores = sorted(os.sched_getaffinity(0))
     own_core, their_core = (cores[1], cores[0]) if len(cores) > 1 else (None, None)
     front = Front("triolet", options=("--set", f"server.tenants.file={tenants}"))
-    with on_core(own_core):
-        source = Source(folder, SOURCES, RATE)
-        try:
-            for _ in range(rounds):
-                log = folder / "front.log"
-                process = front.process(folder, SOURCES, log)
-                with running(process, their_core):
-                    port = process.port
+    with on_core(own_core), Source(folder, SOURCES, RATE) as source:
+        for _ in range(rounds):
+            process = front.process(folder, SOURCES, folder / "front.log")
+            with running(process, their_core):
+                port = process.port
 
-                    def note(phase: str, taken: list[float]) -> None:
-                        found.setdefault(phase, []).append(sorted(taken))
+                def note(phase: str, taken: list[float]) -> None:
+                    found.setdefault(phase, []).append(sorted(taken))
 
-                    note(TOKENS_ALONE, write_delays_ms(port, seconds, source))
-                    with neighbour(read_streams, port):
-                        note(TOKENS_BESIDE, write_delays_ms(port, seconds, source))
-                    note(CHATS_ALONE, chats_ms(port, CHATS))
-                    with neighbour(hold_connections, port):
-                        note(CHATS_BESIDE, chats_ms(port, CHATS))
-        finally:
-            source.close()
+                note(TOKENS_ALONE, write_delays_ms(port, seconds, source))
+                with neighbour(read_streams, port):
+                    note(TOKENS_BESIDE, write_delays_ms(port, seconds, source))
+                note(CHATS_ALONE, chats_ms(port, CHATS))
+                with neighbour(hold_connections, port):
+                    note(CHATS_BESIDE, chats_ms(port, CHATS))
     return [
         {
             "phase": phase,
@@ -375,11 +353,6 @@ def measure_edge(folder: Path, tenants: Path, seconds: float, rounds: int) -> li
         }
         for phase, taken in found.items()
     ]
-
-
-def jain(values: list[float]) -> float:
-    """Return Jain's index: 1 where all are equal, 1 / n where one has everything."""
-    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
 
 
 def edge_ratios(rows: list[dict[str, Any]]) -> dict[str, Ratio]:
@@ -446,20 +419,15 @@ async def attacked(url: str, tenant: str, name: str) -> AsyncIterator[None]:
 
 
 async def answered_s(client: Client, kind: str, seconds: float, seen: list[float]) -> None:
-    """Chat at random moments, the same ones each time; note seconds, infinite for an error."""
-    rng = random.Random("victim")
+    """Note the seconds of chats; infinite for an error."""
 
-    async def ask(number: int) -> None:
+    async def ask(_: random.Random) -> None:
         began_at = time.perf_counter()
-        answer = await client.http.post(CHAT, json=chat(number, kind))
+        answer = await client.http.post(CHAT, json=chat(random.randrange(10**9), kind))
         is_good = answer.status_code == 200
         seen.append(time.perf_counter() - began_at if is_good else float("inf"))
 
-    async with trio.open_nursery() as nursery:
-        until = trio.current_time() + seconds
-        while trio.current_time() < until:
-            nursery.start_soon(ask, random.randrange(10**9))
-            await trio.sleep(rng.expovariate(VICTIM_PER_S))
+    await at_random(ask, VICTIM_PER_S, seconds)
 
 
 async def measure_attacks(url: str, seconds: float, found: Attacked) -> None:
@@ -554,9 +522,7 @@ def main() -> None:
         trio.run(attack, *options.attack)
     found, beside = Found(), Attacked()
     with TemporaryDirectory() as folder:
-        tenants = Path(folder) / "tenants.toml"
-        tenants.write_text(tenants_file(), encoding="utf-8")
-        tenants.chmod(0o600)
+        tenants = write_tenants(Path(folder), PLANS)
         serve = ("--tenants", str(tenants), "--max-num-seqs", str(ROWS))
         if options.attacks:
             with running_server(serve, Path(folder) / "log") as url:

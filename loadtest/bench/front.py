@@ -16,30 +16,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
+import re
 import sys
 import tempfile
 import time
+from array import array
 from bisect import bisect_left
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
+from ..harness.lines import LineProcess
 from ..harness.servers import TRIOLET, ServerProcess, cost_of, cpu_s_of, on_core, running
 from ..harness.statistics import percentile
+from ..harness.streams import CHAT, Clients, Stream, post
 from .engines import install, python_of
 from .front_source import IDLE_SEED
 from .report import Ratio, Report, describe, finish
-from .streams import Clients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from .streams import ClientStream
 
 MAX_TOKENS: Final = 900
 """Within the demo model's context, and more than any stream gets here."""
@@ -146,8 +146,8 @@ class Figures(NamedTuple):
     delay_p99_ms: float
 
 
-class Source:
-    """The workers' process.
+class Source(LineProcess):
+    """The workers' process; a context manager.
 
     Args:
       sockets: directory for their sockets.
@@ -156,50 +156,101 @@ class Source:
     """
 
     def __init__(self, sockets: Path, workers: int, rate: float) -> None:
-        self._sockets = sockets
         command = [sys.executable, "-m", "loadtest.bench.front_source", str(DEMO), str(sockets)]
-        self._process = subprocess.Popen(
-            [*command, "--workers", str(workers), "--rate", str(rate)],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._read_line()
+        super().__init__([*command, "--workers", str(workers), "--rate", str(rate)])
+        self._path = sockets / "times.json"
+        self.answer()
 
     def clear(self) -> None:
         """Forget the times of earlier streams."""
-        self._ask("clear")
+        self.ask(do="clear")
 
     def times(self) -> dict[int, list[float]]:
         """Return when each token of each stream was sent."""
-        path = self._sockets / "times.json"
-        self._ask(f"dump {path}")
-        return {int(seed): sent for seed, sent in json.loads(path.read_text()).items()}
+        self.ask(do="dump", path=str(self._path))
+        return {int(seed): sent for seed, sent in json.loads(self._path.read_text()).items()}
 
-    def close(self) -> None:
-        """End the process."""
-        self._process.terminate()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
 
-    def _ask(self, command: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        self._read_line()
+CONTENT: Final = re.compile(rb'"content":\s*"([^"]*)"')
+"""Of a chunk, whichever library wrote it; the words of the benchmark need no escapes."""
+OPENING_PAUSE_S: Final = 0.002
+"""Between two new connections, in which those that are there are read."""
 
-    def _read_line(self) -> None:
-        assert self._process.stdout is not None
-        if not self._process.stdout.readline():
-            raise RuntimeError("the workers' process has ended; see above")
+
+def chat_request(seed: int, max_tokens: int, *, n: int = 1, key: str = "") -> bytes:
+    """Return the request of a streamed chat."""
+    fields = {
+        "messages": [{"role": "user", "content": f"Tell me story {seed}."}],
+        "stream": True,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "n": n,
+    }
+    return post(CHAT, fields, {"authorization": f"Bearer {key}"} if key else None)
+
+
+@dataclass(eq=False, slots=True)
+class TokenStream(Stream):
+    """A stream of words, whose text is not kept.
+
+    Attributes:
+      seed: its number.
+      arrivals: when each token came.
+      num_events: chunks with any text.
+    """
+
+    seed: int = 0
+    arrivals: array[float] = field(default_factory=lambda: array("d"))
+    num_events: int = 0
+    _unread: bytes = b""
+
+    def note(self, data: bytes, num_events: int, now: float) -> None:
+        """Count the tokens in what came: a space each."""
+        del num_events
+        whole, mark, self._unread = (self._unread + data).rpartition(b"\n\n")
+        for text in CONTENT.findall(whole) if mark else ():
+            count = text.count(b" ")
+            self.num_events += count > 0
+            self.arrivals.extend([now] * count)
+
+
+class Readers:
+    """Streams of one server that are read as they come.
+
+    Args:
+      url: of the server.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.clients = Clients(url, make=TokenStream)
+        self.streams: list[TokenStream] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all streams so far."""
+        return sum(len(stream.arrivals) for stream in self.streams)
+
+    @property
+    def num_events(self) -> int:
+        """Chunks of all streams so far."""
+        return sum(stream.num_events for stream in self.streams)
+
+    def open(self, seeds: range) -> None:
+        """Begin streams, while those that are there are read."""
+        for seed in seeds:
+            stream = self.clients.begin(chat_request(seed, MAX_TOKENS))
+            stream.seed = seed
+            self.streams.append(stream)
+            self.read_for(OPENING_PAUSE_S)
+
+    def read_for(self, seconds: float) -> None:
+        """Read whatever comes for so long."""
+        self.clients.read_until(time.monotonic() + seconds)
 
 
 def delays_ms(
-    streams: list[ClientStream], sent: dict[int, list[float]], begin: float, end: float
+    streams: list[TokenStream], sent: dict[int, list[float]], begin: float, end: float
 ) -> list[float]:
     """Return the relay delays of all tokens that were sent in a span, sorted.
 
@@ -216,31 +267,32 @@ def delays_ms(
 
 
 @contextmanager
-def streaming(running: ServerProcess, seeds: range) -> Iterator[Clients]:
+def streaming(running: ServerProcess, seeds: range) -> Iterator[Readers]:
     """Open streams, and leave them at the end.
 
     Raises:
       RuntimeError: not all of them got a token.
     """
-    clients = Clients(running.port)
+    readers = Readers(running.url)
     try:
-        clients.open(seeds, MAX_TOKENS)
+        readers.open(seeds)
         deadline = time.monotonic() + BEGIN_DEADLINE_S
-        if not clients.read_until(lambda: all(s.arrivals for s in clients.streams), deadline):
-            missing = sum(not stream.arrivals for stream in clients.streams)
+        streams = readers.streams
+        if not readers.clients.read_until(deadline, lambda: all(s.arrivals for s in streams)):
+            missing = sum(not stream.arrivals for stream in streams)
             raise RuntimeError(f"{missing} of {len(seeds)} streams did not begin")
-        yield clients
+        yield readers
     finally:
-        clients.close()
+        readers.clients.close()
 
 
 def measure_idle_kib(running: ServerProcess, count: int) -> float:
     """Return what a stream without tokens takes of the server's memory."""
-    with streaming(running, range(WARM_UP_STREAMS)) as clients:
-        clients.read_for(WARM_UP_S)
+    with streaming(running, range(WARM_UP_STREAMS)) as readers:
+        readers.read_for(WARM_UP_S)
     before = Cost.of(running)
-    with streaming(running, range(IDLE_SEED, IDLE_SEED + count)) as clients:
-        clients.read_for(WARM_UP_S)
+    with streaming(running, range(IDLE_SEED, IDLE_SEED + count)) as readers:
+        readers.read_for(WARM_UP_S)
         after = Cost.of(running)
     return (after.resident_bytes - before.resident_bytes) / count / 1024
 
@@ -248,23 +300,21 @@ def measure_idle_kib(running: ServerProcess, count: int) -> float:
 def measure(running: ServerProcess, source: Source, case: Case) -> Figures:
     """Return what a front does with some streams."""
     source.clear()
-    with streaming(running, range(case.streams)) as clients:
-        clients.read_for(WARM_UP_S)
+    with streaming(running, range(case.streams)) as readers:
+        readers.read_for(WARM_UP_S)
         before, begin = Cost.of(running), time.monotonic()
-        tokens_before, events_before = clients.num_tokens, clients.num_events
-        clients.read_for(case.seconds)
+        tokens_before, events_before = readers.num_tokens, readers.num_events
+        readers.read_for(case.seconds)
         # On a machine that stood still all the while nothing has come yet.
-        clients.read_until(
-            lambda: clients.num_tokens >= tokens_before + 2 * case.streams,
+        readers.clients.read_until(
             time.monotonic() + BEGIN_DEADLINE_S,
+            lambda: readers.num_tokens >= tokens_before + 2 * case.streams,
         )
         after, end = Cost.of(running), time.monotonic()
-        num_tokens = clients.num_tokens - tokens_before
-        num_events = clients.num_events - events_before
-        clients.read_for(WARM_UP_S)  # what is still under way
-        delays = delays_ms(clients.streams, source.times(), begin, end)
-        if clients.broken:
-            raise RuntimeError(f"{clients.broken} streams broke")
+        num_tokens = readers.num_tokens - tokens_before
+        num_events = readers.num_events - events_before
+        readers.read_for(WARM_UP_S)  # what is still under way
+        delays = delays_ms(readers.streams, source.times(), begin, end)
     return Figures(
         num_tokens / (end - begin),
         1e6 * (after.cpu_s - before.cpu_s) / max(num_tokens, 1),
@@ -303,20 +353,16 @@ class Rounds:
         cores = sorted(os.sched_getaffinity(0))
         own_core, their_core = (cores[1], cores[0]) if len(cores) > 1 else (None, None)
         workers = self._arguments.workers
-        with on_core(own_core):
-            source = Source(folder, workers, self._arguments.rate)
-            try:
-                for number in range(self._arguments.rounds):
-                    turn = number % len(self._fronts)
-                    for front in self._fronts[turn:] + self._fronts[:turn]:
-                        log = FOLDER / "logs" / f"front-{front.name.split()[0]}.log"
-                        process = front.process(folder, workers, log)
-                        with running(process, their_core):
-                            time.sleep(SETTLE_S)
-                            self._one(front, process, source)
-                        self._console.print(f"[dim]round {number + 1}: {front.name}[/dim]")
-            finally:
-                source.close()
+        with on_core(own_core), Source(folder, workers, self._arguments.rate) as source:
+            for number in range(self._arguments.rounds):
+                turn = number % len(self._fronts)
+                for front in self._fronts[turn:] + self._fronts[:turn]:
+                    log = FOLDER / "logs" / f"front-{front.name.split()[0]}.log"
+                    process = front.process(folder, workers, log)
+                    with running(process, their_core):
+                        time.sleep(SETTLE_S)
+                        self._one(front, process, source)
+                    self._console.print(f"[dim]round {number + 1}: {front.name}[/dim]")
 
     def _one(self, front: Front, running: ServerProcess, source: Source) -> None:
         idle = measure_idle_kib(running, max(case.streams for case in self._cases))

@@ -7,7 +7,7 @@ steps at a fixed rate, not in step with the others, and sends one frame with the
 stream that has credit; when it did is remembered, for the delays. A server that calls itself `peer`
 is a simpler one: for it the first frame begins a stream, and there is no prefill.
 
-Reads commands from stdin: `clear`, `dump PATH`.
+Asked by lines of JSON: `clear`, or `dump` with a path.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from transport.link import PeerBusy, PeerGone
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.ids import AttemptKey, PeerId, Role, new_epoch
+
+from ..harness.lines import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -271,20 +273,15 @@ async def run(arguments: argparse.Namespace) -> None:
 
 
 async def _obey(times: Times) -> None:
-    _answer("ready")
+    say({})
     while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
-        command, _, path = line.strip().partition(" ")
-        if command == "clear":
+        request = json.loads(line)
+        if request["do"] == "clear":
             times.of_stream.clear()
         else:
             known = {seed: sent.tolist() for seed, sent in times.of_stream.items()}
-            await trio.Path(path).write_text(json.dumps(known))
-        _answer(command)
-
-
-def _answer(word: str) -> None:
-    sys.stdout.write(word + "\n")
-    sys.stdout.flush()
+            await trio.Path(request["path"]).write_text(json.dumps(known))
+        say({})
 
 
 def main() -> None:

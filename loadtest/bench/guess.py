@@ -8,28 +8,27 @@ strikes both alike. Both must give the same answers.
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import sys
 import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
+import httpx2
 from rich.console import Console
 
+from ..harness.metrics import total
 from ..harness.servers import running_server
+from ..harness.streams import CHAT, Clients, post
 from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from ..harness.streams import Stream
 
 PLAIN: Final = "off"
 COPY_FLOOR: Final = 1.0
@@ -49,20 +48,6 @@ STORIES: Final = (
 )
 
 Messages = list[dict[str, str]]
-
-
-class Answer(NamedTuple):
-    """One answer.
-
-    Attributes:
-      text: of it.
-      tokens: that it has.
-      decode_s: from its first piece to its last.
-    """
-
-    text: str
-    tokens: int
-    decode_s: float
 
 
 class Counts(NamedTuple):
@@ -96,60 +81,48 @@ class Measured:
     counts: Counts = NOTHING
 
 
-def ask(url: str, messages: Messages) -> Answer:
-    """Ask greedily, read the stream, note when its pieces come."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
-    body = {
-        "messages": messages,
-        "max_tokens": MAX_TOKENS,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    try:
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
-        )
-        text, tokens, times = "", 0, []
-        for line in connection.getresponse():
-            if not line.startswith(b"data: {"):
-                continue
-            event: dict[str, Any] = json.loads(line[6:])
-            for choice in event["choices"]:
-                if piece := choice["delta"].get("content"):
-                    text += piece
-                    times.append(time.perf_counter())
-            if event.get("usage"):
-                tokens = event["usage"]["completion_tokens"]
-    finally:
-        connection.close()
-    return Answer(text, tokens, times[-1] - times[0])
+def ask_at_once(url: str, conversations: Sequence[Messages]) -> list[Stream]:
+    """Ask greedily side by side, and read all answers."""
+    more: dict[str, object] = {"max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
+    more["stream_options"] = {"include_usage": True}
+    with closing(Clients(url)) as clients:
+        streams = [clients.begin(post(CHAT, {"messages": m, **more})) for m in conversations]
+        deadline = time.monotonic() + TIMEOUT_S
+        if not clients.read_until(deadline, lambda: all(one.is_whole for one in streams)):
+            raise TimeoutError(f"an answer did not end within {TIMEOUT_S:.0f} s")
+    return streams
+
+
+def text_of(stream: Stream) -> str:
+    """Return what a chat said."""
+    return "".join(text for _, text in _pieces(stream))
+
+
+def _pieces(stream: Stream) -> list[tuple[float, str]]:
+    """Return when each text of a chat came, and the text."""
+    return [
+        (at, text)
+        for at, event in zip(stream.times, stream.events(), strict=True)
+        for choice in event["choices"]
+        if (text := choice["delta"].get("content"))
+    ]
 
 
 def counts_of(url: str) -> Counts:
     """Return what the fleet's decode worker has counted."""
     time.sleep(BEAT_S)
-    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
-        lines = answer.read().decode().splitlines()
-    values = [
-        sum(float(line.split()[-1]) for line in lines if line.startswith(name) and "decode" in line)
-        for name in (
-            "triolet_worker_steps_total{",
-            "triolet_speculative_rows_total{",
-            "triolet_speculative_proposed_total{",
-            "triolet_speculative_accepted_total{",
-        )
-    ]
-    return Counts(*values)
+    metrics = httpx2.get(f"{url}/metrics", timeout=TIMEOUT_S).raise_for_status().text
+    names = ("worker_steps", *(f"speculative_{what}" for what in ("rows", "proposed", "accepted")))
+    return Counts(*(total(metrics, f"triolet_{name}_total", "decode") for name in names))
 
 
 def tasks(url: str) -> dict[str, list[Messages]]:
     """Return conversations by task: those whose next answer stands there already, and others."""
     asked: list[Messages] = [[{"role": "user", "content": text}] for text in COUNTING]
+    said = [text_of(ask_at_once(url, [messages])[0]) for messages in asked]
     copies = [
-        [*messages, {"role": "assistant", "content": ask(url, messages).text}, *messages]
-        for messages in asked
+        [*messages, {"role": "assistant", "content": text}, *messages]
+        for messages, text in zip(asked, said, strict=True)
     ]
     return {"copy": copies, "plain": [[{"role": "user", "content": text}] for text in STORIES]}
 
@@ -171,14 +144,14 @@ def measure(
                 turn = names[repetition % len(names) :] + names[: repetition % len(names)]
                 answers = {name: _round(urls[name], conversations, batch) for name in turn}
                 texts = {
-                    name: [answer.text for group in groups for answer in group]
+                    name: [text_of(answer) for group in groups for answer in group]
                     for name, groups in answers.items()
                 }
                 if any(text != texts[PLAIN] for text in texts.values()):
                     raise ValueError(f"fleets answer differently: {texts}")
                 for name, groups in answers.items():
                     one = found.setdefault((task, batch, name), Measured())
-                    one.tokens += sum(answer.tokens for group in groups for answer in group)
+                    one.tokens += sum(answer.num_tokens for group in groups for answer in group)
                     if repetition:  # the first one warms up
                         one.tokens_per_s += [_rate(group) for group in groups]
             for name, url in urls.items():
@@ -187,18 +160,18 @@ def measure(
     return found
 
 
-def _round(url: str, conversations: list[Messages], batch: int) -> list[list[Answer]]:
+def _round(url: str, conversations: list[Messages], batch: int) -> list[list[Stream]]:
     """Ask everything, so many at once."""
-    with ThreadPoolExecutor(batch) as pool:
-        return [
-            list(pool.map(partial(ask, url), conversations[at : at + batch]))
-            for at in range(0, len(conversations), batch)
-        ]
+    starts = range(0, len(conversations), batch)
+    return [ask_at_once(url, conversations[at : at + batch]) for at in starts]
 
 
-def _rate(group: list[Answer]) -> float:
+def _rate(group: list[Stream]) -> float:
     """Return tokens per second of streams that ran at once."""
-    return sum(answer.tokens / answer.decode_s for answer in group)
+    times = [[at for at, _ in _pieces(stream)] for stream in group]
+    pairs = zip(group, times, strict=True)
+    # A stream whose text came all at once, as on a busy machine, shows no rate.
+    return sum(one.num_tokens / (of[-1] - of[0]) for one, of in pairs if of[-1] > of[0])
 
 
 def report_of(found: dict[tuple[str, int, str], Measured], machine: dict[str, Any]) -> Report:

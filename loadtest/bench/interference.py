@@ -17,20 +17,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
 from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running
 from ..harness.statistics import percentile
+from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
-from .model import written_model
+from .model import SAID, prompt_of, written_model
 from .report import BENCH, Ratio, Report, describe, finish
-from .streams import Stream, Streams, prompt_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ..harness.streams import Stream
 
 NUM_STREAMS: Final = 8
 STREAM_PROMPT: Final = 32
@@ -157,20 +159,31 @@ class Runners:
     """Streams of which as many as at the beginning always run.
 
     Args:
-      clients: which they are.
+      clients: of the server.
+      model: what it calls the model.
       numbers: for prompts.
       tokens: of an answer; the first ones are shorter, each by another share.
     """
 
-    def __init__(self, clients: Streams, numbers: random.Random, tokens: int) -> None:
-        self._clients, self._numbers, self._tokens = clients, numbers, tokens
+    def __init__(self, clients: Clients, model: str, numbers: random.Random, tokens: int) -> None:
+        self._clients, self._model = clients, model
+        self._numbers, self._tokens = numbers, tokens
         self.all: list[Stream] = []
         for place in range(NUM_STREAMS):
             self._ask(max(tokens * (place + 1) // NUM_STREAMS, 1))
 
     def _ask(self, tokens: int) -> None:
-        prompt = prompt_of(self._numbers, STREAM_PROMPT)
-        self.all.append(self._clients.ask(prompt, tokens, lambda: self._ask(self._tokens)))
+        request = request_of(self._model, prompt_of(self._numbers, STREAM_PROMPT), tokens)
+        self.all.append(self._clients.begin(request, self._follow))
+
+    def _follow(self, ended: Stream) -> None:
+        ended.check()
+        self._ask(self._tokens)
+
+
+def request_of(model: str, prompt: Sequence[int], tokens: int) -> bytes:
+    """Return the request of a stream of one word."""
+    return post(COMPLETIONS, completion(prompt, tokens, model=model, stream=True, **SAID))
 
 
 def observe(
@@ -178,14 +191,14 @@ def observe(
 ) -> Seen:
     """Run streams of so many tokens, and the prompts if there are any, and watch."""
     numbers = random.Random(SEED)
-    clients = Streams("127.0.0.1", fleet.port, model)
+    clients = Clients(fleet.url)
     try:
-        runners = Runners(clients, random.Random(SEED + 1), tokens)
+        runners = Runners(clients, model, random.Random(SEED + 1), tokens)
         began_at = _warm_up(clients, runners.all)
         before = cpu_s_by_role(fleet.pid)
-        prompts = _arrive(clients, numbers, prompts_per_s, began_at, load.seconds)
+        prompts = _arrive(clients, model, numbers, prompts_per_s, began_at, load.seconds)
         clients.read_until(began_at + load.seconds)
-        ended_at, after = perf_counter(), cpu_s_by_role(fleet.pid)
+        ended_at, after = monotonic(), cpu_s_by_role(fleet.pid)
         _drain(clients, prompts)
     finally:
         clients.close()
@@ -233,30 +246,36 @@ def _process_cpu(pid: int) -> tuple[str, float]:
     return roles[0] if roles else "other", spent_s
 
 
-def _warm_up(clients: Streams, runners: Sequence[Stream]) -> float:
+def _warm_up(clients: Clients, runners: Sequence[Stream]) -> float:
     """Return when the first streams have been running for a while."""
     first = tuple(runners)
     while not all(runner.times for runner in first):
         clients.read(1.0)
-    clients.read_until(perf_counter() + WARM_UP_S)
-    return perf_counter()
+    clients.read_until(monotonic() + WARM_UP_S)
+    return monotonic()
 
 
 def _arrive(
-    clients: Streams, numbers: random.Random, prompts_per_s: float, began_at: float, seconds: float
+    clients: Clients,
+    model: str,
+    numbers: random.Random,
+    prompts_per_s: float,
+    began_at: float,
+    seconds: float,
 ) -> list[Stream]:
     """Ask the long prompts at their times: evenly, with half a gap of play to either side."""
     prompts = []
     for index in range(int(prompts_per_s * seconds)):
         arrives_at = began_at + (index + numbers.uniform(0.25, 0.75)) / prompts_per_s
         clients.read_until(arrives_at)
-        prompts.append(clients.ask(prompt_of(numbers, LONG_PROMPT), ANSWER_TOKENS))
+        request = request_of(model, prompt_of(numbers, LONG_PROMPT), ANSWER_TOKENS)
+        prompts.append(clients.begin(request))
     return prompts
 
 
-def _drain(clients: Streams, prompts: Sequence[Stream]) -> None:
-    give_up_at = perf_counter() + DRAIN_S
-    while not all(prompt.times for prompt in prompts) and perf_counter() < give_up_at:
+def _drain(clients: Clients, prompts: Sequence[Stream]) -> None:
+    give_up_at = monotonic() + DRAIN_S
+    while not all(prompt.times for prompt in prompts) and monotonic() < give_up_at:
         clients.read(0.1)
 
 

@@ -21,6 +21,8 @@ from triolet.gguf.config import model_config
 from triolet.gguf.container import read_gguf
 
 if TYPE_CHECKING:
+    import random
+
     from torch import Tensor
 
 ROOT: Final = Path(__file__).parents[2]
@@ -28,6 +30,11 @@ DEMO: Final = ROOT / "triolet" / "demo"
 SEED: Final = 150
 MAX_DRAWN: Final = 2**24 + 2**20 - 1
 """Above every tensor of the 150M model, and odd, so that no two rows of a matrix are the same."""
+FIRST_WORD, LAST_WORD = 4_200, 16_000
+"""Token ids that are whole words in every model here, behind the demo's vocabulary: a stream of one
+of them has an event per token."""
+SAID: Final = {"logit_bias": {"5000": 100}}
+"""Of a request: the answer is one word again and again, whatever the random weights would like."""
 COPIED: Final = ("tokenizer_config.json", "generation_config.json")
 
 
@@ -87,6 +94,11 @@ SHAPES: Final = {
         4096, 14_336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, vocab_size=128_256
     ),
 }
+
+
+def prompt_of(numbers: random.Random, num_tokens: int) -> list[int]:
+    """Return a random prompt: no two have a common beginning that a cache could use."""
+    return [numbers.randint(FIRST_WORD, LAST_WORD) for _ in range(num_tokens)]
 
 
 def shape_of_gguf(path: Path) -> Shape:

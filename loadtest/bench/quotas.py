@@ -8,7 +8,6 @@ is admitted is compared with the limit. The same with two whole servers.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import subprocess
 import sys
 import time
@@ -30,10 +29,12 @@ from triolet.config import QuotaConfig
 
 from ..campaign.answers import key_headers
 from ..campaign.limits import Taken, take_all
+from ..harness.metrics import total
 from ..harness.redis import is_installed, own_redis
 from ..harness.servers import running_server
 from ..harness.statistics import percentile
-from .report import BENCH, Ratio, Report, describe
+from ..harness.tenants import key_of, write_tenants
+from .report import Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,23 +62,23 @@ def measure(redis: OwnRedis, seconds: float) -> list[dict[str, Any]]:
     """Return a row for each time: what was allowed, what two servers admitted, and the share."""
     with TemporaryDirectory() as name, ExitStack() as running:
         folder = Path(name)
-        tenants = folder / "tenants.toml"
-        tenants.write_text(_file())
+        limit = f"tokens_per_minute = {LIMIT}"
+        tenants = write_tenants(folder, dict.fromkeys(TENANTS, limit), OPERATOR)
         options = [*OPTIONS, "--tenants", str(tenants), "--limits", redis.url]
         urls = [
             running.enter_context(running_server(options, folder / f"server-{n}.log"))
             for n in range(2)
         ]
         _wait(lambda: all(_metric(url, "servers") == 2 for url in urls), "they know each other")
-        before = trio.run(take_all, _key_of(TENANTS[0]), urls, seconds)
+        before = trio.run(take_all, key_of(TENANTS[0]), urls, seconds)
         rows = [_row(TENANTS[0], urls, [before], LIMIT)]
         redis.stop()
         _wait(lambda: not any(_metric(url, "store_up") for url in urls), "both miss Redis")
-        meanwhile = [trio.run(take_all, _key_of(TENANTS[1]), [url], seconds) for url in urls]
+        meanwhile = [trio.run(take_all, key_of(TENANTS[1]), [url], seconds) for url in urls]
         rows += [_row(TENANTS[1], urls, meanwhile, LIMIT / 2)]
         redis.start()
         _wait(lambda: all(_metric(url, "store_up") for url in urls), "both have Redis again")
-        afterwards = trio.run(take_all, _key_of(TENANTS[2]), urls, seconds)
+        afterwards = trio.run(take_all, key_of(TENANTS[2]), urls, seconds)
         rows += [_row(TENANTS[2], urls, [afterwards], LIMIT)]
     return rows
 
@@ -94,27 +95,10 @@ def _row(phase: str, urls: list[str], taken: list[Taken], limit: float) -> dict[
     }
 
 
-def _key_of(tenant: str) -> str:
-    """Return a key: the servers live as long as this process and listen on loopback."""
-    return f"key-of-{tenant}-for-this-benchmark-only"
-
-
-def _file() -> str:
-    lines = [f'cache_secret = "{"0" * 64}"', "[plans.limited]", f"tokens_per_minute = {LIMIT}"]
-    for name in (*TENANTS, OPERATOR):
-        digest = hashlib.sha256(_key_of(name).encode()).hexdigest()
-        lines += [f"[tenants.{name}]", f'keys = ["sha256:{digest}"]']
-        lines += ['role = "operator"'] if name == OPERATOR else ['plan = "limited"']
-    return "\n".join(lines) + "\n"
-
-
 def _metric(url: str, name: str) -> float:
-    headers = key_headers(_key_of(OPERATOR))
+    headers = key_headers(key_of(OPERATOR))
     text = httpx2.get(f"{url}/metrics", headers=headers, timeout=PATIENCE_S).raise_for_status().text
-    for line in text.splitlines():
-        if line.startswith(f"triolet_quota_{name} "):
-            return float(line.split()[1])
-    raise LookupError(f"triolet_quota_{name} is not in /metrics")
+    return total(text, f"triolet_quota_{name}")
 
 
 def _wait(is_so: Callable[[], bool], what: str) -> None:
@@ -180,9 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plotted = (("store",), "p50_us")
     more = {"two servers": servers, "two whole servers": whole}
     report = Report("quotas", describe(1), rows, ratios, {}, plotted, more)
-    report.show(console)
-    report.write(BENCH)
-    return 0 if all(ratio.is_met for ratio in ratios.values()) else 1
+    return finish(report, console)
 
 
 def _two_servers(url: str, seconds: float) -> tuple[int, float, list[int]]:

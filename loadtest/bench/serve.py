@@ -10,11 +10,14 @@ all streams. Everything shares this machine's cores, the clients too.
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import random
 import sys
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,15 +27,16 @@ from rich.console import Console
 
 from ..harness.servers import TRIOLET, ServerDidNotStartError, ServerProcess
 from ..harness.statistics import percentile
+from ..harness.streams import COMPLETIONS, Clients, StreamBrokenError, completion, post
+from ..overload.arrivals import Arrival, Scale, Sizes, fitted, poisson, read_rows, requests
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
-from .model import SHAPES, written_model
+from .model import SAID, SHAPES, prompt_of, written_model
 from .report import BENCH, Ratio, Report, describe, finish
-from .serve_client import Answer, Target, ask_together, at_once, lengths_in_words, scaled, shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from .serve_client import Arrival
+    from ..harness.streams import Stream
 
 TRACES: Final = Path(__file__).parents[3] / "shared" / "data" / "traces"
 TRACE: Final = TRACES / "azure2023_conv.csv"
@@ -44,6 +48,10 @@ more, on the cores of the next."""
 DIVISOR: Final = 4.0
 """Of the trace's lengths: its conversations then take the 150M model on two cores a second each."""
 MAX_TOKENS: Final = 4000
+LIKE: Final = Arrival(0.0, 1, 1)
+MADE_UP: Final = Sizes(prompt=1020.0, output=129.0, spread=0.85, most=100_000)
+"""Medians and width (of the logarithm) of conversations in Azure's trace of 2023."""
+WHOLE: Final = b'"finish_reason":"length"'
 FLOOR: Final = 1.0
 
 
@@ -95,6 +103,98 @@ SERVERS: Final = (
 """By default prefill and decode share out the cores; with all cores each they take turns."""
 
 
+def made_up(count: int) -> list[tuple[float, int, int]]:
+    """Return moments and lengths of requests: log-normal, independent of one another."""
+    numbers = random.Random(9)
+    moments = islice(poisson(numbers, 1.0, math.inf), count)
+    return [
+        (one.at_s, one.prompt_tokens, one.output_tokens)
+        for one in requests(moments, numbers, LIKE, MADE_UP)
+    ]
+
+
+def shape_of(path: Path, scale: Scale, divisor: float) -> tuple[str, list[Arrival]]:
+    """Return name and requests of a trace, or of a made-up one where there is no such file.
+
+    Real traces come from models a thousand times larger on machines to match. Their lengths are
+    divided by one number and their moments by another, so that proportions, bursts and lulls stay
+    as they were and this machine can keep up.
+    """
+    name, rows = "made up, no trace here", made_up(scale.most_requests)
+    if path.exists():
+        name, rows = path.stem, read_rows(path)
+    return name, fitted(rows, scale, 1 / divisor, 1 / divisor)
+
+
+def lengths_in_words(arrivals: Sequence[Arrival]) -> str:
+    """Return what the requests are like."""
+    prompts = sorted(arrival.prompt_tokens for arrival in arrivals)
+    outputs = sorted(arrival.output_tokens for arrival in arrivals)
+    middle = len(arrivals) // 2
+    return (
+        f"{len(arrivals)} requests in {arrivals[-1].at_s:.0f} s, tokens in {prompts[middle]} "
+        f"(median) to {prompts[-1]}, out {outputs[middle]} to {outputs[-1]}"
+    )
+
+
+def at_once(count: int, prompt_tokens: int, output_tokens: int) -> list[Arrival]:
+    """Return requests that come at the same moment."""
+    return [Arrival(0.0, prompt_tokens, output_tokens)] * count
+
+
+async def ask_together(
+    url: str,
+    model: str,
+    arrivals: Sequence[Arrival],
+    seed: int,
+    more: Mapping[str, object] = SAID,
+) -> list[Stream]:
+    """Ask each request at its moment, whatever became of those before it (an open loop).
+
+    Args:
+      url: of the server.
+      model: what it calls the model.
+      arrivals: lengths and moments.
+      seed: of the prompts.
+      more: fields of every request; by default each answer is the same word again and again.
+
+    Returns:
+      The answers in the order of `arrivals`.
+
+    Raises:
+      StreamBrokenError: in a group: an answer is an error, or not as long as it was to be.
+    """
+    numbers = random.Random(seed)
+    asked = [
+        post(
+            COMPLETIONS,
+            completion(
+                prompt_of(numbers, one.prompt_tokens),
+                one.output_tokens,
+                model=model,
+                stream=True,
+                **more,
+            ),
+            {"connection": "close"},
+        )
+        for one in arrivals
+    ]
+    answers: dict[int, Stream] = {}
+
+    async def one(clients: Clients, index: int, at: float) -> None:
+        await trio.sleep_until(at)
+        answer = answers[index] = await clients.ask(asked[index])
+        answer.check()
+        if not answer.times or WHOLE not in answer.body.replace(b": ", b":"):
+            raise StreamBrokenError(f"it did not end at its length: {answer.body[-400:]!r}")
+
+    async with Clients(url).reading() as clients, trio.open_nursery() as nursery:
+        began_at = trio.current_time()
+        for index, arrival in enumerate(arrivals):
+            nursery.start_soon(one, clients, index, began_at + arrival.at_s)
+    return [answers[index] for index in range(len(arrivals))]
+
+
 class Running(NamedTuple):
     """A server and its process."""
 
@@ -116,22 +216,22 @@ class Load:
     name: str
     arrivals: Sequence[Arrival]
     speeds: dict[str, list[float]] = field(default_factory=dict)
-    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    answers: dict[str, list[Stream]] = field(default_factory=dict)
 
     def measure(self, running: Running, model: str, seed: int) -> None:
         """Ask one round of one server."""
-        target = Target(running.process.port, model)
-        answers = trio.run(ask_together, target, self.arrivals, seed)
+        answers = trio.run(ask_together, running.process.url, model, self.arrivals, seed)
         began_at = min(answer.asked_at for answer in answers)
         ended_at = max(answer.times[-1] for answer in answers)
-        speed = sum(answer.tokens for answer in answers) / (ended_at - began_at)
-        self.speeds.setdefault(running.server.name, []).append(speed)
+        tokens = sum(arrival.output_tokens for arrival in self.arrivals)
+        speeds = self.speeds.setdefault(running.server.name, [])
+        speeds.append(tokens / (ended_at - began_at))
         self.answers.setdefault(running.server.name, []).extend(answers)
 
     def row(self, server: str) -> dict[str, Any]:
         """Return the figures of one server."""
         answers = self.answers[server]
-        ttft_s = [answer.ttft_s for answer in answers]
+        ttft_s = [answer.times[0] - answer.asked_at for answer in answers]
         gaps_s = [gap for answer in answers for gap in answer.gaps_s] or [0.0]
         return {
             "load": self.name,
@@ -167,23 +267,11 @@ def loads_of(arguments: argparse.Namespace, console: Console) -> list[Load]:
     loads = [
         Load(f"{count} at once", at_once(count, PROMPT_TOKENS, OUTPUT_TOKENS)) for count in STREAMS
     ]
-    count = round(arguments.rate * arguments.seconds)
-    if count:
-        shape = shape_of(
-            arguments.trace,
-            lambda arrivals: scaled(
-                arrivals,
-                divisor=arguments.divisor,
-                rate=arguments.rate,
-                seconds=arguments.seconds,
-                max_tokens=MAX_TOKENS,
-            ),
-            count,
-        )
-        loads.append(Load(shape.name, shape.arrivals))
-        console.print(
-            f"{shape.name}, lengths / {arguments.divisor:g}: {lengths_in_words(shape.arrivals)}"
-        )
+    scale = Scale(arguments.rate, arguments.seconds, LIKE, Sizes(most=MAX_TOKENS // 2))
+    if arguments.rate * arguments.seconds >= 1:
+        name, arrivals = shape_of(arguments.trace, scale, arguments.divisor)
+        loads.append(Load(name, arrivals))
+        console.print(f"{name}, lengths / {arguments.divisor:g}: {lengths_in_words(arrivals)}")
     return loads
 
 

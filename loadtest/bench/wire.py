@@ -9,8 +9,6 @@ prompts of 2,048 tokens, with all of their KV shipped and with hardly any.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -18,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 from time import process_time
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 from rich.console import Console
@@ -29,16 +27,16 @@ from transport.frames import KvChunk
 from transport.zmq_curve import make_keys
 from triolet.units import MIB
 
+from ..harness.lines import LineProcess
 from .model import SHAPES, written_model
 from .report import Ratio, Report, describe, finish
+from .wire_sockets import ZMQ
 from .wire_worker import BLOCK_SIZE, StoredEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
 
 
-ROOT: Final = Path(__file__).parents[2]
 WINDOW_CHUNKS: Final = 8
 SHIPPED: Final = ["handed_over"]
 TAKEN: Final = ["length"]
@@ -68,119 +66,52 @@ class Moved(NamedTuple):
         return self.cpu_s / self.num_bytes * 1e9
 
 
-class End:
-    """One process; a context manager.
-
-    Args:
-      module: of this folder.
-      arguments: of its command line.
-    """
-
-    def __init__(self, module: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", f"loadtest.bench.{module}", *arguments]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        pipe(self._process.stdin).close()
-        self._process.terminate()
-        self._process.wait()
-        pipe(self._process.stdout).close()
-
-    def ask(self, **request: object) -> None:
-        """Tell it what to do."""
-        to = pipe(self._process.stdin)
-        to.write(json.dumps(request) + "\n")
-        to.flush()
-
-    def answer(self) -> dict[str, Any]:
-        """Wait for what it says."""
-        line = pipe(self._process.stdout).readline()
-        if not line:
-            raise RuntimeError("one end has died; it says why above")
-        said: dict[str, Any] = json.loads(line)
-        return said
-
-
-def pipe(of: IO[str] | None) -> IO[str]:
-    """Return a pipe that is there."""
-    assert of is not None
-    return of
+def end_of(module: str, *arguments: str) -> LineProcess:
+    """Return one process of a path, of a module of this folder."""
+    return LineProcess([sys.executable, "-m", f"loadtest.bench.{module}", *arguments])
 
 
 class Pair:
     """Both ends of a path; a context manager."""
 
-    def __init__(self, sender: End, receiver: End) -> None:
+    def __init__(self, sender: LineProcess, receiver: LineProcess) -> None:
         self.sender = sender
         self.receiver = receiver
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.sender.__exit__(exc_type, exc, traceback)
-        self.receiver.__exit__(exc_type, exc, traceback)
+    def __exit__(self, *error: object) -> None:
+        self.sender.__exit__(*error)
+        self.receiver.__exit__(*error)
 
 
-class RawPair(Pair):
-    """A bare socket.
+class SocketPair(Pair):
+    """A bare socket, or ZeroMQ over tcp without Triolet.
 
     Args:
-      kind: tcp or ipc.
+      kind: tcp, ipc or zmq.
       address: a path, for ipc.
     """
 
-    def __init__(self, kind: str, address: str) -> None:
-        receiver = End("wire_raw", "receive", kind, address)
-        sender = End("wire_raw", "send", kind, receiver.answer()["address"])
+    def __init__(self, kind: str, address: str = "") -> None:
+        receiver = end_of("wire_sockets", "receive", kind, address)
+        sender = end_of("wire_sockets", "send", kind, receiver.answer()["address"])
         sender.answer()
         super().__init__(sender, receiver)
 
-    def move(self, num_bytes: int, frame_bytes: int, *, spread: bool) -> Moved:
-        """Move frames; `spread` over the receiver's memory, or all into one buffer."""
-        request = {"bytes": num_bytes, "frame": frame_bytes, "spread": spread}
-        self.receiver.ask(**request)
-        self.sender.ask(**request)
-        sent, received = self.sender.answer(), self.receiver.answer()
-        return Moved(num_bytes, sent["seconds"], sent["cpu_s"] + received["cpu_s"])
-
-
-class ZmqPair(Pair):
-    """ZeroMQ over tcp, without Triolet."""
-
-    def __init__(self) -> None:
-        receiver = End("wire_zmq", "receive")
-        sender = End("wire_zmq", "send", receiver.answer()["address"])
-        sender.answer()
-        super().__init__(sender, receiver)
-
-    def move(self, num_bytes: int, frame_bytes: int, *, works: bool) -> Moved:
-        """Move frames, spread over the receiver's memory.
+    def move(self, num_bytes: int, frame_bytes: int, **how: bool) -> Moved:
+        """Move frames.
 
         Args:
           num_bytes: in all.
           frame_bytes: of each.
-          works: touch every byte as often as the KV path does.
+          how: of a bare socket `spread`, over the receiver's memory or all into one buffer; of
+            ZeroMQ `work`, whether every byte is touched as often as the KV path does.
         """
-        request = {"bytes": num_bytes, "frame": frame_bytes, "work": works}
-        self.receiver.ask(**request)
-        self.sender.ask(**request)
-        sent, received = self.sender.answer(), self.receiver.answer()
+        request: dict[str, Any] = {"bytes": num_bytes, "frame": frame_bytes, **how}
+        self.receiver.tell(**request)
+        sent, received = self.sender.ask(**request), self.receiver.answer()
         return Moved(num_bytes, sent["seconds"], sent["cpu_s"] + received["cpu_s"])
 
 
@@ -221,9 +152,9 @@ class WorkerPair(Pair):
         if is_plain:
             common.append("--kv-plaintext")
         computing = [] if model is None else ["--model", str(model)]
-        sender = End("wire_worker", "prefill", *common, *computing)
+        sender = end_of("wire_worker", "prefill", *common, *computing)
         fingerprint = sender.answer()["fingerprint"]
-        receiver = End(
+        receiver = end_of(
             "wire_worker", "decode", *common, "--address", address, "--fingerprint", fingerprint
         )
         self._target = receiver.answer()
@@ -252,9 +183,8 @@ class WorkerPair(Pair):
         self._next += num_prompts
         if not held_blocks:
             self.receiver.ask(do="reserve", tokens=num_tokens, **numbers)
-            self.receiver.answer()
-            self.receiver.ask(do="finish", **numbers)
-        self.sender.ask(
+            self.receiver.tell(do="finish", **numbers)
+        shipped = self.sender.ask(
             do="prefill",
             tokens=num_tokens,
             held=held_blocks,
@@ -262,7 +192,6 @@ class WorkerPair(Pair):
             address=self._target["address"],
             **numbers,
         )
-        shipped = self.sender.answer()
         taken = {} if held_blocks else self.receiver.answer()
         if not held_blocks and (shipped["reasons"], taken["reasons"]) != (SHIPPED, TAKEN):
             raise RuntimeError(f"not everything arrived: {shipped}, {taken}")
@@ -346,7 +275,7 @@ SHARED: Final = "shared memory"
 ENCRYPTED, PLAIN = "tcp, CURVE", "tcp, plaintext with MAC"
 PATHS: Final = (ENCRYPTED, PLAIN, "ipc", SHARED)
 """Of KV between two workers. Encryption alone moves less than a bare socket can be asked for."""
-ZMQ: Final = {"zmq tcp, spread": False, "zmq tcp, copied and digested": True}
+ZMQ_PATHS: Final = {"zmq tcp, spread": False, "zmq tcp, copied and digested": True}
 """ZeroMQ without Triolet, by whether it does the KV path's work on every byte: how fast that can
 be on this machine, whoever drives it."""
 FLOOR: Final = 0.8
@@ -373,8 +302,8 @@ class Throughput:
         make_keys(self._keys)
         for frame_bytes in FRAMES:
             with ExitStack() as stack:
-                raws = {k: stack.enter_context(RawPair(k, self._socket())) for k in KINDS}
-                bare = stack.enter_context(ZmqPair())
+                raws = {k: stack.enter_context(SocketPair(k, self._socket())) for k in KINDS}
+                bare = stack.enter_context(SocketPair(ZMQ))
                 pairs = {
                     kind: stack.enter_context(
                         WorkerPair(
@@ -394,8 +323,8 @@ class Throughput:
                             name = f"raw {kind}" + (", spread" if spread else "")
                             moved = raws[kind].move(num_bytes, frame_bytes, spread=spread)
                             self._note(name, frame_bytes, moved, repetition)
-                    for name, works in ZMQ.items():
-                        moved = bare.move(num_bytes, frame_bytes, works=works)
+                    for name, works in ZMQ_PATHS.items():
+                        moved = bare.move(num_bytes, frame_bytes, work=works)
                         self._note(name, frame_bytes, moved, repetition)
                     for kind, pair in pairs.items():
                         moved = pair.ship(PROMPTS, PROMPT_TOKENS, num_bytes)
@@ -420,7 +349,7 @@ class Throughput:
                 floor = FLOOR if kind == SHARED else None
                 ours = self._speed(f"kv path {kind}", frame_bytes)
                 yield f"{size}: kv path over {kind} vs raw tcp", Ratio(ours / raw, floor)
-            for name in ZMQ:
+            for name in ZMQ_PATHS:
                 yield f"{size}: {name} vs raw tcp", Ratio(self._speed(name, frame_bytes) / raw)
 
     def _speed(self, name: str, frame_bytes: int) -> float:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import structlog
@@ -27,7 +26,7 @@ from engine.block_ledger import BlockLedger
 from engine.device_thread import DeviceThread
 from engine.int8_wire import Int8Wire
 from engine.kv_pool import KVLayout, KVPool
-from engine.load import load_engine
+from engine.load import Engine, load_engine
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
 from transport.digest import kv_key
@@ -64,6 +63,7 @@ from triolet.sampling import SamplingParams
 from triolet.units import MIB
 from worker.local_engine import LocalEngine
 
+from ..harness.lines import cpu_s, say
 from .model import SHAPES
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ if TYPE_CHECKING:
     from typing import TypeVar, TypeVarTuple
 
     from engine.batch import LayerWatch, StepRow
+    from engine.constraints import Constraints
+    from engine.model_config import ModelConfig
+    from engine.runner import Runner
 
     T = TypeVar("T")
     Ts = TypeVarTuple("Ts")
@@ -88,8 +91,20 @@ MAX_MODEL_LEN: Final = 8192
 _PATTERN_BYTES: Final = 8 * MIB
 
 
-class StoredEngine:
-    """See worker.engine_port.EnginePort. Its pool is full of noise, and its steps write nothing.
+class NoSteps:
+    """See engine.runner.Runner: its steps write nothing."""
+
+    model = None
+
+    def step(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> list[Sampled | None]:
+        """Choose the same token for every row that asks for one."""
+        return [None if row.sample is None else Sampled(TOKEN) for row in rows]
+
+
+class StoredEngine(LocalEngine):
+    """A production engine without a model: its pool is full of noise.
 
     Args:
       size: a shape of `model.SHAPES`, whose KV it has, in bf16.
@@ -107,73 +122,33 @@ class StoredEngine:
         )
         num_blocks = 1 + num_tokens // BLOCK_SIZE
         self.pool = KVPool(layout, num_blocks, torch.device("cpu"))
-        # Pages that nobody wrote would all be one page of zeros, which costs nothing to read.
+        # Pages that were never written would all be one page of zeros, which costs nothing to read.
         flat = self.pool.blocks.view(-1).view(torch.uint8).numpy()
         noise = np.random.default_rng(0).integers(0, 256, _PATTERN_BYTES, dtype=np.uint8)
         for begin in range(0, len(flat), len(noise)):
             part = flat[begin : begin + len(noise)]
             part[:] = noise[: len(part)]
-        self.ledger = BlockLedger(num_blocks)
-        self.prefix_cache = PrefixCache(self.ledger, BLOCK_SIZE, self.pool, is_enabled=False)
-        self.block_size = BLOCK_SIZE
-        self.num_layers = shape.num_layers
-        self.speedup = 1.0
-        self.bytes_per_block = layout.bytes_per_block
-        self._wire = Int8Wire(self.pool) if kv_wire is KvWire.INT8 else self.pool
-        self.wire_bytes_per_block = self._wire.bytes_per_block
-        self.max_model_len = MAX_MODEL_LEN
-        self.vocab_size = shape.vocab_size
-        self.fingerprint = fingerprint
-        # A whole prompt in one step: all of its KV is there at once.
-        most = MAX_MODEL_LEN
-        self.pace = Pace(most, 0.0, 1.0, most, most, chunk_tokens=most)
-
-    def rest(self) -> None:
-        """Do nothing: it has no cores."""
+        ledger = BlockLedger(num_blocks)
+        most = MAX_MODEL_LEN  # a whole prompt in one step: all of its KV is there at once
+        loaded = Engine(
+            cast("Runner", NoSteps()),
+            self.pool,
+            Int8Wire(self.pool) if kv_wire is KvWire.INT8 else self.pool,
+            ledger,
+            PrefixCache(ledger, BLOCK_SIZE, self.pool, is_enabled=False),
+            fingerprint,
+            cast("ModelConfig", shape),
+            (),
+            most,
+            "",
+            Pace(most, 0.0, 1.0, most, most, chunk_tokens=most),
+            cast("Constraints", None),
+        )
+        super().__init__(loaded)
 
     def constrain(self, sampling: SamplingParams) -> None:
         """Its tokens are no text: requests with a grammar are not for it."""
         assert not sampling.is_constrained
-
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
-        """Choose the same token for every row that asks for one."""
-        return [None if row.sample is None else Sampled(TOKEN) for row in rows]
-
-    def check_device(self) -> None:
-        """Return when the device is idle."""
-        self.pool.check_device()
-
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
-    ) -> memoryview:
-        """Copy blocks out."""
-        return self._wire.export_blocks(block_ids, into, layers)
-
-    def pin(self, memory: memoryview) -> bool:
-        """Note that blocks will be exported into this memory again and again."""
-        return self.pool.pin(memory)
-
-    def unpin(self, memory: memoryview) -> None:
-        """Undo `pin`."""
-        self.pool.unpin(memory)
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Overwrite one block with another."""
-        self.pool.copy_block(source, target)
-
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
-        """Overwrite blocks."""
-        self._wire.import_blocks(block_ids, payload, layers)
 
 
 class NoDevice:
@@ -310,12 +285,6 @@ SERVE: Final[dict[Role, Callable[..., Awaitable[Any]]]] = {
 }
 
 
-def cpu_s() -> float:
-    """Return what the process and the kernel on its behalf have computed so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 async def answer(server: BenchServer, request: dict[str, Any]) -> dict[str, Any]:
     """Do one thing and say how it went."""
     numbers = range(request["first"], request["first"] + request["count"])
@@ -412,12 +381,6 @@ def link_of(arguments: argparse.Namespace) -> LinkConfig:
         "kv_window_bytes": arguments.window_bytes,
     }
     return replace(link, **{name: value for name, value in chosen.items() if value})
-
-
-def say(message: dict[str, Any]) -> None:
-    """Write one answer."""
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
 
 
 def main() -> None:

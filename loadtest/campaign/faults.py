@@ -17,6 +17,7 @@ import trio
 
 from ..cancels import KvBlocks, blocks_of
 from ..harness.http import ConnectionBrokenError, get
+from ..harness.metrics import samples
 from ..harness.servers import HasNotHappenedError, is_gone, seconds_of, state_of, wait_until
 from .answers import key_headers
 from .client import ask_all
@@ -278,5 +279,8 @@ async def _workers_up(url: str, key: str) -> set[str]:
         _, body = await get(url, "/metrics", key_headers(key))
     except ConnectionBrokenError:
         return set()
-    lines = [line for line in body.decode().splitlines() if line.startswith("triolet_worker_up{")]
-    return {line.split('worker="')[1].split('"')[0] for line in lines if line.endswith(" 1.0")}
+    return {
+        labels.partition('worker="')[2].partition('"')[0]
+        for name, labels, value in samples(body.decode())
+        if name == "triolet_worker_up" and value == 1.0
+    }

@@ -214,6 +214,11 @@ class Scale:
     like: Arrival
     sizes: Sizes
 
+    @property
+    def most_requests(self) -> int:
+        """That are taken of a trace."""
+        return max(2, round(self.rate * self.seconds))
+
 
 def conversations(name: str, scale: Scale) -> list[Arrival]:
     """Return the first requests of a trace with moments and lengths, at the size of this fleet.
@@ -225,11 +230,26 @@ def conversations(name: str, scale: Scale) -> list[Arrival]:
     Raises:
       NoTraceError: there is no such file.
     """
-    rows = sorted(_rows(_existing(name)))[: max(2, round(scale.rate * scale.seconds))]
-    began_at = rows[0][0]
-    stretch = (len(rows) - 1) / scale.rate / max(rows[-1][0] - began_at, 1e-9)
+    rows = sorted(read_rows(_existing(name)))[: scale.most_requests]
     prompt = scale.sizes.prompt / _middle([row[1] for row in rows])
     output = scale.sizes.output / _middle([row[2] for row in rows])
+    return fitted(rows, scale, prompt, output)
+
+
+def fitted(
+    rows: Sequence[tuple[float, int, int]], scale: Scale, prompt: float, output: float
+) -> list[Arrival]:
+    """Return the first requests of a trace: moments are stretched, lengths multiplied.
+
+    Args:
+      rows: moment, prompt tokens and output tokens of each.
+      scale: what they shall be like.
+      prompt: factor of prompts' lengths.
+      output: factor of answers' lengths.
+    """
+    rows = sorted(rows)[: scale.most_requests]
+    began_at = rows[0][0]
+    stretch = (len(rows) - 1) / scale.rate / max(rows[-1][0] - began_at, 1e-9)
     return [
         replace(
             scale.like,
@@ -297,7 +317,8 @@ def _table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _rows(path: Path) -> list[tuple[float, int, int]]:
+def read_rows(path: Path) -> list[tuple[float, int, int]]:
+    """Return moment and lengths of all requests: CSV with `arrival_s`, or Mooncake's JSONL."""
     if path.suffix == ".jsonl":
         lines = [json.loads(line) for line in path.read_text().splitlines() if line]
         return [(r["timestamp"] / 1000, r["input_length"], r["output_length"]) for r in lines]

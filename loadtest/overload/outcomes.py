@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from ..harness import statistics
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -218,11 +220,9 @@ def recovery_s(
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """Return the value that so large a share of all does not exceed; None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+    """Return the nearest-rank percentile of a share; None of nothing."""
+    listed = list(values)
+    return statistics.percentile(listed, 100 * share) if listed else None
 
 
 def taken_at_return(outcomes: Iterable[Outcome]) -> float | None:

@@ -22,8 +22,8 @@ from triolet.service_class import ServiceClass
 
 from ..harness.http import get
 from ..harness.servers import ServerProcess, running
+from ..harness.streams import COMPLETIONS, Clients, StreamBrokenError, completion, post
 from .arrivals import Arrival
-from .http_client import Asker, BrokenAnswerError, request_bytes
 from .lab_process import EVERYTHING, command
 from .outcomes import Fate, Outcome
 from .virtual import Course, prompt_tokens
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from ..harness.streams import Stream
     from .arrivals import Sizes
-    from .http_client import Answer
 
 
 ENVIRONMENT: Final = {
@@ -133,24 +133,19 @@ async def drive(fleet: ServerProcess, load: RealLoad) -> Course:
     """Let everybody come and go; return when the fleet is at rest."""
     before = await audit_of(fleet)
     numbers = random.Random(f"prompts {load.seed}")
-    asked = [_request(fleet.port, load, arrival, numbers) for arrival in load.arrivals]
+    asked = [_request(arrival, numbers) for arrival in load.arrivals]
     outcomes = [Outcome(arrival) for arrival in load.arrivals]
-    asker = Asker(fleet.port)
     began_at, began_cpu_s = trio.current_time(), time.process_time()
-    async with trio.open_nursery() as nursery:
-        for outcome, request in zip(outcomes, asked, strict=True):
-            due = began_at + outcome.arrival.at_s
-            await trio.sleep_until(due)
-            nursery.start_soon(_come, asker, request, outcome, due, load.do_return)
-    cpu_share = (time.process_time() - began_cpu_s) / (trio.current_time() - began_at)
-    await asker.close()
+    async with Clients(fleet.url, trio.current_time).reading() as clients:
+        async with trio.open_nursery() as nursery:
+            for outcome, request in zip(outcomes, asked, strict=True):
+                due = began_at + outcome.arrival.at_s
+                await trio.sleep_until(due)
+                nursery.start_soon(_come, clients, request, outcome, due, load.do_return)
+        cpu_share = (time.process_time() - began_cpu_s) / (trio.current_time() - began_at)
     audit, left = await _at_rest(fleet)
-    return Course(
-        outcomes,
-        prompt_tokens(audit) - prompt_tokens(before),
-        left,
-        generator_cpu=cpu_share,
-    )
+    computed = prompt_tokens(audit) - prompt_tokens(before)
+    return Course(outcomes, computed, left, generator_cpu=cpu_share)
 
 
 async def capacity(fleet: ServerProcess, sizes: Sizes, num_clients: int, seconds: float) -> float:
@@ -163,63 +158,66 @@ async def capacity(fleet: ServerProcess, sizes: Sizes, num_clients: int, seconds
       num_clients: at once; more than the fleet has rows.
       seconds: how long; the first quarter, in which they all come at once, does not count.
     """
-    asker, load, ended_at = Asker(fleet.port), RealLoad(()), list[float]()
+    ended_at: list[float] = []
     began_at = trio.current_time()
 
-    async def client(number: int) -> None:
+    async def client(clients: Clients, number: int) -> None:
         numbers = random.Random(f"client {number}")
         while True:
             prompt, output = sizes.draw(numbers)
             arrival = Arrival(0.0, prompt, output, deadline_s=PATIENCE_S)
-            answer = await asker.ask(_request(fleet.port, load, arrival, numbers))
-            if answer.status != 200 or answer.code:
-                raise BrokenAnswerError(f"while capacity was measured: {answer}")
+            answer = await clients.ask(_request(arrival, numbers))
+            if answer.code:
+                raise StreamBrokenError(f"while capacity was measured: {answer.code}")
+            answer.check()
             ended_at.append(trio.current_time())
 
     with trio.move_on_after(seconds):
-        async with trio.open_nursery() as nursery:
+        async with (
+            Clients(fleet.url, trio.current_time).reading() as clients,
+            trio.open_nursery() as nursery,
+        ):
             for number in range(num_clients):
-                nursery.start_soon(client, number)
-    await asker.close()
+                nursery.start_soon(client, clients, number)
     await _at_rest(fleet)
     return sum(at >= began_at + seconds / 4 for at in ended_at) / (0.75 * seconds)
 
 
 async def _come(
-    asker: Asker, request: bytes, outcome: Outcome, due: float, do_return: bool
+    clients: Clients, request: bytes, outcome: Outcome, due: float, do_return: bool
 ) -> None:
-    await _ask(asker, request, outcome, due)
+    await _ask(clients, request, outcome, due)
     if not do_return or outcome.fate is not Fate.REFUSED or outcome.retry_after_s is None:
         return
     # Sooner than told by nobody: what a client takes to hear of it comes on top.
     await trio.sleep(outcome.retry_after_s)
     at_s = outcome.arrival.at_s + trio.current_time() - due
     outcome.again = Outcome(replace(outcome.arrival, at_s=at_s))
-    await _ask(asker, request, outcome.again, trio.current_time())
+    await _ask(clients, request, outcome.again, trio.current_time())
 
 
-async def _ask(asker: Asker, request: bytes, outcome: Outcome, due: float) -> None:
+async def _ask(clients: Clients, request: bytes, outcome: Outcome, due: float) -> None:
     outcome.late_s = trio.current_time() - due
-    answer: Answer | None = None
+    answer: Stream | None = None
     with (
         trio.move_on_at(due + outcome.arrival.deadline_s + GRACE_S),
-        suppress(BrokenAnswerError, OSError),
+        suppress(StreamBrokenError, OSError),
     ):
-        answer = await asker.ask(request)
+        answer = await clients.ask(request)
     outcome.end_s = trio.current_time() - due
     if answer is None:
         outcome.code = "no_answer"
         return
-    outcome.code, outcome.tokens = answer.code, answer.tokens
+    outcome.code, outcome.tokens = answer.code, answer.num_tokens
     outcome.retry_after_s = answer.retry_after_s
-    if answer.first_at is not None and not (answer.code and not answer.tokens):
-        outcome.first_s = answer.first_at - due
-    if answer.status == 200 and not answer.code:
-        is_whole = answer.tokens >= outcome.arrival.output_tokens
+    if answer.times and not (outcome.code and not outcome.tokens):
+        outcome.first_s = answer.times[0] - due
+    if answer.status == 200 and not outcome.code:
+        is_whole = outcome.tokens >= outcome.arrival.output_tokens
         outcome.fate = Fate.WHOLE if is_whole else Fate.CAPPED
     elif answer.status != 200 and answer.retry_after_s is not None:
         outcome.fate = Fate.REFUSED
-    elif answer.code == OVERLOADED and not answer.tokens:
+    elif outcome.code == OVERLOADED and not outcome.tokens:
         outcome.fate = Fate.DROPPED  # its stream had begun, with nothing in it
 
 
@@ -234,16 +232,15 @@ async def _at_rest(fleet: ServerProcess) -> tuple[FleetAudit, tuple[str, ...]]:
         await trio.sleep(POLL_S)
 
 
-def _request(port: int, load: RealLoad, arrival: Arrival, numbers: random.Random) -> bytes:
+def _request(arrival: Arrival, numbers: random.Random) -> bytes:
     headers = {"x-request-timeout-ms": str(round(1000 * arrival.deadline_s))}
-    fields: dict[str, object] = {
-        "model": "demo",
-        "prompt": numbers.choices(range(FIRST_ID, LAST_ID), k=arrival.prompt_tokens),
-        "max_tokens": arrival.output_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "ignore_eos": True,
-        "service_tier": TIERS[arrival.service_class],
-    }
-    return request_bytes(port, fields, headers)
+    prompt = numbers.choices(range(FIRST_ID, LAST_ID), k=arrival.prompt_tokens)
+    fields = completion(
+        prompt,
+        arrival.output_tokens,
+        model="demo",
+        stream=True,
+        stream_options={"include_usage": True},
+        service_tier=TIERS[arrival.service_class],
+    )
+    return post(COMPLETIONS, fields, headers)

@@ -199,35 +199,27 @@ def capacity(shape: FleetShape, sizes: Sizes, num_clients: int, seconds: float) 
       num_clients: at once; more than the fleet has rows.
       seconds: how long; the first quarter, in which they all come at once, does not count.
     """
-    return run(_ClosedLoop(shape, sizes, num_clients, seconds).run, 0)
+    driver = _Drive(shape, VirtualLoad((), seed=1))
+    ended_at: list[float] = []
 
-
-class _ClosedLoop:
-    def __init__(self, shape: FleetShape, sizes: Sizes, num_clients: int, seconds: float) -> None:
-        self._drive = _Drive(shape, VirtualLoad((), seed=1))
-        self._shape = shape
-        self._sizes = sizes
-        self._num_clients = num_clients
-        self._seconds = seconds
-        self._ended_at: list[float] = []
-
-    async def run(self) -> float:
-        async with running_fleet(self._shape, 0) as fleet:
-            began_at = trio.current_time()
-            with trio.move_on_after(self._seconds):
-                async with trio.open_nursery() as nursery:
-                    for number in range(self._num_clients):
-                        nursery.start_soon(self._client, fleet, number)
-            from_s = began_at + self._seconds / 4
-            counted = sum(at >= from_s for at in self._ended_at)
-        return counted / (0.75 * self._seconds)
-
-    async def _client(self, fleet: Links, number: int) -> None:
+    async def client(fleet: Links, number: int) -> None:
         numbers = random.Random(f"client {number}")
         while True:
-            prompt, output = self._sizes.draw(numbers)
-            await self._drive.ask(fleet, Arrival(0.0, prompt, output, deadline_s=600.0))
-            self._ended_at.append(trio.current_time())
+            prompt, output = sizes.draw(numbers)
+            await driver.ask(fleet, Arrival(0.0, prompt, output, deadline_s=600.0))
+            ended_at.append(trio.current_time())
+
+    async def ask_for_so_long() -> float:
+        async with running_fleet(shape, 0) as fleet:
+            began_at = trio.current_time()
+            with trio.move_on_after(seconds):
+                async with trio.open_nursery() as nursery:
+                    for number in range(num_clients):
+                        nursery.start_soon(client, fleet, number)
+        counted = sum(at >= began_at + seconds / 4 for at in ended_at)
+        return counted / (0.75 * seconds)
+
+    return run(ask_for_so_long, 0)
 
 
 def refused(outcome: Outcome, error: RequestError, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """`python -m ops.simulation.cancels`: 100,000 clients that leave at random moments, virtually.
 
 One fleet per process serves all of its share, so that whatever a cancel leaves behind adds up. Exit
-code 0 if every block came back, no token was computed for anybody who had left (but in the step
+code 0 if every block came back, no token was computed for a client that had left (but in the step
 that was running), and memory stayed flat.
 """
 
@@ -118,7 +118,7 @@ class Leavers:
                 nursery.start_soon(process.keep)
             await trio.sleep(REST_S)
             for worker in world.workers:
-                assert worker.engine is not None, "nobody dies here"
+                assert worker.engine is not None, "no process dies here"
                 worker.engine.on_freed = self._note_freed
             nursery.start_soon(self._look, checker)
             async with trio.open_nursery() as clients:
@@ -167,7 +167,7 @@ class Leavers:
         if left_at is not None:
             self.result.free_s.append(max(0.0, freed_at - left_at))
         for worker in self._world.workers:
-            assert worker.engine is not None, "nobody dies here"
+            assert worker.engine is not None, "no process dies here"
             sampled_at = worker.engine.sampled_at.pop(client.wish.chosen_by, 0.0)
             if left_at is not None and sampled_at - left_at > CALM.max_delay_s:
                 late_s = sampled_at - left_at

@@ -44,7 +44,7 @@ class RecordingCharges(Charges):
         self._open.add(request_id)
 
     def repeated(self, request_id: bytes) -> None:
-        """Report it: nobody here remembers answers."""
+        """Report it: answers are not kept here."""
         self._report(f"{request_id.hex()} was answered from memory")
 
     def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> float | None:
@@ -52,7 +52,7 @@ class RecordingCharges(Charges):
         if request_id not in self._open:
             self._report(f"{request_id.hex()} was charged twice, or never taken on")
         if usage.completion_tokens and not is_begun:
-            self._report(f"{request_id.hex()} has tokens that nobody pays for")
+            self._report(f"{request_id.hex()} has tokens that are not charged")
         self._open.discard(request_id)
         self.of[request_id] = Charge(usage, is_begun)
         return None

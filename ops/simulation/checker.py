@@ -36,7 +36,7 @@ class Checker:
     """Invariants of one run.
 
     Args:
-      world: whose.
+      world: that is checked.
       latest_s: the latest that a frame may come.
     """
 
@@ -44,7 +44,7 @@ class Checker:
         self._world = world
         link = world.link
         self._orphan_s = link.lease_ttl_s + link.sweep_interval_s + latest_s + SLACK_S
-        # Since when a lease has nobody who wants it, by worker, its life and attempt.
+        # Since when a lease is wanted by no server, by worker, its life and attempt.
         self._orphans: dict[tuple[str, int, AttemptKey], float] = {}
 
     def look(self) -> None:
@@ -60,7 +60,7 @@ class Checker:
         self._check_workers()
 
     def is_quiet(self) -> bool:
-        """Return whether nothing is leased, nothing under way, and nobody waits."""
+        """Return whether nothing is leased, nothing under way, and no client waits."""
         return all(map(_is_idle, self._world.workers)) and not any(
             worker.attempts
             for server in self._world.servers
@@ -120,7 +120,7 @@ class Checker:
                     self._report(f"{worker} computed for {client} {late_s:.1f} s after it had left")
 
     def _check_charges(self) -> None:
-        """See that whoever got something is charged for that, whatever befell it meanwhile."""
+        """See that every client is charged for what it got, whatever befell it meanwhile."""
         charges = {
             request_id: charge
             for server in self._world.servers
@@ -138,7 +138,7 @@ class Checker:
                 self._report(f"{client} is charged for a prompt of {usage.prompt_tokens} tokens")
             if client.ending in WHOLE and not charge.is_begun:
                 self._report(f"{client} got its answer for nothing")
-            # Who left, or was left, may not have read all that was there.
+            # A client that left, or was cut off, may not have read all that was there.
             is_right = usage.completion_tokens == num_read
             is_right |= client.ending not in WHOLE and usage.completion_tokens > num_read
             if not is_right:
@@ -170,7 +170,7 @@ class Checker:
                 orphans[name] = since
                 if now - since > self._orphan_s:
                     self._report(
-                        f"{worker} keeps {key}, which nobody wants for {now - since:.1f} s"
+                        f"{worker} keeps {key}, which no server wants for {now - since:.1f} s"
                     )
         self._orphans = orphans
 

@@ -55,7 +55,7 @@ class Wish:
       number: names it.
       prompt_ids: its prompt, unlike everybody else's but its origin's.
       sampling: how many tokens, which seed.
-      scheduling: whose it is, and of which class.
+      scheduling: its tenant and class.
       origin: number of the wish for another completion of this prompt; None for none.
       stop: stop strings.
       priority: lower is more important.
@@ -178,7 +178,7 @@ class Client:
 
     @property
     def _was_asked_before(self) -> bool:
-        """Whether somebody else brought this prompt to workers."""
+        """Whether another client brought this prompt to workers."""
         return any(
             other.request_id and other.wish.prompt_ids == self.wish.prompt_ids
             for other in self._others

@@ -1,5 +1,5 @@
-"""Time as the simulator has it: it passes only while every task waits, and whoever waits for it is
-woken without a cancel scope of Trio's.
+"""Time as the simulator has it: it passes only while every task waits, and a task that waits for it
+is woken without a cancel scope of Trio's.
 
 Most of what a simulated fleet does is to wait: for the next frame, the next sweep, the end of a
 step. Trio ends such a wait by cancelling it, which costs more than everything that is done then; a
@@ -44,7 +44,7 @@ class Timer:
         self._task: trio.lowlevel.Task | None = None
 
     async def wait(self) -> None:
-        """Wait. Whoever is cancelled before it runs again is cancelled, due or not."""
+        """Wait. A task that is cancelled before it runs again is cancelled, due or not."""
         self._task = task = current_task()
         if self.due != NEVER:
             self._clock.add(self)

@@ -15,7 +15,7 @@ CORPUS: Final[dict[int, str]] = {
     23: "prefill and decode lose one another while clients leave",
     134: "a step raises, a server dies, frames outlive their links",
     160: "short pool, partitions, wedged devices, readers beyond the bound",
-    194: "nobody grants, leases run out, answers go one way only",
+    194: "no worker grants, leases run out, answers go one way only",
     203: "standstills of workers and server among drains and losses",
     # Several, so that one is left when draws change: blocks do in one seed of fifty.
     **dict.fromkeys((4, 188, 219, 269, 506, 755), "blocks come back from host memory"),

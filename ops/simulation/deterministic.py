@@ -54,7 +54,7 @@ class Gate:
             trio.lowlevel.reschedule(task)
 
     def hold(self, task: trio.lowlevel.Task) -> None:
-        """Remember a task that was to run; whoever opens the gate reschedules it."""
+        """Remember a task that was to run; the opening of the gate reschedules it."""
         self._held.append(task)
 
 

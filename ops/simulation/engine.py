@@ -3,7 +3,7 @@ what a model says.
 
 KV of a token is the token with its position. What follows a sequence is a hash of everything that a
 step reads back through the block table, of the seed and of the position; so a chunk that was lost,
-misplaced, damaged or written by somebody who was not the owner shows as another token. Freed blocks
+misplaced, damaged or written by another than the owner shows as another token. Freed blocks
 are poisoned and have to stay so.
 """
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Hashable, Sequence
 
-    import numpy.typing as npt
-
     from decode.attempt import Attempt
     from engine.batch import LayerWatch, SampleSpec, StepRow
     from triolet.config import EngineConfig
@@ -53,7 +51,6 @@ MAX_MODEL_LEN: Final = 512
 FINGERPRINT: Final = "simulated"
 
 _KV = struct.Struct("<HH")
-_POISON: Final = b"\xff" * _KV.size
 
 
 def choose(kv: bytes, seed: int, position: int) -> int:
@@ -112,7 +109,7 @@ class PoisoningLedger(BlockLedger):
     """Tells of each lease of blocks that ends.
 
     Attributes:
-      on_freed: told of whose it was and of the blocks that hold nothing of use any more, at once.
+      on_freed: told of the owner and of the blocks that hold nothing of use any more, at once.
     """
 
     on_freed: Callable[[Hashable, Sequence[int]], None]
@@ -134,7 +131,97 @@ class PoisoningLedger(BlockLedger):
         return not self.is_leased(block) and block not in self.kept
 
 
-class SimulatedEngine:
+class PoolEngine:
+    """Blocks of an engine that computes nothing real: its KV is bytes in this process's memory.
+
+    Args:
+      num_blocks: that can be leased; block 0 comes on top.
+      block_size: tokens of a block.
+      bytes_per_block: of all its layers.
+      num_layers: of a block; their bytes lie one after the other.
+    """
+
+    speedup = 1.0
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        bytes_per_block: int,
+        num_layers: int = 1,
+    ) -> None:
+        self.block_size = block_size
+        self.bytes_per_block = bytes_per_block
+        self.wire_bytes_per_block = bytes_per_block
+        self.num_layers = num_layers
+        self.vocab_size = VOCAB_SIZE
+        self._poisoned = b"\xff" * bytes_per_block
+        self._pool = [bytearray(self._poisoned) for _ in range(num_blocks + 1)]
+
+    def rest(self) -> None:
+        """Do nothing: it has no cores."""
+
+    def constrain(self, sampling: SamplingParams) -> None:
+        """Its tokens are no text: requests with a grammar are not for it."""
+        assert not sampling.is_constrained
+
+    def check_device(self) -> None:
+        """Do nothing: there is no device."""
+
+    def export_blocks(
+        self,
+        block_ids: Sequence[int],
+        into: memoryview | None = None,
+        layers: range | None = None,
+    ) -> bytes:
+        """Copy blocks out."""
+        part = self._part(layers)
+        payload = b"".join(self._pool[block][part] for block in block_ids)
+        if into is not None:
+            into[:] = payload
+        return payload
+
+    def pin(self, memory: memoryview) -> bool:
+        """Do nothing: there is no device."""
+        return True
+
+    def unpin(self, memory: memoryview) -> None:
+        """Do nothing: there is no device."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Overwrite one block with another."""
+        self._pool[target][:] = self._pool[source]
+
+    def import_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: bytes | memoryview,
+        layers: range | None = None,
+    ) -> None:
+        """Overwrite blocks."""
+        part = self._part(layers)
+        size = part.stop - part.start
+        assert len(payload) == len(block_ids) * size
+        for index, block in enumerate(block_ids):
+            self._pool[block][part] = payload[index * size : (index + 1) * size]
+
+    def hidden_of(self, row: StepRow, num_tokens: int) -> list[float]:
+        """Return the hidden state of the last of the first tokens of a row's sequence."""
+        raise NotImplementedError
+
+    def _part(self, layers: range | None) -> slice:
+        size = self.bytes_per_block // self.num_layers
+        chosen = range(self.num_layers) if layers is None else layers
+        return slice(chosen.start * size, chosen.stop * size)
+
+    def _pool_hidden(self, row: StepRow) -> None:
+        if row.pool is not None:
+            wanted = row.pool.wanted(row.start, row.start + len(row.token_ids))
+            states = [self.hidden_of(row, position + 1) for position in wanted]
+            row.pool.add(np.array(states, dtype=np.float32).reshape(-1, HIDDEN_SIZE))
+
+
+class SimulatedEngine(PoolEngine):
     """See worker.engine_port.EnginePort.
 
     Args:
@@ -150,9 +237,6 @@ class SimulatedEngine:
       on_freed: told of each attempt whose blocks go back.
     """
 
-    num_layers = 1
-    speedup = 1.0
-
     def __init__(
         self,
         num_blocks: int,
@@ -161,14 +245,12 @@ class SimulatedEngine:
         report: Callable[[str], None],
         happened: Counter[Fault],
     ) -> None:
+        super().__init__(num_blocks, config.block_size, config.block_size * _KV.size)
         self.ledger = PoisoningLedger(num_blocks + 1)
         self.ledger.on_freed = self._poison
-        self.block_size = config.block_size
-        self.bytes_per_block = config.block_size * _KV.size
         host: HostTier[Node] = HostTier(config.host_cache_bytes, self.bytes_per_block)
         self.prefix_cache = PrefixCache(self.ledger, config.block_size, self, host=host)
         self.max_model_len = MAX_MODEL_LEN
-        self.vocab_size = VOCAB_SIZE
         self.fingerprint = FINGERPRINT
         self.pace = pace_of(
             config.max_num_batched_tokens, cost.of(config.max_num_batched_tokens), config
@@ -178,15 +260,6 @@ class SimulatedEngine:
         self.on_freed: Callable[[Hashable], None] | None = None
         self._report = report
         self._happened = happened
-        self._poisoned = _POISON * config.block_size
-        self._pool = [bytearray(self._poisoned) for _ in range(num_blocks + 1)]
-
-    def rest(self) -> None:
-        """Do nothing: it has no cores."""
-
-    def constrain(self, sampling: SamplingParams) -> None:
-        """Its tokens are no text: requests with a grammar are not for it."""
-        assert not sampling.is_constrained
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None
@@ -199,39 +272,11 @@ class SimulatedEngine:
         self._check_owned(rows)
         return [self._compute(row) for row in rows]
 
-    def check_device(self) -> None:
-        """Do nothing: the simulated device always takes more work."""
-
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
-    ) -> bytes:
-        """Copy blocks out."""
-        del layers  # there is one
-        payload = b"".join(self._pool[block] for block in block_ids)
-        if into is not None:
-            into[:] = payload
-        return payload
-
-    @property
-    def wire_bytes_per_block(self) -> int:
-        """As in the pool."""
-        return self.bytes_per_block
-
-    def pin(self, memory: memoryview) -> bool:
-        """Do nothing: there is no device."""
-        return True
-
-    def unpin(self, memory: memoryview) -> None:
-        """Do nothing: there is no device."""
-
     def copy_block(self, source: int, target: int) -> None:
         """Overwrite one block with another."""
         if not (self.ledger.is_leased(source) and self.ledger.is_leased(target)):
-            self._report(f"block {source} was copied to {target}, and nobody leases one of them")
-        self._pool[target][:] = self._pool[source]
+            self._report(f"block {source} was copied to {target}, and one of them is not leased")
+        super().copy_block(source, target)
 
     def import_blocks(
         self,
@@ -240,15 +285,13 @@ class SimulatedEngine:
         layers: range | None = None,
     ) -> None:
         """Overwrite blocks."""
-        del layers
-        size = self.bytes_per_block
-        for index, block in enumerate(block_ids):
+        for block in block_ids:
             if not self.ledger.is_leased(block):
-                self._report(f"KV was written into block {block}, which nobody leases")
-            self._pool[block][:] = payload[index * size : (index + 1) * size]
+                self._report(f"KV was written into block {block}, which is not leased")
+        super().import_blocks(block_ids, payload, layers)
 
     def check_poison(self) -> None:
-        """Report blocks that somebody wrote although nobody leases them."""
+        """Report blocks that were written although no lease names them."""
         for block, kv in enumerate(self._pool):
             if kv != self._poisoned and block and self.ledger.is_free(block):
                 self._report(f"block {block} was written after it was freed")
@@ -260,13 +303,12 @@ class SimulatedEngine:
             _KV.pack_into(
                 self._pool[block], position % self.block_size * _KV.size, token_id, position
             )
-        if row.pool is not None:
-            row.pool.add(self._hidden(row, row.pool.wanted(row.start, row.start + offset + 1)))
+        self._pool_hidden(row)
         return None if row.sample is None else self._sample(row, row.sample)
 
-    def _hidden(self, row: StepRow, positions: range) -> npt.NDArray[np.float32]:
-        states = [hidden(self._read_back(row, position + 1)) for position in positions]
-        return np.array(states, dtype=np.float32).reshape(-1, HIDDEN_SIZE)
+    def hidden_of(self, row: StepRow, num_tokens: int) -> list[float]:
+        """Return a hash of the KV of the first tokens of a row's sequence."""
+        return hidden(self._read_back(row, num_tokens))
 
     def _sample(self, row: StepRow, sample: SampleSpec) -> Sampled:
         kv = self._read_back(row, row.start + len(row.token_ids))
@@ -286,7 +328,7 @@ class SimulatedEngine:
         if any(self.ledger.num_leases_of(b) > 1 or b in self.ledger.kept for b in blocks):
             self._report("a step writes a block that others read")
         if not all(self.ledger.is_leased(block) for row in rows for block in row.block_table):
-            self._report("a step works on a block that nobody leases")
+            self._report("a step works on a block that is not leased")
 
     def _written(self, row: StepRow) -> Sequence[int]:
         end = row.start + len(row.token_ids)
@@ -303,7 +345,7 @@ class SimulatedDevice:
     """Takes virtual time for each step; can be told to stand still.
 
     Args:
-      engine: whose steps run.
+      engine: its steps run.
       cost: of a step.
       happened: counts steps that were held up.
 

@@ -64,14 +64,14 @@ HARMLESS: Final = frozenset(
         Fault.STALL,
     }
 )
-"""What may happen all the time and costs nobody an answer."""
+"""What may happen all the time and costs no client an answer."""
 SINGLE: Final = tuple(
     fault for fault in TIMED if fault not in HARMLESS and fault is not Fault.SERVER_CRASH
 )
-"""What may happen once, whatever it strikes, and costs nobody an answer."""
+"""What may happen once, whatever it strikes, and costs no client an answer."""
 MILD_LATE_S: Final = 50 * MILLISECONDS
 SHARE_MILD: Final = 0.25
-"""Seeds in which nobody may go without an answer; the others suffer more than can be cured."""
+"""Seeds in which no client may go without an answer; the others suffer more than can be cured."""
 
 CALM: Final = Faults(min_delay_s=0.5 * MILLISECONDS, max_delay_s=4 * MILLISECONDS)
 """What a healthy network does."""
@@ -90,7 +90,7 @@ class Plan:
       network: what the network does meanwhile.
       every_s: mean time between two faults of the injector.
       once: the injector brings this about one time; None for nothing.
-      is_mild: nobody who stays may go without an answer.
+      is_mild: no client that stays may go without an answer.
     """
 
     enabled: frozenset[Fault]
@@ -145,7 +145,7 @@ class Tally:
       asked: seeds that had the kind switched on.
       happened: how often each came about.
       causes: why attempts were begun anew.
-      routes: who computed prompts, and why.
+      routes: which workers computed prompts, and why.
     """
 
     asked: Counter[Fault] = field(default_factory=Counter)

@@ -1,6 +1,6 @@
 """One fleet in memory: the product's server and workers on an in-memory network.
 
-`worker_of` puts a worker together for whoever supervises it; `running_fleet` runs a whole fleet
+`worker_of` puts a worker together for its supervisor; `running_fleet` runs a whole fleet
 whose devices take modelled time, for load that lasts an hour of virtual time.
 """
 
@@ -65,7 +65,7 @@ def worker_of(
       engine: in place of a model.
       device: runs its steps.
       network: of all its links.
-      host: whose memory it shares; None for the machine's.
+      host: it shares this one's memory; None for the machine's.
       draw_epoch: of each life; None for the product's own.
       source: of guessed tokens; decode only, None for the product's own.
     """

@@ -172,7 +172,7 @@ def tombstones() -> list[Exchange]:
 
 
 def self_fence() -> list[Exchange]:
-    """Who was stopped goes on as if nothing had been."""
+    """A process that was stopped goes on as if nothing had been."""
 
     def beat(self: SelfFence, now: float) -> bool:
         self._beat_at = now
@@ -233,7 +233,7 @@ def _named(identity: bytes) -> PeerId:
 
 
 def gaps() -> list[Exchange]:
-    """Nobody misses a token that never comes."""
+    """A token that never comes is not missed."""
     settle = server.scheduling.progress._settle
 
     def forget(sequence: Request, attempt: Attempt, now: float) -> Change | None:

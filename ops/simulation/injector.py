@@ -25,7 +25,7 @@ class Injector:
     """One run's misfortune.
 
     Args:
-      world: whom it befalls.
+      world: that it befalls.
       plan: what, and how often.
       rng: draws victims and times.
       happened: counts.
@@ -86,8 +86,8 @@ class Injector:
                 worker.device.wedge(0.0)
         self._world.note("everything is healed")
 
-    def _tell(self, fault: Fault, whom: object) -> None:
-        self._world.note(f"FAULT {fault.value}: {whom}")
+    def _tell(self, fault: Fault, target: object) -> None:
+        self._world.note(f"FAULT {fault.value}: {target}")
 
     def _victim(self) -> WorkerProcess | None:
         running = [worker for worker in self._world.workers if worker.is_running]

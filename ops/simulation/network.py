@@ -31,7 +31,7 @@ NUM_HOSTS: Final = 2
 
 
 class SimulatedRing:
-    """A ring, and how whoever found it sees it. See shared_ring.Ring and shared_ring.FoundRing."""
+    """A ring, and how its finder sees it. See shared_ring.Ring and shared_ring.FoundRing."""
 
     def __init__(self, host: Host, number: int, num_bytes: int) -> None:
         self._bytes = bytearray(num_bytes)
@@ -42,7 +42,7 @@ class SimulatedRing:
         self.memory = memoryview(self._bytes)
 
     def close(self) -> None:
-        """End with its owner's life: nobody finds it any more, readers keep it."""
+        """End with its owner's life: it is not found any more, readers keep it."""
         self._host.forget(self)
 
 
@@ -102,7 +102,7 @@ class Host:
         return ring.offer in self._rings
 
     def forget(self, ring: SimulatedRing) -> None:
-        """Take away the ring of somebody who has died. Idempotent."""
+        """Take away the ring of a process that has died. Idempotent."""
         if ring.offer is not None:
             self._rings.pop(ring.offer, None)
 

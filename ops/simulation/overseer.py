@@ -31,7 +31,7 @@ class Overseer:
     """Watches one life of one worker.
 
     Args:
-      process: whose; knows for how long it was stopped.
+      process: of the worker; knows for how long it was stopped.
       core: its mind.
       link: lifetimes.
       report: told of everything that must not happen, in words.
@@ -104,8 +104,8 @@ class Overseer:
             self._report(f"{self._process} {what} for {key}, {late_s:.2f} s after its lease")
 
     def _patience_s(self, now: float) -> float:
-        """How late after its end a lease may still be acted upon: until the next sweep; and who was
-        stopped, but for no longer than leases live, may find it ended meanwhile."""
+        """How late after its end a lease may still be acted upon: until the next sweep; a
+        process that was stopped for no longer than leases live may find it ended meanwhile."""
         patience_s = self._link.sweep_interval_s + SLACK_S
         stopped_s = self._process.stopped_s
         was_just_stopped = now - self._process.away_until <= patience_s

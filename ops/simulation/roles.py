@@ -129,7 +129,7 @@ class WorkerProcess(Process):
 
 
 class Causes(Observer):
-    """Counts why attempts failed, and who computes prompts."""
+    """Counts why attempts failed, and which workers compute prompts."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class ServerProcess(Process):
         return self.fleet is not None
 
     async def serve(self, handler: Callable[[Links], Awaitable[object]]) -> None:
-        """Let a client in, as soon as there is somebody to let it in."""
+        """Let a client in, as soon as a server takes it."""
         while self.fleet is None or self.handlers is None:
             await self._up.wait()
         self.spawn(self.handlers, partial(handler, self.fleet))

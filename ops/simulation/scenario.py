@@ -55,7 +55,7 @@ GUESSING_ONE_IN: Final = 3
 """In so many seeds decode workers guess coming tokens."""
 MIN_CLIENTS, MAX_CLIENTS = 4, 8
 NO_ANSWER: Final = ("no_worker", "quarantined", "reset")
-"""Endings that are nobody's wish, and that too many faults may bring about all the same."""
+"""Endings that no client asked for, and that too many faults may bring about all the same."""
 FIRST_INPUT: Final = 100
 """Number of the first client that wants vectors."""
 FORKED_SHARE: Final = 0.25
@@ -216,7 +216,7 @@ class _Scenario:
                 break
             await trio.sleep(LOOK_S)
         # Late frames mislead servers until the next heartbeat, and a late RESERVE that meets a new
-        # life has its lease until nobody renews it.
+        # life has its lease until it is not renewed.
         link = world.link
         forgotten_at = healed_at + latest_s + link.lease_ttl_s + link.sweep_interval_s
         await trio.sleep_until(
@@ -265,7 +265,7 @@ class _Scenario:
         return INSTRUCTIONS[: self._rng.randint(4, MAX_BEGINNING)] if kind < 0.6 else ()
 
     def _prompt(self, number: int) -> tuple[int, ...]:
-        """Return tokens that nobody else has: their KV in a wrong place must show."""
+        """Return tokens that no other prompt has: their KV in a wrong place must show."""
         length = self._rng.randint(0, 24 - MAX_BEGINNING)
         return (1 + number, *(self._rng.randrange(1, VOCAB_SIZE) for _ in range(length)))
 
@@ -281,7 +281,8 @@ def _sizes(plan: Plan, rng: random.Random) -> Sizes:
 
 
 def _local_prefill(seed: int) -> LocalPrefill:
-    """Return who computes prompts in a seed; drawn apart, so that all else stays as it was."""
+    """Return which workers compute prompts in a seed; drawn apart, so that all else stays as it
+    was."""
     modes = (LocalPrefill.AUTO, LocalPrefill.AUTO, LocalPrefill.OFF, LocalPrefill.ALWAYS)
     return random.Random(f"local prefill {seed}").choice(modes)
 
@@ -327,7 +328,7 @@ def _with_forks(wishes: list[Wish], seed: int) -> list[Wish]:
 
 def _with_claims(wishes: list[Wish], seed: int) -> list[Wish]:
     """Give wishes to tenants of all classes, some with little that they may have at once; or, in
-    every third seed, to nobody. Drawn apart as well."""
+    every third seed, to no tenant. Drawn apart as well."""
     rng = random.Random(f"claims {seed}")
     if rng.random() < 1 / 3:
         return wishes

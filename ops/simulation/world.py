@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
       max_num_seqs: rows of a step.
       costs: of steps, by role.
       has_guesses: whether decode workers guess coming tokens.
-      local_prefill: who computes prompts.
+      local_prefill: which workers compute prompts.
     """
 
     num_servers: int
@@ -61,7 +61,7 @@ class World:
 
     Attributes:
       violations: what must not have happened, the first first.
-      clients: everybody who ever asked.
+      clients: all that ever asked.
     """
 
     def __init__(self, seed: int, sizes: Sizes, trace: Trace, tally: Tally) -> None:
@@ -88,7 +88,7 @@ class World:
 
     @property
     def processes(self) -> list[Process]:
-        """Everybody who can be killed."""
+        """All processes that can be killed."""
         return [*self.workers, *self.servers]
 
     def report(self, what: str) -> None:

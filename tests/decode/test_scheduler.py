@@ -1,4 +1,4 @@
-"""Rows take turns, growth fits, and who gives way is of the lowest class, of the tenant with most
+"""Rows take turns, growth fits, and a preempted one is of the lowest class, of the tenant with most
 for its weight there, the youngest; but everybody gets to its end."""
 
 from __future__ import annotations
@@ -222,12 +222,12 @@ def test_growth_always_fits(
 
 
 NEWCOMERS = 5
-"""Times those who are there at first, who come in all."""
+"""Times those that are there at first: all that come."""
 
 
 def run_to_the_end(needs: Sequence[tuple[str, float, int]], pool_blocks: int) -> int:
     """Run sequences in a pool that does not hold all of them, each until it has as many blocks as
-    it needs; return how often somebody was pushed out. Whoever was is first in the line again. As
+    it needs; return how often one was pushed out. That one is first in the queue again. As
     one ends, a small one of the same tenant comes, within its tenant's share; others are beyond."""
     orders = count()
     needs = list(needs)

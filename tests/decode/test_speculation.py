@@ -1,4 +1,5 @@
-"""Guesses fit into the step, the window, the answer and the blocks that nobody else may need."""
+"""Guesses fit into the step, the window, the answer and the blocks that no other attempt may
+need."""
 
 from __future__ import annotations
 

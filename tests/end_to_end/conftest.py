@@ -35,8 +35,8 @@ PATIENT = (
     "--set",
     "link.lease_ttl_s=8",
 )
-"""For fleets in which nobody is to be taken for dead: a busy machine lets a process stand still for
-longer than the product's 1.5 s, which would then rightly cost its attempts."""
+"""For fleets in which no process is to be taken for dead: a busy machine lets a process stand still
+for longer than the product's 1.5 s, which would then rightly cost its attempts."""
 
 
 @pytest.fixture(scope="session")

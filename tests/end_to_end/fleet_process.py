@@ -96,8 +96,8 @@ class FleetProcess:
         command: Sequence[str] | None = None,
     ) -> None:
         self._headers = key_headers(key)
-        # Open for as long as the fleet is there, so that nobody else gets the port, not even while
-        # the fleet is about to begin.
+        # Open for as long as the fleet is there, so that no other process gets the port, not even
+        # while the fleet is about to begin.
         self._kept = bind_port("127.0.0.1", 0)
         self.port: int = self._kept.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

@@ -75,7 +75,7 @@ def check_charges(fleet: FleetProcess, tenants: Iterable[str], stories: Iterable
 
     Args:
       fleet: whose server has answered all of it, and nothing else of theirs.
-      tenants: who asked.
+      tenants: that asked.
       stories: all that they asked.
     """
     stories = list(stories)

@@ -90,7 +90,7 @@ async def test_a_batch_survives_the_death_of_every_process_and_of_the_supervisor
 
 
 def run_mixed(client: openai.OpenAI) -> Batch:
-    """Run a good line and a bad one, which hurts nobody but itself."""
+    """Run a good line and a bad one, which hurts no other line."""
     bad = chat_line(1)
     bad["body"]["temperature"] = 99
     mixed = wait_ended(client, create(client, [chat_line(0), bad]))

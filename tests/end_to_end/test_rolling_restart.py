@@ -1,5 +1,5 @@
-"""Drain and rolling restart with real processes under live streams: nobody is dropped, no token is
-another one than it would have been."""
+"""Drain and rolling restart with real processes under live streams: no stream is dropped, no token
+is another one than it would have been."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
     restarted: FleetProcess,
 ) -> None:
     log = FleetLog(restarted.log_path)
-    # Of different lengths, so that they do not all end at the same time: somebody always runs.
+    # Of different lengths, so that they do not all end at the same time: one always runs.
     asks = [
         lengthened(ask, 150 + 30 * n)
         for n, ask in enumerate(long_asks(STREAMS, max_tokens=150, seed=7))
@@ -110,7 +110,7 @@ async def test_every_process_is_restarted_under_live_streams(
     # What begins now has the code that is installed now.
     assert len(templates) == 2
     assert not set(templates) & set(restarted.pids("template"))
-    # Each left by itself: nobody had to be killed, or died.
+    # Each ended by itself: none had to be killed, or died.
     assert {entry["how"] for entry in log.of("process_ended")} == {"exited with code 0"}
     assert not log.of("process_died")
     assert [step.name for step in outcome.steps] == [

@@ -1,4 +1,4 @@
-"""A server that was stopped and goes on costs its streams a pause: nobody is blamed for it."""
+"""A server that was stopped and goes on costs its streams a pause: no prompt is blamed for it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ LIMITED: Final = ("alice", "bob", "carol")
 PAYING: Final = ("dora", "emil")
 ASKS, LONGEST = 12, 240
 MOST_RUNS: Final = 5
-"""Until a death meets somebody: whoever kills may come too late once."""
+"""Until a death meets a request: a kill may come too late once."""
 UNHURRIED: Final = ("--set", "server.tenants.quotas.call_timeout_s=10")
 """A busy machine lets Redis stand still for longer than the product waits for it; a Redis that has
 ended is noticed all the same."""
@@ -128,7 +128,7 @@ def wait_for_limits(world: World, word: str) -> None:
     is_up = 1.0 if word == "shared" else 0.0
 
     def is_said_by(fleet: FleetProcess) -> bool:
-        usage_of(fleet, OPERATOR)  # whoever asks finds out sooner than heartbeats do
+        usage_of(fleet, OPERATOR)  # a question finds out sooner than heartbeats do
         said: str = fleet.client.get("/health").json()["limits"]
         return said == word
 
@@ -200,7 +200,7 @@ def test_what_is_charged_is_what_was_told_when_workers_die(world: World) -> None
             if disturbed.injected and (hit or fault == "prefill-kill"):
                 break
         else:
-            raise AssertionError(f"{fault} hit nobody")
+            raise AssertionError(f"{fault} hit no request")
     check_charges(fleet, PAYING, stories)
     other = world.fleets[1]
     assert [usage_of(other, name)["this_month"] for name in PAYING] == [

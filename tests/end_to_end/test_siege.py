@@ -1,4 +1,4 @@
-"""A fleet under every kind of attack: it lives, forgets nobody's blocks, and tells no secret."""
+"""A fleet under every kind of attack: it lives, forgets no blocks, and tells no secret."""
 
 from __future__ import annotations
 

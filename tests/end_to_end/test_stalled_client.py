@@ -1,4 +1,4 @@
-"""A client that stops reading loses its stream within the stall bound; nobody else notices."""
+"""A client that stops reading loses its stream within the stall bound; no other client notices."""
 
 from __future__ import annotations
 

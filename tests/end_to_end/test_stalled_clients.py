@@ -35,7 +35,7 @@ async def test_many_stalled_clients_cost_little_memory_and_no_answer(fleet: Flee
     clients: list[Stalled] = []
     with trio.fail_after(PATIENCE_S):
         for reader in readers:
-            await reader.read_one(fleet.url)  # what the answer is when nobody stalls
+            await reader.read_one(fleet.url)  # what the answer is when no client stalls
         before = seen = await scrape(fleet.url)
         most_bytes = before.resident_bytes
         all_ended = trio.Event()

@@ -1,4 +1,4 @@
-"""A fleet whose log nobody reads: it starts, answers, mends itself and ends as any other."""
+"""A fleet whose log is not read: it starts, answers, mends itself and ends as any other."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def unread_bytes(readable: int) -> int:
 
 @contextmanager
 def mute_fleet(port: int, out: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `triolet serve`, which can tell nobody anything."""
+    """Run `triolet serve` with unread output."""
     program = Path(sys.executable).with_name("triolet")
     process = forked.Popen(
         [str(program), "serve", "--port", str(port), "--log-level", "debug"],

@@ -1,7 +1,7 @@
 """In which order real processes serve what waits: by class, in a class by weight, whoever came
 first.
 
-One decode worker with one row, which somebody has until everybody else waits. So the order in which
+One decode worker with one row, which one request has until all others wait. So the order in which
 requests end is the order of their turns, however fast the machine is.
 """
 
@@ -16,7 +16,7 @@ import httpx2
 import pytest
 import trio
 
-from loadtest.overload.http_client import Asker, request_bytes
+from loadtest.harness.streams import COMPLETIONS, Clients, post
 from loadtest.overload.lab_process import QUEUE_ALONE
 from loadtest.overload.real import RealShape, real_fleet
 from ops.simulation.modelled import StepCost
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from loadtest.overload.http_client import Answer
+    from loadtest.harness.streams import Stream
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ PLANS: Final = {
     "urgent": 'classes = ["critical"]',
 }
 COME: Final = {"flood": 6, "lines": 2, "cheap": 2, "equal": 2, "heavy": 4, "urgent": 2}
-"""Requests of each, in the order in which they come: whoever is served last comes first. So few
+"""Requests of each, in the order in which they come: the last to be served comes first. So few
 that no class earns a turn by waiting below others."""
 COST: Final = StepCost(step_s=0.06, row_s=0.0, token_s=0.0)
 HELD_TOKENS: Final = 1000
@@ -53,8 +53,8 @@ HELD_TOKENS: Final = 1000
 TOKENS: Final = 2
 
 
-def request_of(port: int, tenant: str, number: int, max_tokens: int) -> bytes:
-    """Return a request that is like all others, but for who asks."""
+def request_of(tenant: str, number: int, max_tokens: int) -> bytes:
+    """Return a request that is like all others, but for its tenant."""
     fields: dict[str, object] = {
         "prompt": "Once upon a time",
         "max_tokens": max_tokens,
@@ -62,7 +62,7 @@ def request_of(port: int, tenant: str, number: int, max_tokens: int) -> bytes:
         "stream": True,
     }
     headers = headers_of(tenant) | {"x-request-id": f"{tenant}-{number}"}
-    return request_bytes(port, fields, headers)
+    return post(COMPLETIONS, fields, headers)
 
 
 async def wait_for(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -79,21 +79,22 @@ async def order_of_turns(folder: Path) -> list[str]:
     shape = RealShape(
         prefills=0, max_num_seqs=1, cost=COST, mechanisms=QUEUE_ALONE, server_options=options
     )
-    answers: list[Answer] = []
+    answers: list[Stream] = []
     with real_fleet(shape, folder) as fleet:
         url, headers = f"http://127.0.0.1:{fleet.port}", headers_of(OPERATOR)
-        asker = Asker(fleet.port)
+        clients = Clients(url)
 
         async def ask(tenant: str, number: int, max_tokens: int = TOKENS) -> None:
-            answers.append(await asker.ask(request_of(fleet.port, tenant, number, max_tokens)))
+            answers.append(await clients.ask(request_of(tenant, number, max_tokens)))
 
         async def hold(scope: trio.CancelScope) -> None:
             with scope:
                 await ask("holder", 0, HELD_TOKENS)
 
-        async with httpx2.AsyncClient(
-            base_url=url, headers=headers, timeout=PATIENCE_S
-        ) as operator:
+        async with (
+            clients.reading(),
+            httpx2.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S) as operator,
+        ):
 
             async def are(running: int, waiting: int) -> bool:
                 text = (await operator.get("/metrics")).raise_for_status().text
@@ -117,7 +118,6 @@ async def order_of_turns(folder: Path) -> list[str]:
                     await wait_for(partial(are, 1, num_waiting))
                 assert not answers, "the holder's row was free too early"
                 holding.cancel()
-            await asker.close()
             await wait_for(is_at_rest)
     assert [answer.status for answer in answers] == [200] * sum(COME.values())
     assert {answer.code for answer in answers} == {""}
@@ -138,7 +138,8 @@ async def test_whoever_waits_goes_by_class_and_by_weight_and_not_by_who_came_fir
     assert turns[:2] == ["urgent"] * 2
     assert turns[-4:] == ["cheap"] * 2 + ["lines"] * 2
     usual = turns[2:-4]
-    # Two rounds, in each of which everybody is served by its weight; then whoever has most left.
+    # Two rounds, in each of which every tenant is served by its weight; then the one with most
+    # left.
     for first in (0, 4):
         assert Counter(usual[first : first + 4]) == {"flood": 1, "equal": 1, "heavy": 2}
     assert usual[8:] == ["flood"] * 4

@@ -31,7 +31,7 @@ def compiler() -> str | None:
 def compile_with(flags: tuple[str, ...], source: Path, to: Path | None = None) -> str:
     """Compile one file, or only check it; return what the compiler says, nothing if all is well."""
     name = compiler()
-    assert name is not None, "whoever asks has looked"
+    assert name is not None, "the caller has looked"
     what = ["-fsyntax-only"] if to is None else ["-o", str(to)]
     done = subprocess.run(
         [name, *COMMON, *flags, str(source), *what, "-lm"],

@@ -60,7 +60,7 @@ class Pool:
         for index, block in enumerate(blocks):
             wanted = packed[index * BYTES : (index + 1) * BYTES]
             if index < num_cached:
-                assert self.memory[block] == wanted, "somebody else's KV"
+                assert self.memory[block] == wanted, "another sequence's KV"
             else:
                 self.memory[block] = wanted
         self.cache.insert(packed, salt, blocks[: len(tokens) // BLOCK_SIZE], keeper)

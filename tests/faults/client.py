@@ -1,4 +1,5 @@
-"""One client with one streamed question, over SSE or WebSocket, who can leave or fall silent."""
+"""One client with one streamed question, over SSE or WebSocket, which can disconnect or fall
+silent."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Question:
 
     def body(self, surface: Surface) -> dict[str, Any]:
         """Return the request in the words of a surface."""
-        # Nobody finds what others have left: a phase in which a prompt is held must have work.
+        # No prompt finds what others have left: a phase in which a prompt is held must have work.
         common = {
             "seed": self.seed,
             "temperature": 1.0,

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Injector: TypeAlias = Callable[[Fleet, Hold], AbstractAsyncContextManager[None]]
 
 SHORT_STOP_S: Final = 0.4
-"""Below every deadline: nobody may notice."""
+"""Below every deadline: no client may notice."""
 LEASE_S: Final = 2.0
 LONG_STOP_S: Final = 2.6
 """Above the lease."""
@@ -72,7 +72,7 @@ def _prove(is_proven: bool, what: str) -> None:
 
 
 def _name(role: str, hold: Hold) -> str:
-    """Return who plays a role in this cell."""
+    """Return the process that plays a role in this cell."""
     return {"server": SERVER, "prefill": hold.prefill, "decode": hold.decode}[role]
 
 
@@ -248,7 +248,7 @@ async def exhaust_pool(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def exhaust_files(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
-    """The server may open no more files, and somebody connects."""
+    """The server may open no more files, and a client connects."""
     server = fleet.server
     before = server.limit_files(server.next_file())
     try:

@@ -97,7 +97,8 @@ class Fleet:
     """
 
     def __init__(self, directory: Path, logs: Path, nursery: trio.Nursery) -> None:
-        # Bound and never listening: nobody else gets the port, while the server is away either.
+        # Bound and never listening: no other process gets the port, while the server is away
+        # either.
         self._kept = socket.socket()
         self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._kept.bind(("127.0.0.1", 0))
@@ -137,7 +138,7 @@ class Fleet:
         """Start again whatever was killed.
 
         Raises:
-          FleetUnwellError: a process ended that nobody killed.
+          FleetUnwellError: a process ended by itself.
         """
         for process in self.processes.values():
             if process.is_running:

@@ -82,5 +82,5 @@ def hold_last_tokens(num_tokens: int) -> Rule:
 
 
 def between(one: str, other: str) -> Callable[[Link], bool]:
-    """Return a predicate for the links between two processes, whoever connected."""
+    """Return a predicate for the links between two processes, whichever connected."""
     return lambda link: {link.client, link.worker} == {one, other}

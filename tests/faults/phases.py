@@ -1,8 +1,8 @@
 """Hold points: bring two questions to a named phase of their life and keep them there.
 
-Almost all of it happens outside of the product: a frame that does not arrive holds whoever waits
-for it. Only the middle of a computation needs the gate before the device (worker.py). Each phase is
-observed, never waited for by time: frames that passed, log lines, counts.
+Almost all of it happens outside of the product: a frame that does not arrive holds the process that
+waits for it. Only the middle of a computation needs the gate before the device (worker.py). Each
+phase is observed, never waited for by time: frames that passed, log lines, counts.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Hold:
     """Two questions that are kept in a phase.
 
     Attributes:
-      clients: who asked.
+      clients: that asked.
       keys: the attempts that began on workers, one per client; none while they are queued.
       prefill: the prefill worker that has them, or would get them.
       decode: the decode worker that has them, or would get them.

@@ -39,7 +39,7 @@ class Journal(Generic[T]):
         self._changed = trio.Event()
 
     def add(self, entry: T) -> None:
-        """Write down, and wake whoever waits."""
+        """Write down, and wake tasks that wait."""
         assert len(self.entries) < MAX_ENTRIES, "clear() between cells"
         self.entries.append(entry)
         self._changed.set()
@@ -139,7 +139,7 @@ class RoleProcess:
 
     @property
     def fell_by_itself(self) -> bool:
-        """Whether it has ended and nobody killed it."""
+        """Whether it has ended by itself."""
         has_ended = self._process is not None and self._process.poll() is not None
         return has_ended and not self._was_killed
 

@@ -65,7 +65,7 @@ class Held(NamedTuple):
 
 @dataclass(eq=False)
 class Bridge:
-    """One connection through the proxy. `client` is empty until it has said who it is."""
+    """One connection through the proxy. `client` is empty until it has said its name."""
 
     worker: str
     socket: str
@@ -184,7 +184,7 @@ class FrameProxy:
             try:
                 worker = await trio.open_unix_socket(str(place.back))
             except OSError:
-                return  # nobody is bound there: closing is how a connection is refused
+                return  # nothing is bound there: closing is how a connection is refused
             bridge = Bridge(place.worker, place.socket)
             async with worker, trio.open_nursery() as nursery:
                 for way, source, sink in (

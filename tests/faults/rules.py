@@ -29,8 +29,8 @@ class Link(NamedTuple):
     """One connection between two processes, by their names in the fleet.
 
     Attributes:
-      client: who connected.
-      worker: who is bound.
+      client: that connected.
+      worker: that is bound.
       socket: `control` or `kv`.
     """
 
@@ -45,8 +45,8 @@ class Sighting:
 
     Attributes:
       at: the clock of this process, `time.monotonic`.
-      link: between whom.
-      way: from whom.
+      link: its two ends.
+      way: its sender.
       frame: what it says.
       fate: what the proxy did with it.
     """

@@ -98,8 +98,8 @@ def _say(event: str, **fields: object) -> None:
 
 
 def _obey_stdin() -> None:
-    # Whoever started this worker holds the other end: it may not outlive them. Unbuffered, because
-    # a thread inside sys.stdin keeps the interpreter from ending.
+    # The process that started this worker holds the other end: it may not outlive that one.
+    # Unbuffered, because a thread inside sys.stdin keeps the interpreter from ending.
     rest = b""
     while data := os.read(0, 4096):
         *orders, rest = (rest + data).split(b"\n")

@@ -105,7 +105,7 @@ def test_no_pattern_comes_from_outside() -> None:
 
 def test_no_generator_lives_between_two_tasks() -> None:
     """An async generator that its reader abandons is finalised by some other task; only context
-    managers, which are always left by who entered them, are written as one."""
+    managers, which are always left by the task that entered them, are written as one."""
     generators = [
         f"{name}:{node.lineno} {node.name}"
         for name, tree in product_files()

@@ -14,6 +14,7 @@ from loadtest.bench.admission import (
     OK,
     ON,
     OVERLOADED,
+    PLANS,
     REFUSED,
     TENANTS,
     Course,
@@ -22,8 +23,8 @@ from loadtest.bench.admission import (
     measure,
     report_of,
 )
-from loadtest.bench.admission import tenants_file as refused_tenants
 from loadtest.bench.admission_server import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Form, Lap
+from loadtest.harness.tenants import tenants_file
 from server import app
 from server.api import generate
 from server.api.openai import chat as completions
@@ -72,7 +73,8 @@ def test_everybody_gets_a_place_or_a_refusal_and_every_step_is_timed() -> None:
         assert set(into.statuses) <= {OK, REFUSED}
         assert into.statuses.count(REFUSED) == len(into.refused)
         assert all(into.taken_ns[what] for what in (TAKEN, SETTLED, SWEPT))
-    # With a queue of seconds who was promised two of them is refused, unless nothing decides.
+    # With a queue of seconds a request that was promised two of them is refused, unless nothing
+    # decides.
     assert found[0, ON].refused
     assert not any(SUBMIT in lap.steps for lap in found[0, ON].refused)
     assert not found[0, OFF].refused
@@ -94,7 +96,7 @@ def test_a_way_that_takes_too_long_is_said() -> None:
 
 
 class Choosy(FakeFleet):
-    """Refuses those who come too late, lets a flood wait, and charges whom it answers."""
+    """Refuses what comes too late, lets a flood wait, and charges what it answers."""
 
     def __init__(self, quotas: Quotas) -> None:
         super().__init__(self.answer)
@@ -124,11 +126,11 @@ class ChoosyAdmission(FakeAdmission):
 
 @pytest.mark.slow
 async def test_only_refusals_of_the_kind_that_was_asked_for_are_timed() -> None:
-    tenancy = Tenancy(read_tenants(refused_tenants().encode(), "tenants.toml"))
+    tenancy = Tenancy(read_tenants(tenants_file(PLANS).encode(), "tenants.toml"))
     quotas = quotas_in_memory()
     fleet, text = Choosy(quotas), LargeText()
     async with surface(fleet, tenancy=tenancy, quotas=quotas, text=text) as server:
-        taken_ns = await ask_too_much(server.port, 5, warm_s=0.0)
+        taken_ns = await ask_too_much(server.url, 5, warm_s=0.0)
     # The first one of its minute is taken on.
     assert {status: len(taken) for status, taken in taken_ns.items()} == {
         OVERLOADED: 5,

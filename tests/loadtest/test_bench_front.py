@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import socket
 from array import array
 from typing import TYPE_CHECKING
 
@@ -12,23 +11,22 @@ from rich.console import Console
 
 from loadtest.bench import front
 from loadtest.bench.engines import install
-from loadtest.bench.front import DEMO, FASTAPI, OURS, Case, delays_ms, ratios_of
+from loadtest.bench.front import DEMO, FASTAPI, OURS, Case, TokenStream, delays_ms, ratios_of
 from loadtest.bench.front_source import word_ids
 from loadtest.bench.report import Ratio
-from loadtest.bench.streams import ClientStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
 @pytest.fixture
-def stream() -> Iterator[ClientStream]:
-    with socket.socket() as raw:
-        yield ClientStream(3, raw)
+def stream() -> TokenStream:
+    stream = TokenStream(seed=3)
+    stream.take(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", 0.0)
+    return stream
 
 
-def test_words_are_counted_in_chunks_however_they_are_cut(stream: ClientStream) -> None:
+def test_words_are_counted_in_chunks_however_they_are_cut(stream: TokenStream) -> None:
     ours = b'data: {"choices":[{"delta":{"content":" one two"}}]}\n\n'
     theirs = b'data: {"choices": [{"delta": {"content": " three"}}]}\n\n'
     data = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n' + ours + theirs
@@ -39,7 +37,7 @@ def test_words_are_counted_in_chunks_however_they_are_cut(stream: ClientStream) 
     assert stream.num_events == 2
 
 
-def test_a_delay_is_that_of_the_same_token(stream: ClientStream) -> None:
+def test_a_delay_is_that_of_the_same_token(stream: TokenStream) -> None:
     stream.arrivals = array("d", [1.0, 2.5, 3.25])
     sent = {3: [0.5, 2.0, 3.0, 3.2], 4: [2.0]}
     assert delays_ms([stream], sent, 1.0, 3.1) == [250.0, 500.0]

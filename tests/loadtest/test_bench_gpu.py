@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from loadtest.bench.model import SHAPES
-from loadtest.bench.serve_client import Answer
+from loadtest.harness.streams import Stream
 from tools.gpu_lease import runs as gpu_runs
 from tools.gpu_lease.lease import (
     MAX_LOG_BYTES,
@@ -340,8 +340,8 @@ def test_a_rehearsed_stage_runs_end_to_end_and_writes_every_figure(tmp_path: Pat
 
 def test_a_stream_is_read_as_its_text() -> None:
     pieces = [
-        b'HTTP/1.1 200 OK\r\n\r\n24\r\ndata: {"choices": [{"text": "one "}]}\n\n',
+        b'24\r\ndata: {"choices": [{"text": "one "}]}\n\n',
         b'\r\n30\r\ndata: {"choices": [{"te',
         b'xt": "two"}]}\n\ndata: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n',
     ]
-    assert gpu_runs.text_of(Answer(0.0, 2, pieces=pieces)) == "one two"
+    assert gpu_runs.text_of(Stream(pieces=pieces)) == "one two"

@@ -6,8 +6,6 @@ import random
 import socket
 from contextlib import closing
 
-import pytest
-
 from loadtest.bench.interference import (
     ALL,
     CO_LOCATED,
@@ -21,7 +19,7 @@ from loadtest.bench.interference import (
     ratios_of,
     row_of,
 )
-from loadtest.bench.streams import Stream, StreamBrokenError, Streams
+from loadtest.harness.streams import Clients
 
 
 def seen(gap_s: float, late: int = 0, **more: float) -> Seen:
@@ -46,9 +44,9 @@ def test_rounds_are_told_by_their_medians() -> None:
 
 def test_a_stream_that_ends_is_followed_by_another() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        clients = Streams("127.0.0.1", listener.getsockname()[1], "demo")
+        clients = Clients(f"http://127.0.0.1:{listener.getsockname()[1]}")
         with closing(clients):
-            runners = Runners(clients, random.Random(1), 80)
+            runners = Runners(clients, "demo", random.Random(1), 80)
             connections = [listener.accept()[0] for _ in range(NUM_STREAMS)]
             connections[0].sendall(b"HTTP/1.1 200 OK\r\n\r\ndata: {}\n\ndata: [DONE]\n\n")
             while len(runners.all) == NUM_STREAMS:
@@ -77,24 +75,6 @@ def test_the_goals_compare_with_idle_and_with_the_better_of_the_chunked_modes() 
     assert [round(ratio.value, 2) for ratio in ratios.values()] == [1.2, 0.4, 0.5]
     assert all(ratio.is_met for ratio in ratios.values())
     assert not ratios_of(rows[2:])
-
-
-def test_events_are_counted_however_the_bytes_are_cut() -> None:
-    body = b"HTTP/1.1 200 OK\r\n\r\n" + b'data: {"choices": []}\n\n' * 5 + b"data: [DONE]\n\n"
-    for size in (1, 3, 7, 1000):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            stream = Stream(ours, asked_at=1.0)
-            for at in range(0, len(body), size):
-                stream.take(body[at : at + size], now=2.0)
-        assert len(stream.times) == 5, size
-        assert stream.ttft_s == 1.0
-
-
-def test_an_error_is_not_taken_for_a_stream() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(StreamBrokenError, match="503"):
-        Stream(ours, asked_at=1.0).take(b"HTTP/1.1 503 Service Unavailable\r\n\r\n{}", now=2.0)
 
 
 def test_co_located_is_decode_alone() -> None:

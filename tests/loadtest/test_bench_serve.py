@@ -13,27 +13,21 @@ import pytest
 from rich.console import Console
 
 from loadtest.bench.serve import (
+    LIKE,
     LLAMA,
     SERVERS,
     VLLM,
     Load,
-    loads_of,
-    parse,
-    ratios_of,
-)
-from loadtest.bench.serve_client import (
-    Answer,
-    Arrival,
-    StreamBrokenError,
-    Target,
-    ask,
     ask_together,
     at_once,
+    loads_of,
     made_up,
-    read_trace,
-    scaled,
+    parse,
+    ratios_of,
     shape_of,
 )
+from loadtest.harness.streams import Stream, StreamBrokenError
+from loadtest.overload.arrivals import Scale, Sizes, fitted, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,9 +68,11 @@ def completions() -> Iterator[int]:
             thread.join()
 
 
+SCALE = Scale(rate=1.0, seconds=3, like=LIKE, sizes=Sizes(most=2000))
+
+
 def test_a_scaled_trace_keeps_its_proportions_and_moments() -> None:
-    trace = [Arrival(10.0, 400, 40), Arrival(11.0, 800, 4), Arrival(14.0, 40_000, 400)]
-    taken = scaled(trace, divisor=4, rate=1.0, seconds=3, max_tokens=4000)
+    taken = fitted([(10.0, 400, 40), (11.0, 800, 4), (14.0, 40_000, 400)], SCALE, 0.25, 0.25)
     assert [(a.prompt_tokens, a.output_tokens) for a in taken] == [(100, 10), (200, 2), (2000, 100)]
     assert [a.at_s for a in taken] == pytest.approx([0.0, 0.5, 2.0])
 
@@ -86,38 +82,39 @@ def test_traces_of_both_kinds_are_read(tmp_path: Path) -> None:
     table.write_text("arrival_s,input_tokens,output_tokens\n0.5,10,3\n")
     lines = tmp_path / "t.jsonl"
     lines.write_text('{"timestamp": 500, "input_length": 10, "output_length": 3}\n')
-    assert read_trace(table) == read_trace(lines) == [Arrival(0.5, 10, 3)]
+    assert read_rows(table) == read_rows(lines) == [(0.5, 10, 3)]
 
 
 def test_without_a_trace_the_table_says_that_its_shape_is_made_up(tmp_path: Path) -> None:
-    shape = shape_of(tmp_path / "none.csv", tuple, 50)
-    assert shape.name == "made up, no trace here"
-    assert shape.arrivals == tuple(made_up(50))
-    assert 700 < sorted(a.prompt_tokens for a in shape.arrivals)[25] < 1500
+    name, arrivals = shape_of(tmp_path / "none.csv", SCALE, 1.0)
+    assert name == "made up, no trace here"
+    assert arrivals == fitted(made_up(3), SCALE, 1.0, 1.0)
+    assert 700 < sorted(prompt for _, prompt, _ in made_up(50))[25] < 1500
     options = parse(["--trace", str(tmp_path / "none.csv"), "--seconds", "6"])
     loads = loads_of(options, Console(quiet=True))
-    assert [load.name for load in loads][-1] == shape.name
+    assert [load.name for load in loads][-1] == name
     assert [len(load.arrivals) for load in loads] == [1, 8, 32, 6]
 
 
 async def test_an_answer_has_a_time_for_each_token() -> None:
     with completions() as port:
-        answers = await ask_together(Target(port, "good"), at_once(3, 4, TOKENS), seed=1)
+        url = f"http://127.0.0.1:{port}"
+        answers = await ask_together(url, "good", at_once(3, 4, TOKENS), seed=1)
     assert [len(answer.times) for answer in answers] == [TOKENS] * 3
-    assert all(answer.ttft_s >= 0 and min(answer.gaps_s) >= 0 for answer in answers)
+    assert all(answer.times[0] >= answer.asked_at and min(answer.gaps_s) >= 0 for answer in answers)
 
 
 @pytest.mark.parametrize("model", ["short", "cut"])
 async def test_an_answer_that_ends_otherwise_is_no_measurement(model: str) -> None:
-    with completions() as port, pytest.raises(StreamBrokenError):
-        await ask(Target(port, model), [5000], TOKENS)
+    with completions() as port, pytest.RaisesGroup(StreamBrokenError, flatten_subgroups=True):
+        await ask_together(f"http://127.0.0.1:{port}", model, at_once(1, 1, TOKENS), seed=1)
 
 
 def test_figures_are_medians_of_rounds_and_percentiles_of_streams() -> None:
     load = Load("8 at once", at_once(8, 128, 64))
     for server, step_s in (("triolet", 0.01), (VLLM, 0.02)):
         load.speeds[server] = [100.0 / step_s, 1.0, 200.0 / step_s]
-        load.answers[server] = [Answer(0.0, 3, [0.5, 0.5 + step_s, 0.5 + 2 * step_s])] * 4
+        load.answers[server] = [Stream(0.0, [0.5, 0.5 + step_s, 0.5 + 2 * step_s])] * 4
     rows = [load.row("triolet"), load.row(VLLM)]
     assert rows[0]["tokens_per_s"] == 10_000.0
     assert (rows[0]["ttft_p50_ms"], rows[0]["itl_p99_ms"]) == (500.0, 10.0)

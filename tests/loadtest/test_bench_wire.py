@@ -12,15 +12,14 @@ from loadtest.bench.wire import (
     FRAMES,
     KINDS,
     PATHS,
-    ZMQ,
+    ZMQ_PATHS,
     Moved,
-    RawPair,
+    SocketPair,
     Throughput,
     WorkerPair,
-    ZmqPair,
     measure_costs,
 )
-from loadtest.bench.wire_raw import SOURCE_BYTES, frames
+from loadtest.bench.wire_sockets import SOURCE_BYTES, ZMQ, frames
 from loadtest.bench.wire_worker import StoredEngine
 from triolet.units import KIB, MIB
 
@@ -41,7 +40,7 @@ def test_a_ratio_is_met_within_its_bounds() -> None:
 def test_our_share_is_of_the_bare_socket_that_fills_as_much_memory(tmp_path: Path) -> None:
     throughput = Throughput(tmp_path, repetitions=1)
     for frame_bytes in FRAMES:
-        for name in ZMQ:
+        for name in ZMQ_PATHS:
             throughput.moved[name, frame_bytes] = [Moved(10**9, 1.6, 1.0)] * 3
         for kind in KINDS:
             throughput.moved[f"raw {kind}", frame_bytes] = [Moved(10**9, 1.0, 1.0)] * 3
@@ -69,11 +68,11 @@ def test_prompts_really_arrive_and_bare_sockets_really_carry(tmp_path: Path) -> 
     num_tokens, num_bytes = 96, 3 * 96 * SHAPES["15m"].kv_bytes_per_token
     with (
         WorkerPair(f"ipc://{tmp_path}/kv", 64 * KIB, 3 * num_tokens, size="15m") as pair,
-        RawPair("ipc", str(tmp_path / "raw")) as raw,
-        ZmqPair() as bare,
+        SocketPair("ipc", str(tmp_path / "raw")) as raw,
+        SocketPair(ZMQ) as bare,
     ):
         for works in (False, True):
-            assert bare.move(20 * 64 * KIB, 64 * KIB, works=works).seconds > 0
+            assert bare.move(20 * 64 * KIB, 64 * KIB, work=works).seconds > 0
         for _ in range(2):
             assert pair.ship(3, num_tokens, num_bytes).num_bytes == num_bytes
             assert raw.move(4 * 64 * KIB, 64 * KIB, spread=True).seconds > 0

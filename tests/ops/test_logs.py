@@ -89,7 +89,7 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_hears_what_it_missed() -
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        assert process.stdout.readline() == "done\n"  # nobody has read a line of the log yet
+        assert process.stdout.readline() == "done\n"  # no line of the log has been read yet
         first = json.loads(process.stderr.readline())
         # Room for what comes next.
         seen = [json.loads(process.stderr.readline()) for _ in range(50)]
@@ -205,7 +205,7 @@ def test_a_line_that_a_socket_took_in_part_is_completed_before_the_next() -> Non
 
 
 def fill(descriptor: int) -> None:
-    """Write until nothing more goes in; whoever inherits it may wait for ever."""
+    """Write until nothing more goes in; a process that inherits it may wait for ever."""
     os.set_blocking(descriptor, False)
     with suppress(BlockingIOError):
         while os.write(descriptor, bytes(4096)):

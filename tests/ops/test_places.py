@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def busy_port() -> Iterator[int]:
     with socket.socket() as holder:
-        # Bound but not listening: taken, and whoever knocks is told so at once.
+        # Bound but not listening: taken, and a connection is refused at once.
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]
 

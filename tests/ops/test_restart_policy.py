@@ -48,7 +48,7 @@ def test_a_process_that_left_in_order_did_not_die() -> None:
         assert policy.ended(float(now), Ending(0)) == Restart(0.1, was_asked_for=True)
     policy.became_ready(9.0)
     assert policy.ended(9.0, KILLED) == Restart(0.1)
-    # Before it was ready nobody can have asked it.
+    # Before it was ready it cannot have been asked.
     assert policy.ended(9.0, Ending(0)) == Restart(0.2)
 
 

@@ -105,7 +105,7 @@ async def test_a_role_with_one_worker_is_never_without_one(tmp_path: Path) -> No
             "decode-0": 2,
             "decode-spare": 1,
         }
-        # Nobody died: an end that was asked for leaves no mark.
+        # No process died: an end that was asked for leaves no mark.
         assert {(ending, verdict) for _, ending, verdict in fleet.recorder.endings} == {
             (Ending(0), None)
         }

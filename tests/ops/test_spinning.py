@@ -1,4 +1,4 @@
-"""Threads of the kernels wait awake only briefly, unless somebody said otherwise."""
+"""Threads of the kernels wait awake only briefly, unless the environment says otherwise."""
 
 from __future__ import annotations
 

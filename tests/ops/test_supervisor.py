@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 EXIT_S = 60.0
-"""Until those who were asked to leave are killed: nobody who wants to leave takes so long."""
+"""Until processes that were asked to end are killed: none that can end takes so long."""
 CONFIG = SupervisorConfig(restart_delay_s=0.01, max_restart_delay_s=0.02, worker_exit_s=EXIT_S)
 PATIENCE_S = 120.0
 

@@ -1,4 +1,4 @@
-"""Who is in the next batch of inputs: company, length, age, chats first."""
+"""What is in the next batch of inputs: company, length, age, chats first."""
 
 from __future__ import annotations
 

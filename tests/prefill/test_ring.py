@@ -1,4 +1,4 @@
-"""The ring hands out each byte once, and again only when nobody reads it any more."""
+"""The ring hands out each byte once, and again only when it is not read any more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A whole fleet on an in-memory network: the real server fleet, real workers, supervised.
 
-Whoever disturbs it does so through a `Slot`; whoever reads it gets a `Record`, which two runs have
+Disturbances go through a `Slot`; a reader gets a `Record`, which two runs have
 in common if the client could not tell them apart.
 """
 
@@ -108,7 +108,7 @@ class SeenByServer(Observer):
 
 
 class Network(MemoryNetwork):
-    """Remembers who dialled what."""
+    """Remembers the addresses that were dialled."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ def kill_prefill(house: House) -> None:
 def fail_step(house: House) -> None:
     """Let the next step of the busier decode worker raise after it has computed.
 
-    Not of both: whoever met one after the other would rightly be taken for the cause.
+    Not of both: a prompt that met one after the other would rightly be taken for the cause.
     """
     _fail_next(max(house.decodes, key=lambda slot: slot.engine.ledger.leased_blocks))
 

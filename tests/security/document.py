@@ -42,7 +42,7 @@ ANSWER_S: Final = 60.0
 FEW_TOKENS: Final = 4
 """Of an answer: what is asked is about requests."""
 STATES: Final = frozenset({401, 403, 404, 429})
-"""Refusals that are about who asks, what there is and how much, not about a request's form."""
+"""Refusals that are about the tenant, what there is and how much, not about a request's form."""
 PROGRAMS: Final[dict[str, list[Any]]] = {
     "guided_regex": ["[a-c]{1,3}", "x"],
     "regex": ["[a-c]{1,3}", "x"],

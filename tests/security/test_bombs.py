@@ -145,7 +145,7 @@ async def test_bombs_reach_no_worker() -> None:
                 ("/v1/completions", {"prompt": "hi"}),
             ):
                 if set(bomb) <= {"metadata"}:
-                    continue  # no bomb for anybody but who sends it
+                    continue  # no bomb for any but its sender
                 answer = await server.post(path, body | bomb)
                 assert answer.status == 400, (path, str(bomb)[:80], answer.status)
         assert server.fleet.generations == []

@@ -1,4 +1,4 @@
-"""Who is let in: every route of the map, every spelling, every way to send no right key."""
+"""Access: every route of the map, every spelling, every way to send no right key."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_key_opens_every_endpoint(headers: dict[str, str]) -> None:
 
 
 async def test_what_concerns_everybody_needs_an_operators_key() -> None:
-    """Every route is for users or for operators; one that nobody thought of is for operators."""
+    """Every route is for users or for operators; one that is not listed is for operators."""
     async with surface(tenancy=RING) as server:
         for_operators = {
             rule.rule

@@ -1,4 +1,4 @@
-"""Keys and prompts are told to nobody, also where something breaks while they are at hand."""
+"""Keys and prompts are never told, also where something breaks while they are at hand."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Case:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the client is the one who says good-bye."""
+        """Whether the client closes first."""
         return self.codes is CLEAN and not any(frame[0] & 0xF == CLOSE for frame in self.frames)
 
     def writes(self) -> list[bytes]:

@@ -87,7 +87,7 @@ def test_a_server_that_is_told_to_end_keeps_every_promise(
         assert kinds.count("notice") == 1
         assert kinds[-2:] == ["response.failed", "closed"]
         assert events[-1]["code"] == GOING_AWAY
-        # Then it leaves by itself, and nobody listens any more: this process only holds the port.
+        # Then it ends by itself, and no process listens any more: this process only holds the port.
         assert process.wait(PATIENCE_S) == 0
     for finished in (idle, busy):
         finished.shutdown()

@@ -1,4 +1,5 @@
-"""Two server processes on one listening socket: the port is open all the while, nobody is cut."""
+"""Two server processes on one listening socket: the port is open all the while, no client is
+cut."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ def test_a_successor_takes_over_the_port_while_streams_go_on(
             while (answer := idle.get("/health/live")).headers.get("connection") != "close":
                 assert answer.json()["model"] == "old"
             assert answer.json()["model"] == "old"
-            # For a moment both accept; then it is the new one only, and nobody is ever refused.
+            # For a moment both accept; then it is the new one only, and no client is ever refused.
             served: list[str] = []
             while served[-20:] != ["new"] * 20:
                 with httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S) as newcomer:

@@ -191,7 +191,7 @@ def test_it_lives_through_a_time_without_files_and_accepts_again(tmp_path: Path)
             for _ in range(2 * MOST_FILES):
                 crowd.enter_context(socket.create_connection(address))
             wait_out_of_files(process.pid)
-            # Who is connected notices nothing, and what tries again to connect to workers lives.
+            # A connected client notices nothing, and what tries again to connect to workers lives.
             until = time.monotonic() + 1.0
             while time.monotonic() < until:
                 assert early.get("/health/live").status_code == 200

@@ -70,7 +70,7 @@ async def pair(
     script: Callable[[FakeGeneration], object] = tell,
     tenancy: Tenancy | None = None,
 ) -> AsyncIterator[Pair]:
-    """Run two servers, each with a port of its own, so that a test says who gets what."""
+    """Run two servers, each with a port of its own, so that a test says which server gets what."""
     paths = tuple((name, str(folder / name)) for name in NAMES)
     servers: list[Surface] = []
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Who is let in, and what a change of the tenants means."""
+"""Which keys are let in, and what a change of the tenants means."""
 
 from __future__ import annotations
 

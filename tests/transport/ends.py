@@ -76,7 +76,7 @@ class Ends:
 
     @contextmanager
     def enemy(self, identity: bytes) -> Iterator[Enemy]:
-        """Return somebody who is connected under this name and no friend."""
+        """Return an attacker that is connected under this name."""
         if isinstance(self.connecting, MemoryNetwork):
             connection = self.connecting.connect(
                 self.address, identity, hwm=1000, max_frame_bytes=MIB
@@ -153,7 +153,7 @@ async def until(condition: Callable[[], bool], poll_s: float = POLL_S) -> None:
 
 
 def is_gone(send: Callable[[], None]) -> bool:
-    """Whether sending fails because nobody is there."""
+    """Whether sending fails because there is no peer."""
     try:
         send()
     except PeerGone:

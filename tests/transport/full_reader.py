@@ -27,7 +27,7 @@ async def _main(address: str) -> None:
     listener = ZmqNetwork(LinkConfig()).listen(address, hwm=HWM, max_frame_bytes=MIB)
     with echo_peer("connect", listener.address) as peer:
         [message] = await listener.receive_many()
-        # It sends each of them back, far more than the pipe takes that nobody reads.
+        # It sends each of them back, far more than the pipe takes that is not read.
         for index in range(400):
             try:
                 listener.send_nowait(message.sender, chunk(index), bytes(64 * KIB))

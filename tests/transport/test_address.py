@@ -110,7 +110,7 @@ def test_a_listening_process_is_found_and_a_dead_ones_file_is_not_in_the_way(
         listener.listen(0)
         with pytest.raises(ConfigError, match="in use"):
             address.require_unused()
-        # It accepts nobody, so its backlog is full by now.
+        # It accepts nothing, so its backlog is full by now.
         with pytest.raises(ConfigError, match="in use"):
             address.require_unused()
     assert address.path.exists()

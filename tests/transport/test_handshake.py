@@ -1,4 +1,4 @@
-"""HELLO: who may work with whom, and what the refused are told."""
+"""HELLO: which peers may work together, and what refused ones are told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ring is read by whoever sees the same host, and gone with those who held it."""
+"""A ring is read by processes of the same host, and gone with its owners."""
 
 from __future__ import annotations
 

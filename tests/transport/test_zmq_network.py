@@ -150,7 +150,7 @@ async def test_the_last_words_of_a_connection_that_closes_arrive(
 async def test_a_payload_is_not_copied_on_its_way_out(private_path: Path) -> None:
     bounds = {"hwm": 1, "max_frame_bytes": 64 * MIB}
     payloads: list[bytearray] = []
-    # Behind so much that nobody reads pings go unanswered: a link that heeds them would soon break.
+    # Behind so much that is not read pings go unanswered: a link that heeds them would soon break.
     with (
         closing(ZmqNetwork(LinkConfig())) as theirs,
         closing(ZmqNetwork(LinkConfig())) as ours,
@@ -160,7 +160,7 @@ async def test_a_payload_is_not_copied_on_its_way_out(private_path: Path) -> Non
         listener = theirs.listen(f"ipc://{private_path}/x", **bounds)
         connection = ours.connect(listener.address, ME, **bounds)
         await connection.send(Drain(1.0))
-        # Nobody reads, so that the last ones stay in the pipe.
+        # Nothing is read, so that the last ones stay in the pipe.
         while await has_room(connection, payload := bytearray(MIB)):
             payloads.append(payload)
         # A buffer that ZeroMQ holds itself cannot be resized; a copy would leave it free.
@@ -297,7 +297,7 @@ async def test_a_strangers_key_gets_nothing_and_an_authorised_one_works(
         expect(directory, worker_key)
     bound = open_network(worker)
     assert await exchange(bound, bound, patience_s=PATIENCE_S), "one directory for all"
-    assert not await exchange(bound, open_network(stranger)), "a key that nobody authorised"
+    assert not await exchange(bound, open_network(stranger)), "a key that is not authorised"
     with closing(ZmqNetwork(LinkConfig(), str(stranger), is_plain=True)) as plain:
         assert not await exchange(bound, plain), "no key at all"
     friend = open_network(server)

@@ -1,6 +1,6 @@
 """The adapter under torture: tiny high-water marks, many tasks per socket, cancellations anywhere.
 
-Runs with cancellation and without it: deadlines also wake whoever a lost edge has left asleep.
+Runs with cancellation and without it: deadlines also wake tasks that a lost edge has left asleep.
 """
 
 from __future__ import annotations

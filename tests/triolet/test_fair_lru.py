@@ -1,4 +1,4 @@
-"""Whoever has most for its share gives way first, and what is kept is never miscounted."""
+"""The owner with most for its share gives way first, and what is kept is never miscounted."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_is_outdated_is_forgotten() -> None:
 
 
 class Keepers(RuleBasedStateMachine):
-    """Whatever is done, who gives way is who a search through everybody would find."""
+    """Whatever is done, the owner that gives way is the one that a search through all finds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,24 +12,19 @@ import struct
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
 from engine.host_tier import HostTier
 from engine.pace import Pace
 from engine.prefix_cache import Node, PrefixCache
+from ops.simulation.engine import HIDDEN_SIZE, VOCAB_SIZE, PoolEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.batch import LayerWatch, SampleSpec, StepRow
-    from triolet.sampling import SamplingParams
 
-VOCAB_SIZE = 1000
-HIDDEN_SIZE = 4
 _TOKEN = struct.Struct("<I")
-_POISON = b"\xff" * 4
 
 
 def next_token(tokens: Sequence[int], seed: int) -> int:
@@ -53,7 +48,7 @@ def completion(prompt: Sequence[int], seed: int, num_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-class FakeEngine:
+class FakeEngine(PoolEngine):
     """See worker.engine_port.EnginePort."""
 
     def __init__(
@@ -65,41 +60,31 @@ class FakeEngine:
         host_blocks: int = 0,
         num_layers: int = 1,
     ) -> None:
-        self.num_layers = num_layers
-        self.block_size = block_size
-        self.bytes_per_block = block_size * _TOKEN.size
-        self.max_model_len = max_model_len
-        self.vocab_size = VOCAB_SIZE
-        self.fingerprint = fingerprint
-        self.pace = Pace(8, step_s=0.0, target_s=1.0, least_tokens=8, most_tokens=8, chunk_tokens=8)
-        self.speedup = 1.0
-        self.num_rests = 0
-        self.fail_next_step = False
-        self.is_device_lost = False
-        self._pool = [bytearray(_POISON * block_size) for _ in range(num_blocks + 1)]
+        super().__init__(num_blocks, block_size, block_size * _TOKEN.size, num_layers)
         self.ledger = BlockLedger(num_blocks + 1, poison=self)
         host: HostTier[Node] = HostTier(host_blocks * self.bytes_per_block, self.bytes_per_block)
         self.prefix_cache = PrefixCache(
             self.ledger, block_size, self, host=host if host_blocks else None
         )
+        self.max_model_len = max_model_len
+        self.fingerprint = fingerprint
+        self.pace = Pace(8, step_s=0.0, target_s=1.0, least_tokens=8, most_tokens=8, chunk_tokens=8)
+        self.num_rests = 0
+        self.fail_next_step = False
+        self.is_device_lost = False
 
     def poison(self, block_ids: Sequence[int]) -> None:
         """See engine.block_ledger.Poison."""
         for block in block_ids:
-            self._pool[block][:] = _POISON * self.block_size
+            self._pool[block][:] = self._poisoned
 
     def count_spoiled(self, block_ids: Sequence[int]) -> int:
         """See engine.block_ledger.Poison."""
-        clean = _POISON * self.block_size
-        return sum(self._pool[block] != clean for block in block_ids)
+        return sum(self._pool[block] != self._poisoned for block in block_ids)
 
     def rest(self) -> None:
         """Count."""
         self.num_rests += 1
-
-    def constrain(self, sampling: SamplingParams) -> None:
-        """Its tokens are no text: requests with a grammar are not for it."""
-        assert not sampling.is_constrained
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None
@@ -124,54 +109,6 @@ class FakeEngine:
         if self.is_device_lost:
             raise RuntimeError("the fake device was told to be lost")
 
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
-    ) -> bytes:
-        """Copy blocks out."""
-        part = self._part(layers)
-        payload = b"".join(self._pool[block][part] for block in block_ids)
-        if into is not None:
-            into[:] = payload
-        return payload
-
-    @property
-    def wire_bytes_per_block(self) -> int:
-        """As in the pool."""
-        return self.bytes_per_block
-
-    def pin(self, memory: memoryview) -> bool:
-        """Do nothing: there is no device."""
-        return True
-
-    def unpin(self, memory: memoryview) -> None:
-        """Do nothing: there is no device."""
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Overwrite one block with another."""
-        self._pool[target][:] = self._pool[source]
-
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
-        """Overwrite blocks."""
-        part = self._part(layers)
-        size = part.stop - part.start
-        assert len(payload) == len(block_ids) * size
-        for index, block in enumerate(block_ids):
-            self._pool[block][part] = payload[index * size : (index + 1) * size]
-
-    def _part(self, layers: range | None) -> slice:
-        if layers is None:
-            return slice(0, self.bytes_per_block)
-        size = self.bytes_per_block // self.num_layers
-        return slice(layers.start * size, layers.stop * size)
-
     def _store(self, row: StepRow, layer: int) -> None:
         width = _TOKEN.size // self.num_layers
         for offset, token in enumerate(row.token_ids):
@@ -183,12 +120,9 @@ class FakeEngine:
         tokens = self._read_back(row, row.start + len(row.token_ids))
         return Sampled(next_token(tokens, sample.params.seed))
 
-    def _pool_hidden(self, row: StepRow) -> None:
-        if row.pool is None:
-            return
-        wanted = row.pool.wanted(row.start, row.start + len(row.token_ids))
-        states = [hidden(self._read_back(row, position + 1)) for position in wanted]
-        row.pool.add(np.array(states, dtype=np.float32).reshape(-1, HIDDEN_SIZE))
+    def hidden_of(self, row: StepRow, num_tokens: int) -> list[float]:
+        """Return a hash of the first tokens of a row's sequence."""
+        return hidden(self._read_back(row, num_tokens))
 
     def _read_back(self, row: StepRow, num_tokens: int) -> list[int]:
         tokens = []

@@ -48,7 +48,7 @@ class FakeDevice:
         if self.is_hanging:
             await trio.sleep_forever()
         if len(args) > 1:
-            # It tells how far it is: time passes behind that, so that somebody can listen.
+            # It tells how far it is: time passes behind that, so that other tasks can listen.
             result = fn(*args)
             await trio.sleep(STEP_S)
             return result

@@ -246,7 +246,7 @@ class Pair:
             self.to_worker(role, End(*key, reason))
 
     def _asked(self, key: AttemptKey) -> tuple[Role, ...]:
-        """Return who was told of an attempt."""
+        """Return the servers that were told of an attempt."""
         return (Role.DECODE,) if self.heard[key].is_local else tuple(self.nodes)
 
     def allow(self, key: AttemptKey, allowed: int, received: int = 0) -> None:

@@ -16,7 +16,7 @@ SILENCE_S = 60.0
 
 
 def unhurried(link: LinkConfig) -> LinkConfig:
-    """Return the same, but nobody's silence means anything for a minute."""
+    """Return the same, but a peer may be silent for a minute."""
     return replace(
         link,
         peer_timeout_s=SILENCE_S,

@@ -1,4 +1,4 @@
-"""What a worker says of itself when it is audited, phase by phase, and whom it answers."""
+"""What a worker says of itself when it is audited, phase by phase, and which servers it answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cores are borrowed from who rests, never waited for, and nothing is left of who died."""
+"""Cores are borrowed from idle workers, never waited for, and free after a death."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_every_prompt_is_answered_when_nothing_goes_wrong(
     for length in lengths:
         prompt = range(length)
         tokens = completion(prompt, 3, 6)
-        # Rows are few: whoever is refused asks again when somebody has left.
+        # Rows are few: a refused request comes again when another has ended.
         key = pair.ask(prompt, replay=tokens[:num_replayed])
         if pair.heard[key].refused is not None:
             pair.run()

@@ -187,7 +187,7 @@ def test_credit_is_shared_among_the_servers() -> None:
         core.on_control(OTHER_SERVER.identity(), make_hello(OTHER_SERVER), pair.now)
     pair.ask(PROMPT)
     pair.beat()
-    # Three rows are free: rounded up, or the last one would be nobody's.
+    # Three rows are free: rounded up, or the last one would not be given.
     assert pair.beats[Role.DECODE].row_credit == 1 + 2
     assert pair.beats[Role.PREFILL].token_credit == 100
 

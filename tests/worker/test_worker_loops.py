@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ from .fleet import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from trio.testing import MockClock
 
 PROMPT = tuple(range(1, 40))
@@ -45,6 +48,24 @@ PROMPT = tuple(range(1, 40))
 
 def params(num_tokens: int = 8, seed: int = 5) -> SamplingParams:
     return SamplingParams(max_tokens=num_tokens, seed=seed)
+
+
+class Left(Exception):
+    """Stands for the end of a worker's process."""
+
+
+@asynccontextmanager
+async def fleet_that_ends(role: Role, codes: list[int]) -> AsyncIterator[Fleet]:
+    """Run a fleet until the process of one worker ends; note its exit code."""
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        raise Left
+
+    with pytest.RaisesGroup(Left, flatten_subgroups=True):
+        async with open_fleet() as fleet:
+            fleet.loops[role].exit_process = leave
+            yield fleet
 
 
 async def test_many_streams_get_the_tokens_of_their_prompts(autojump_clock: MockClock) -> None:
@@ -328,22 +349,12 @@ async def test_a_drain_ends_what_does_not_finish_in_time(autojump_clock: MockClo
 
 async def test_a_device_that_never_returns_ends_the_process(autojump_clock: MockClock) -> None:
     codes: list[int] = []
-
-    class Left(Exception):
-        """Stands for the end of the process."""
-
-    def leave(code: int) -> None:
-        codes.append(code)
-        raise Left
-
-    with pytest.RaisesGroup(Left, flatten_subgroups=True):
-        async with open_fleet() as fleet:
-            fleet.loops[Role.PREFILL].exit_process = leave
-            fleet.devices[Role.PREFILL].is_hanging = True
-            await fleet.client.start(PROMPT, params())
-            await trio.sleep(fleet.configs[Role.PREFILL].step_timeout_s - 0.1)
-            assert codes == []
-            await trio.sleep(0.2)
+    async with fleet_that_ends(Role.PREFILL, codes) as fleet:
+        fleet.devices[Role.PREFILL].is_hanging = True
+        await fleet.client.start(PROMPT, params())
+        await trio.sleep(fleet.configs[Role.PREFILL].step_timeout_s - 0.1)
+        assert codes == []
+        await trio.sleep(0.2)
     assert codes == [EXIT_WEDGED]
 
 
@@ -352,21 +363,11 @@ async def test_a_failed_step_that_loses_the_device_ends_the_process(
     role: Role, autojump_clock: MockClock
 ) -> None:
     codes: list[int] = []
-
-    class Left(Exception):
-        """Stands for the end of the process."""
-
-    def leave(code: int) -> None:
-        codes.append(code)
-        raise Left
-
-    with pytest.RaisesGroup(Left, flatten_subgroups=True):
-        async with open_fleet() as fleet:
-            fleet.loops[role].exit_process = leave
-            fleet.engines[role].fail_next_step = True
-            fleet.engines[role].is_device_lost = True
-            await fleet.client.start(PROMPT, params())
-            await trio.sleep(1.0)
+    async with fleet_that_ends(role, codes) as fleet:
+        fleet.engines[role].fail_next_step = True
+        fleet.engines[role].is_device_lost = True
+        await fleet.client.start(PROMPT, params())
+        await trio.sleep(1.0)
     assert codes == [EXIT_DEVICE_LOST]
 
 

@@ -24,7 +24,7 @@ import trio
 
 from loadtest.bench.drivers.loop import prompts_of
 from loadtest.bench.model import DEMO, SHAPES
-from loadtest.bench.serve_client import Target, ask_together, at_once
+from loadtest.bench.serve import ask_together, at_once
 from loadtest.harness.servers import running_server
 from loadtest.harness.statistics import percentile
 from triolet.config import Dtype
@@ -55,7 +55,7 @@ from .work import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loadtest.bench.serve_client import Answer
+    from loadtest.harness.streams import Stream
 
 SHOWN_LINES: Final = 60
 """Of each log of a fleet with a stage that failed."""
@@ -187,10 +187,10 @@ def run_fleet(scale: Scale, out: Path, stage: str) -> None:
     began_at = perf_counter()
     with running_server(options, LEASE / f"{stage}.log") as url:
         figure(f"{stage}: ready after", "triolet", perf_counter() - began_at, "s")
-        target = Target(int(url.rpartition(":")[2]), model.name)
         for number in (1, 2):
-            answers = trio.run(ask_together, target, arrivals, 1, None)
-            _show_round(f"{stage}, {scale.streams} streams, round {number}", answers)
+            answers = trio.run(ask_together, url, model.name, arrivals, 1, {})
+            case = f"{stage}, {scale.streams} streams, round {number}"
+            _show_round(case, answers, scale.streams * answer_tokens)
             heard.append([text_of(answer) for answer in answers])
     differing = _num_different(*heard)
     figure(f"{stage}: streams of round 2 that differ", "triolet", differing, f"of {scale.streams}")
@@ -201,23 +201,22 @@ def run_fleet(scale: Scale, out: Path, stage: str) -> None:
         figure("streams that differ from `separate`", "triolet", differing, f"of {scale.streams}")
 
 
-def _show_round(case: str, answers: Sequence[Answer]) -> None:
+def _show_round(case: str, answers: Sequence[Stream], tokens: int) -> None:
     began_at = min(answer.asked_at for answer in answers)
     ended_at = max(answer.times[-1] for answer in answers)
-    tokens = sum(answer.tokens for answer in answers)
     figure(case, "triolet", tokens / (ended_at - began_at), "tokens/s")
     gaps_s = [gap for answer in answers for gap in answer.gaps_s]
-    for name, values in (("TTFT", [answer.ttft_s for answer in answers]), ("gap", gaps_s)):
+    ttfts_s = [answer.times[0] - answer.asked_at for answer in answers]
+    for name, values in (("TTFT", ttfts_s), ("gap", gaps_s)):
         for percent in (50, 99):
             figure(
                 f"{case}: {name} p{percent}", "triolet", 1000 * percentile(values, percent), "ms"
             )
 
 
-def text_of(answer: Answer) -> str:
+def text_of(answer: Stream) -> str:
     """Return what a stream said."""
-    events = re.findall(rb"^data: (\{.*\})\r?$", b"".join(answer.pieces), re.MULTILINE)
-    return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
+    return "".join(choice["text"] for event in answer.events() for choice in event["choices"])
 
 
 def _num_different(expected: Sequence[str], found: Sequence[str]) -> int:

@@ -6,16 +6,15 @@ model is a GGUF file, or a directory, beside whose safetensors one is written.
 
 from __future__ import annotations
 
-import argparse
 import json
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .loop import answer_requests
+from .loop import answer_requests, driver_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 FILE_KINDS = ("bf16", "f32", "q8_0")
@@ -205,10 +204,7 @@ class LlamaSession:
 
 def main() -> None:
     """Load and answer."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser = driver_parser(__doc__)
     parser.add_argument("--file", choices=FILE_KINDS, help="numbers in the file; as dtype")
     arguments = parser.parse_args()
     kind = arguments.file or {"bfloat16": "bf16", "float32": "f32"}[arguments.dtype]

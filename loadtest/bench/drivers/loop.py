@@ -8,10 +8,12 @@ so engines take turns at decoding, each with its sequences kept, and no prompt i
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
 import sys
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -48,6 +50,15 @@ class TimedSession(Session, Protocol):
     def parts(self) -> dict[str, float]:
         """Return the seconds that each part has taken since this was last asked."""
         ...
+
+
+def driver_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a driver's command line, for its own options."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    return parser
 
 
 def prompts_of(batch: int, context: int) -> list[list[int]]:

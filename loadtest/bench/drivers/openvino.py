@@ -6,14 +6,15 @@ Triolet. Its form of the model is exported once and lies beside the model.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .loop import answer_requests
+from .loop import answer_requests, driver_parser
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CACHE_GB = 2
 MAX_NUM_BATCHED_TOKENS = 2048
@@ -81,11 +82,7 @@ def export(model: Path, to: Path) -> None:
 
 def main() -> None:
     """Load and answer."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=sorted(PRECISIONS), default="bfloat16")
-    arguments = parser.parse_args()
+    arguments = driver_parser(__doc__).parse_args()
     exported = arguments.model / "openvino"
     if not exported.exists():
         export(arguments.model, exported)

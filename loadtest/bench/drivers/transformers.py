@@ -6,13 +6,12 @@ cache that grows. Runs where torch and transformers are installed, and uses noth
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import torch
 import transformers
 
-from .loop import answer_requests
+from .loop import answer_requests, driver_parser
 
 
 class TransformersSession:
@@ -46,11 +45,7 @@ class TransformersSession:
 
 def main() -> None:
     """Load and answer."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", default="bfloat16")
-    arguments = parser.parse_args()
+    arguments = driver_parser(__doc__).parse_args()
     torch.set_num_threads(arguments.threads)
 
     def open_session() -> tuple[TransformersSession, str]:

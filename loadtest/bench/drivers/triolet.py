@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -17,7 +15,7 @@ from triolet.gguf.directory import gguf_directory
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
-from .loop import answer_requests
+from .loop import answer_requests, driver_parser
 
 if TYPE_CHECKING:
     from engine.batch import Sampled
@@ -98,17 +96,14 @@ def tokens_of(results: list[Sampled | None]) -> list[int]:
 
 def main() -> None:
     """Load and answer."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", type=Dtype, default=Dtype.BFLOAT16)
+    parser = driver_parser(__doc__)
     parser.add_argument("--backend", default=AUTO_BACKEND)
     parser.add_argument("--weights", type=WeightFormat, default=WeightFormat.DTYPE)
     parser.add_argument("--kv-pool-mib", type=int, default=1024)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     config = EngineConfig(
-        dtype=arguments.dtype,
+        dtype=Dtype(arguments.dtype),
         backend=arguments.backend,
         weights=arguments.weights,
         kv_pool_bytes=arguments.kv_pool_mib * MIB,

@@ -5,14 +5,13 @@ Runs in an environment where a CPU build of vLLM is installed, and uses nothing 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .loop import answer_requests
+from .loop import answer_requests, driver_parser
 
 MAX_MODEL_LEN = 4096
 MAX_NUM_SEQS = 64
@@ -68,17 +67,13 @@ def prepare(threads: int) -> None:
 
 def main() -> None:
     """Load and answer."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", default="bfloat16")
-    arguments = parser.parse_args()
+    arguments = driver_parser(__doc__).parse_args()
     prepare(arguments.threads)
 
     def open_session() -> tuple[VllmSession, str]:
         vllm = import_module("vllm")
         options = vllm.EngineArgs(
-            model=arguments.model,
+            model=str(arguments.model),
             dtype=arguments.dtype,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=MAX_NUM_SEQS,

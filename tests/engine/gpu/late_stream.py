@@ -1,4 +1,4 @@
-"""Streams that run as late as they may: nothing happens before somebody waits for it."""
+"""Streams that run as late as they may: nothing happens before it is waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused steps give the tokens of transformers, also where nobody waits for a step's end."""
+"""Fused steps give the tokens of transformers, also where a step's end is not waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who comes when: rates, burstiness, lengths and classes are what was asked for, and seeded."""
+"""Arrivals: rates, burstiness, lengths and classes are what was asked for, and seeded."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_an_alarm_goes_off_at_the_earliest_time_that_anybody_said(
 ) -> None:
     async def main() -> None:
         alarm = make_alarm()
-        alarm.expect(1.0)  # nobody waits
+        alarm.expect(1.0)  # no task waits
         lasted: list[float] = []
 
         async def wait(due: float) -> None:
@@ -113,7 +113,7 @@ def test_an_alarm_goes_off_at_the_earliest_time_that_anybody_said(
             alarm.expect(now + 5.0)
             alarm.expect(now + 3.0)
             alarm.expect(now + 4.0)
-        assert lasted == pytest.approx([3.0, 3.0])  # whoever waits looks again
+        assert lasted == pytest.approx([3.0, 3.0])  # a task that waits looks again
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait, NEVER)
             await trio.sleep(2.0)

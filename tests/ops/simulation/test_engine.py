@@ -1,4 +1,4 @@
-"""A token that was computed on wrong KV is another token, and who writes where nobody leases is
+"""A token that was computed on wrong KV is another token, and a write into unleased blocks is
 told on."""
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ def test_writing_into_freed_blocks_is_told_on() -> None:
     bench.engine.check_poison()
     assert bench.complaints == []
     bench.engine.import_blocks(bench.table[:1], b"\0" * len(payload))
-    assert "nobody leases" in bench.complaints.pop()
+    assert "is not leased" in bench.complaints.pop()
     bench.engine.check_poison()
     assert "written after it was freed" in bench.complaints.pop()
     bench.step((5,), 0)
-    assert "works on a block that nobody leases" in bench.complaints.pop()
+    assert "works on a block that is not leased" in bench.complaints.pop()
 
 
 def test_a_step_that_was_told_to_fail_is_counted() -> None:

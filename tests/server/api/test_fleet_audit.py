@@ -1,4 +1,4 @@
-"""GET /fleet/audit: what it tells, and whom."""
+"""GET /fleet/audit: what it tells, and which tenants may ask."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ async def test_a_large_body_is_parsed_in_a_thread_and_a_small_one_at_once() -> N
             body = json.dumps({"prompt": "A"}).encode() + SPACE.encode()
             answers.append(await server.request("POST", "/tokenize", body=body))
 
-        async with threads:  # whoever needs the thread has to wait
+        async with threads:  # what needs the thread has to wait
             nursery.start_soon(post_large)
             with trio.fail_after(PATIENCE_S):
                 while threads.statistics().tasks_waiting == 0:

@@ -149,7 +149,7 @@ def options(fields: dict[str, Any]) -> dict[str, Any]:
 
 def strict(url: str) -> OpenAI:
     """Return a client that believes its types. Of streamed plain completions they demand a
-    finish_reason in each chunk, which nobody sends."""
+    finish_reason in each chunk, which no server sends."""
     return OpenAI(
         api_key="none",
         base_url=f"{url}/v1",

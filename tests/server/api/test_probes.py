@@ -1,4 +1,4 @@
-"""Everything beside generation: probes, models, the tokenizer, metrics, the page, who may ask."""
+"""Everything beside generation: probes, models, the tokenizer, metrics, the page, access."""
 
 from __future__ import annotations
 

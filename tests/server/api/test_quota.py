@@ -1,4 +1,5 @@
-"""Limits of tenants at the edge: who is refused, what is charged, what clients are told."""
+"""Limits of tenants at the edge: which requests are refused, what is charged, what clients are
+told."""
 
 from __future__ import annotations
 

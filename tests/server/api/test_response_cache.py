@@ -1,4 +1,4 @@
-"""An answer is given again to who asks for that, if it could be no other, and to nobody else."""
+"""An answer is given again to clients that ask for that, if it could be no other."""
 
 from __future__ import annotations
 

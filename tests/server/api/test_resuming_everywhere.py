@@ -1,4 +1,5 @@
-"""Idempotency keys of every endpoint that generates: one answer, whoever asks for it again."""
+"""Idempotency keys of every endpoint that generates: one answer, whichever server is asked for it
+again."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ async def test_another_question_with_the_key_is_a_conflict(path: str) -> None:
                 continue
             answer = await server.post(other, ENDPOINTS[other] | changes, headers=KEY)
             assert answer.status == 409
-        # Its own name for one who has another key, in either header.
+        # Its own name for a client with another key, in either header.
         for header in ("authorization", "x-api-key"):
             answer = await server.post(path, ENDPOINTS[path], headers=KEY | {header: "Bearer me"})
             assert answer.status == 200

@@ -1,4 +1,4 @@
-"""Clients that stop reading: they end within the stall bound, and nobody else notices."""
+"""Clients that stop reading: they end within the stall bound, and no other client notices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def was_reset(client: RawClient) -> bool:
 
 
 async def talk(generation: FakeGeneration) -> None:
-    """Always have something to say, until nobody wants to hear it; and no more than a window of
+    """Always have something to say, until the client is gone; and no more than a window of
     tokens would let it, or the end of a stall finds a hundred megabytes to encode."""
     while not generation.was_cancelled.is_set():
         if generation.num_unread < MOST_UNREAD:

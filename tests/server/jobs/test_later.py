@@ -1,4 +1,4 @@
-"""Lines of batches that are told "later": they come again, and keep nobody else waiting."""
+"""Lines of batches that are told "later": they come again, and keep no other line waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Batches are run to their end although the database fails meanwhile, and nobody else notices."""
+"""Batches are run to their end although the database fails meanwhile, and no other request
+notices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The database of files and batches: one result for each line, whoever dies or competes."""
+"""The database of files and batches: one result for each line, whichever process dies or
+competes."""
 
 from __future__ import annotations
 

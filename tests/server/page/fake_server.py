@@ -174,7 +174,7 @@ class FakeServer:
         self._exchanges: queue.Queue[Exchange] = queue.Queue(maxsize=16)
         self._by_lane: dict[str, Exchange] = {}
         self._connections: set[ServerConnection] = set()
-        # Open for as long as the server may come back, so that nobody else gets its port.
+        # Open for as long as the server may come back, so that no other process gets its port.
         self._kept = bind_port("127.0.0.1", 0)
         self._port: int = self._kept.getsockname()[1]
         self._server: Server | None = None

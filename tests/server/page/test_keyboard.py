@@ -1,4 +1,4 @@
-"""The page without a mouse, and for those who listen to it."""
+"""The page without a mouse, and for screen readers."""
 
 from __future__ import annotations
 

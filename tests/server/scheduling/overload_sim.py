@@ -45,7 +45,7 @@ class Client:
 
 
 class Reasons(OverloadObserver):
-    """Counts why who was refused."""
+    """Counts refusals by reason."""
 
     def __init__(self) -> None:
         self.counts = Counter[tuple[str, str]]()
@@ -163,7 +163,7 @@ class FleetSim:
         return float(sum(n for one, n in self._ahead.items() if one <= own))
 
     def finish(self) -> Report:
-        """Let those who are there come to their end."""
+        """Let those that are there come to their end."""
         while any(do.func.__name__ != "_sweep" for _, _, do in self._events):  # type: ignore[attr-defined]
             self.run(SWEEP_S)
         return self.report

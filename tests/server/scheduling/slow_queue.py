@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class One:
-    """Somebody who waits or runs."""
+    """A request that waits or runs."""
 
     name: int
     place: Place
@@ -54,7 +54,7 @@ class SlowQueue:
         return {flow for flow, one in heads.items() if not self._is_allowed(one)}
 
     def turns(self) -> set[int]:
-        """Return who may be first: several if their tenants are even."""
+        """Return the requests that may be first: several if their tenants are even."""
         for service_class in range(4):
             heads: dict[str, One] = {}
             for one in sorted(self.all.values(), key=lambda o: o.place[1:4]):

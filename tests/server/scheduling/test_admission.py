@@ -69,7 +69,7 @@ class Scene:
         self.sweep(TICK_S)
 
     def wait(self, scheduling: Scheduling, prompt_tokens: int) -> str:
-        """Let somebody wait."""
+        """Let a request wait."""
         name = f"{scheduling.tenant} {next(self._names)}"
         self.line.add(name, place(scheduling, prompt_tokens))
         return name
@@ -95,7 +95,7 @@ def overload(tokens_per_s: float, slo_s: float = 10.0, **changes: object) -> Ove
 
 
 def served(one: Overload, num_tokens: int, ttft_s: float, now: float) -> None:
-    """Let somebody have its first token and its end."""
+    """Let a request have its first token and its end."""
     demand = Demand(Scheduling(), num_tokens, DEADLINE_S)
     forecast = one.judge(demand, 0.0, now)
     one.took(forecast, now)
@@ -198,7 +198,7 @@ def test_rows_that_one_class_leaves_free_are_for_those_below_it() -> None:
     assert num_running < 64
     line.add("seldom", place(Scheduling("seldom")))
     assert line.first() == "seldom"
-    # Nobody who could go is passed by it, so it lets nobody pass.
+    # No request that could go is passed by it, so it lets none pass.
     assert not line.lets_pass("seldom")
 
 

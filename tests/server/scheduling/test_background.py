@@ -1,4 +1,4 @@
-"""For whom batches stand still, and for how long."""
+"""Which requests hold batches, and for how long."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_at_most_half_of_a_pool_is_left_out(
     breakers = [tripped(now=float(n)) for n in range(num_failing)]
     breakers += [Breaker(CONFIG) for _ in range(num_workers - num_failing)]
     out = ejected(breakers, lambda breaker: breaker)
-    assert out == breakers[:num_out], "those who failed first"
+    assert out == breakers[:num_out], "those that failed first"
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Who is handed its tokens first, where several tenants have many streams."""
+"""Which streams get their tokens first, where several tenants have many streams."""
 
 from __future__ import annotations
 

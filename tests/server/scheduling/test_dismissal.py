@@ -1,4 +1,5 @@
-"""Whatever runs or waits for a tenant ends when it may ask no more; nobody else's does."""
+"""Whatever runs or waits for a tenant ends when it may ask no more; other tenants' requests go
+on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets what, and who is refused."""
+"""Which worker gets which request, and which requests are refused."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_no_sweep_is_left_out_while_somebody_is_held_back() -> None:
     assert urgent.sequence.phase is Phase.RESERVING
     assert world.requests.is_restless
     world.settle()
-    assert world.requests.is_restless  # until a sweep sees that nobody waits
+    assert world.requests.is_restless  # until a sweep sees that none waits
     world.sweep()
     assert not world.requests.is_restless
     world.settle()

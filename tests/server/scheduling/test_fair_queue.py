@@ -72,7 +72,7 @@ def test_it_is_the_slow_obvious_queue(seed: int, steps: int, head_start: int) ->
             slow.add(name, new)
         elif kind < 0.65:
             turn = queue.first()
-            if not head_start:  # which changes who goes, but never whether somebody does
+            if not head_start:  # which changes the choice, but never whether there is one
                 assert ({turn} if turn is not None else set()) <= slow.turns(), (turn, slow)
             assert (turn is None) == (not slow.turns()), slow
             if turn is not None:
@@ -87,7 +87,7 @@ def test_it_is_the_slow_obvious_queue(seed: int, steps: int, head_start: int) ->
             queue.end(name, used := rng.randrange(30))
             slow.end(name, used)
         elif waiting:
-            # Who stands aside for others comes back to where it was.
+            # A request that stands aside for others comes back to where it was.
             queue.set_aside(rng.choice(waiting))
             queue.restore()
         else:
@@ -137,7 +137,7 @@ def served(
     running: list[int] = []
     for _ in range(num_turns):
         turn = queue.first()
-        assert turn is not None, "work is conserved: somebody waits, so somebody goes"
+        assert turn is not None, "work is conserved: one waits, so one goes"
         queue.take(turn)
         running.append(turn)
         if len(running) > 3:

@@ -20,7 +20,7 @@ ALWAYS = RoutingConfig(LocalPrefill.ALWAYS)
 
 
 class Routes(Observer):
-    """Counts who computed prompts."""
+    """Counts prompts by the worker that computed them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_a_window_whose_every_row_was_lost_is_said_again() -> None:
     for _ in range(3):
         world.sweep(world.config.link.heartbeat_interval_s)
     credits = [frame for frame in world.up[worker] if type(frame).__name__ == "TokenCredit"]
-    assert credits, "only decode can tell whether there is something, and nobody asked it"
+    assert credits, "only decode can tell whether there is something, and it was not asked"
     assert not routes.causes
 
 

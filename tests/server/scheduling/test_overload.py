@@ -1,4 +1,4 @@
-"""Admission, brownout and guard over simulated fleets, under a load that waits for nobody."""
+"""Admission, brownout and guard over simulated fleets, under an open loop."""
 
 from __future__ import annotations
 

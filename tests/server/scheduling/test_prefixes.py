@@ -1,4 +1,4 @@
-"""A prompt goes where its beginning is, as long as nobody else would be done sooner."""
+"""A prompt goes where its beginning is, as long as no other worker would be done sooner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the queue says is ahead of somebody, and what it counts for that."""
+"""What the queue says is ahead of a request, and what it counts for that."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_rows_that_a_higher_class_leaves_are_for_whoever_may_have_them() -> None
         turns.append(turn)
     assert len(turns) == 14
     assert queue.first() == queue.first(is_aged_too=False) == "low 0"
-    assert not queue.lets_pass("low 0"), "who is above it may not go, so nobody passes"
+    assert not queue.lets_pass("low 0"), "a higher one may not go, so none passes"
 
 
 def test_who_comes_and_goes_while_others_stand_still_leaves_no_notes() -> None:

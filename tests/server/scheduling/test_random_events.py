@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .world import Reader
 
 NOBODY = "link_full"
-"""A loss that nobody is blamed for: here nobody shall be convicted."""
+"""A loss that strikes no prompt: here none shall be quarantined."""
 MAX_TOKENS = 30
 END_AT = 21
 
@@ -106,7 +106,7 @@ class Chaos:
             case "sweep":
                 world.sweep(which / 10)
             case "read" | "cancel":
-                pass  # nobody is there
+                pass  # no worker is there
             case _:
                 self._misfortune(name, worker, value)
 

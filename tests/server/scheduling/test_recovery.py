@@ -58,7 +58,7 @@ def trip(world: World, fake: FakeDecode) -> list[Reader]:
     worker = world.worker(fake)
     readers = []
     for number in range(100, 103):
-        # Nobody else is free, so this one gets it.
+        # No other worker is free, so this one gets it.
         others = [other for other in world.decodes if other is not fake]
         for other in others:
             world.worker(other).busy_until = world.now + 1e9

@@ -159,14 +159,14 @@ def test_heavy_events_are_taken_in_parts_and_nothing_is_lost() -> None:
         assert len(events[0].logprobs) == len(events[0].token_ids) <= MAX_WEIGHT // 21
         texts.append(events[0].text)
         assert mailbox.num_taken == sum(map(len, texts))
-        assert mailbox.waiting_since in (5.0, None), "who has taken something has not stalled"
+        assert mailbox.waiting_since in (5.0, None), "a reader has not stalled"
     assert "".join(texts) == "".join(chr(0x61 + position % 26) for position in range(64))
     assert events[1:] == [terminal]
     assert len(texts) == 6
 
 
 def test_a_relay_and_what_waits_in_it_hold_nobody_but_their_owner() -> None:
-    """Freed with the last who knows it: Python's collector, which finds circles, comes rarely."""
+    """Freed with its last reference: Python's collector, which finds circles, comes rarely."""
     relay = relay_of(sampling=SamplingParams(max_tokens=9, logprobs=1))
     relay.push(TokenRow(RID, 0, 0, 0x61, -0.5, (TopToken(0x61, -0.5),)), now=1.0)
     seen = weakref.ref(relay)

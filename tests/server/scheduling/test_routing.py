@@ -1,4 +1,4 @@
-"""Who computes a prompt: a comparison of what everybody would wait, and its bounds."""
+"""Which worker computes a prompt: a comparison of all waits, and its bounds."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_prompt_that_may_kill_is_not_given_to_decode() -> None:
     assert route(world) is not None
     assert route(world, need=suspect) is None, "prefill has only prompts to lose"
     world.now += CONFIG.suspect_grace_s
-    assert route(world, need=suspect) is not None, "but nobody waits for what does not come back"
+    assert route(world, need=suspect) is not None, "but what does not come back is not waited for"
     world.greet(world.worker(world.prefill))
     chosen = route(world, need=suspect)
     assert chosen is not None

@@ -9,7 +9,7 @@ from .test_fair_queue import CONFIG, place
 
 
 def full_of(queue: FairQueue[str], scheduling: Scheduling, count: int) -> list[str]:
-    """Let somebody wait for far too much, and return those of it that may run."""
+    """Let one tenant wait for far too much, and return those of it that may run."""
     for number in range(count):
         queue.add(f"{scheduling.tenant} {number}", place(scheduling))
     turns = []

@@ -1,4 +1,4 @@
-"""A worker at a spare address stands in for one that is replaced; nobody misses it before or
+"""A worker at a spare address stands in for one that is replaced; it is not missed before or
 after."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who asks for less than its share beside others: let past them, and paid for."""
+"""Tenants under their share: let past others, and paid for."""
 
 from __future__ import annotations
 

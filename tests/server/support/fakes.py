@@ -168,7 +168,7 @@ class FakeAdmission:
     Attributes:
       cap: of answers' tokens; None for none.
       refuse_with: raised while it is set.
-      keys: of who asked.
+      keys: of the requests.
     """
 
     level = 1

@@ -1,1 +1,1 @@
-"""Limits of tenants, and who keeps the account."""
+"""Limits of tenants, and the stores of their accounts."""

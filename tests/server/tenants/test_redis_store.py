@@ -123,7 +123,7 @@ async def test_reservations_of_a_killed_server_are_given_back_once(
         account = await a.until("t", limits, lambda account: account.in_flight == 0)
         assert account.tokens == pytest.approx(60.0)
         await a.store.reserve(Ask("next", "t", 50), limits)
-        for _ in range(3):  # nobody gives it back again
+        for _ in range(3):  # it is not given back again
             await trio.sleep(0.06)
         account = await b.store.account("t", limits)
         assert account.in_flight == 1

@@ -1,4 +1,4 @@
-"""What every store does, whoever keeps the accounts."""
+"""What every store does, in memory and in Redis."""
 
 from __future__ import annotations
 

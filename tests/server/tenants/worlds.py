@@ -72,7 +72,7 @@ class RedisWorld(World):
         self._redis = redis
 
     def let_pass(self, tenant: str, seconds: float) -> None:
-        """Move what is written down: Redis' clock is nobody's to move."""
+        """Move what is written down: Redis' clock cannot be moved."""
         for field in ("ra", "ta"):
             key = f"{PREFIX}t:{tenant}"
             if self._redis.command("HEXISTS", key, field).startswith(b":1"):

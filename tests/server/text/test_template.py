@@ -145,7 +145,7 @@ def test_a_hostile_template_gets_nowhere(source: str) -> None:
 
 
 class NobodyWaits(Exception):
-    """Whoever asked for a rendering has left."""
+    """The client that asked for a rendering has left."""
 
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)

@@ -193,7 +193,7 @@ async def test_text_that_takes_too_long_is_given_up_and_holds_its_thread(
     class Slow:
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> object:
             release.wait(PATIENCE_S)
-            raise AssertionError("nobody waits for this any more")
+            raise AssertionError("no task waits for this any more")
 
     monkeypatch.setattr(model, "_tokenizer", Slow())
     try:

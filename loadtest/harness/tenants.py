@@ -1,0 +1,39 @@
+"""Tenants of a benchmark's own servers, which live as long as it and listen on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def key_of(tenant: str) -> str:
+    """Return a tenant's key."""
+    return f"key-of-{tenant}-for-this-benchmark-only"
+
+
+def tenants_file(plans: Mapping[str, str], operator: str = "") -> str:
+    """Return a file of tenants, each with a plan of its own.
+
+    Args:
+      plans: what the file says of each tenant's plan.
+      operator: one tenant more, without a plan; empty for none.
+    """
+    lines = [f'cache_secret = "{"0" * 64}"']
+    for name in (*plans, *filter(None, [operator])):
+        digest = hashlib.sha256(key_of(name).encode()).hexdigest()
+        lines += [f"[plans.{name}]", plans[name]] if name in plans else []
+        lines += [f"[tenants.{name}]", f'keys = ["sha256:{digest}"]']
+        lines += [f'plan = "{name}"' if name in plans else 'role = "operator"']
+    return "\n".join(lines) + "\n"
+
+
+def write_tenants(folder: Path, plans: Mapping[str, str], operator: str = "") -> Path:
+    """Write `tenants_file` into a folder, and return its path."""
+    path = folder / "tenants.toml"
+    path.write_text(tenants_file(plans, operator), encoding="utf-8")
+    path.chmod(0o600)
+    return path
