@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar, TypeVarTuple
 
-    from engine.batch import LayerWatch, StepRow
+    from engine.batch import StepRow
 
     T = TypeVar("T")
     Ts = TypeVarTuple("Ts")
@@ -116,7 +116,6 @@ class StoredEngine:
         self.ledger = BlockLedger(num_blocks)
         self.prefix_cache = PrefixCache(self.ledger, BLOCK_SIZE, self.pool, is_enabled=False)
         self.block_size = BLOCK_SIZE
-        self.num_layers = shape.num_layers
         self.speedup = 1.0
         self.bytes_per_block = layout.bytes_per_block
         self._wire = Int8Wire(self.pool) if kv_wire is KvWire.INT8 else self.pool
@@ -135,9 +134,7 @@ class StoredEngine:
         """Its tokens are no text: requests with a grammar are not for it."""
         assert not sampling.is_constrained
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Choose the same token for every row that asks for one."""
         return [None if row.sample is None else Sampled(TOKEN) for row in rows]
 
@@ -145,14 +142,9 @@ class StoredEngine:
         """Return when the device is idle."""
         self.pool.check_device()
 
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
-    ) -> memoryview:
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
         """Copy blocks out."""
-        return self._wire.export_blocks(block_ids, into, layers)
+        return self._wire.export_blocks(block_ids, into)
 
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again."""
@@ -166,14 +158,9 @@ class StoredEngine:
         """Overwrite one block with another."""
         self.pool.copy_block(source, target)
 
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""
-        self._wire.import_blocks(block_ids, payload, layers)
+        self._wire.import_blocks(block_ids, payload)
 
 
 class NoDevice:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from decode.attempt import Attempt
-    from engine.batch import LayerWatch, SampleSpec, StepRow
+    from engine.batch import SampleSpec, StepRow
     from triolet.config import EngineConfig
     from triolet.ids import AttemptKey
     from triolet.sampling import SamplingParams
@@ -150,7 +150,6 @@ class SimulatedEngine:
       on_freed: told of each attempt whose blocks go back.
     """
 
-    num_layers = 1
     speedup = 1.0
 
     def __init__(
@@ -188,9 +187,7 @@ class SimulatedEngine:
         """Its tokens are no text: requests with a grammar are not for it."""
         assert not sampling.is_constrained
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Store tokens, and hash what is read back."""
         if self.fail_steps:
             self.fail_steps -= 1
@@ -202,14 +199,8 @@ class SimulatedEngine:
     def check_device(self) -> None:
         """Do nothing: the simulated device always takes more work."""
 
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
-    ) -> bytes:
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> bytes:
         """Copy blocks out."""
-        del layers  # there is one
         payload = b"".join(self._pool[block] for block in block_ids)
         if into is not None:
             into[:] = payload
@@ -233,14 +224,8 @@ class SimulatedEngine:
             self._report(f"block {source} was copied to {target}, and nobody leases one of them")
         self._pool[target][:] = self._pool[source]
 
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""
-        del layers
         size = self.bytes_per_block
         for index, block in enumerate(block_ids):
             if not self.ledger.is_leased(block):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +22,7 @@ from engine.prefix_cache import Node, PrefixCache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import LayerWatch, SampleSpec, StepRow
+    from engine.batch import SampleSpec, StepRow
     from triolet.sampling import SamplingParams
 
 VOCAB_SIZE = 1000
@@ -63,9 +62,7 @@ class FakeEngine:
         max_model_len: int = 256,
         fingerprint: str = "fake",
         host_blocks: int = 0,
-        num_layers: int = 1,
     ) -> None:
-        self.num_layers = num_layers
         self.block_size = block_size
         self.bytes_per_block = block_size * _TOKEN.size
         self.max_model_len = max_model_len
@@ -101,20 +98,13 @@ class FakeEngine:
         """Its tokens are no text: requests with a grammar are not for it."""
         assert not sampling.is_constrained
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
-        """Store tokens layer by layer, and hash what is read back."""
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        """Store tokens, and hash what is read back."""
         if self.fail_next_step:
             self.fail_next_step = False
             raise RuntimeError("the fake engine was told to fail")
-        ends = [self.num_layers] if watch is None else watch.ends(self.num_layers)
-        for begin, end in pairwise([0, *ends]):
-            for layer in range(begin, end):
-                for row in rows:
-                    self._store(row, layer)
-            if watch is not None and end < self.num_layers:
-                watch.tell(end)
+        for row in rows:
+            self._store(row)
         for row in rows:
             self._pool_hidden(row)
         return [None if row.sample is None else self._sample(row, row.sample) for row in rows]
@@ -124,15 +114,9 @@ class FakeEngine:
         if self.is_device_lost:
             raise RuntimeError("the fake device was told to be lost")
 
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
-    ) -> bytes:
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> bytes:
         """Copy blocks out."""
-        part = self._part(layers)
-        payload = b"".join(self._pool[block][part] for block in block_ids)
+        payload = b"".join(self._pool[block] for block in block_ids)
         if into is not None:
             into[:] = payload
         return payload
@@ -153,31 +137,17 @@ class FakeEngine:
         """Overwrite one block with another."""
         self._pool[target][:] = self._pool[source]
 
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""
-        part = self._part(layers)
-        size = part.stop - part.start
+        size = self.bytes_per_block
         assert len(payload) == len(block_ids) * size
         for index, block in enumerate(block_ids):
-            self._pool[block][part] = payload[index * size : (index + 1) * size]
+            self._pool[block][:] = payload[index * size : (index + 1) * size]
 
-    def _part(self, layers: range | None) -> slice:
-        if layers is None:
-            return slice(0, self.bytes_per_block)
-        size = self.bytes_per_block // self.num_layers
-        return slice(layers.start * size, layers.stop * size)
-
-    def _store(self, row: StepRow, layer: int) -> None:
-        width = _TOKEN.size // self.num_layers
+    def _store(self, row: StepRow) -> None:
         for offset, token in enumerate(row.token_ids):
-            block, place = self._where(row.block_table, row.start + offset, layer)
-            part = _TOKEN.pack(token)[layer * width : (layer + 1) * width]
-            self._pool[block][place : place + width] = part
+            block, place = self._where(row.block_table, row.start + offset)
+            self._pool[block][place : place + _TOKEN.size] = _TOKEN.pack(token)
 
     def _sample(self, row: StepRow, sample: SampleSpec) -> Sampled:
         tokens = self._read_back(row, row.start + len(row.token_ids))
@@ -192,16 +162,12 @@ class FakeEngine:
 
     def _read_back(self, row: StepRow, num_tokens: int) -> list[int]:
         tokens = []
-        width = _TOKEN.size // self.num_layers
         for position in range(num_tokens):
-            packed = b""
-            for layer in range(self.num_layers):
-                block, place = self._where(row.block_table, position, layer)
-                packed += self._pool[block][place : place + width]
-            tokens.append(_TOKEN.unpack(packed)[0])
+            block, place = self._where(row.block_table, position)
+            tokens.append(_TOKEN.unpack_from(self._pool[block], place)[0])
         return tokens
 
-    def _where(self, block_table: Sequence[int], position: int, layer: int) -> tuple[int, int]:
-        """Return block and place of a token's part in one layer."""
-        offset = layer * self.block_size + position % self.block_size
-        return block_table[position // self.block_size], offset * _TOKEN.size // self.num_layers
+    def _where(self, block_table: Sequence[int], position: int) -> tuple[int, int]:
+        """Return block and place of a token."""
+        place = position % self.block_size * _TOKEN.size
+        return block_table[position // self.block_size], place
