@@ -337,7 +337,9 @@ async def open_engine(
 ) -> tuple[EnginePort, Device]:
     """Return an engine that computes if a model is given, else one that only stores."""
     if arguments.model is None:
-        engine = StoredEngine(arguments.size, arguments.pool_tokens, arguments.fingerprint)
+        engine = StoredEngine(
+            arguments.size, arguments.pool_tokens, arguments.fingerprint, KvWire(arguments.kv_wire)
+        )
         return engine, NoDevice()
     config = EngineConfig(
         dtype=Dtype.BFLOAT16,
@@ -422,6 +424,7 @@ def main() -> None:
     parser.add_argument("--share-memory", action="store_true")
     parser.add_argument("--curve")
     parser.add_argument("--kv-plaintext", action="store_true")
+    parser.add_argument("--kv-wire", choices=[one.value for one in KvWire], default=KvWire.EXACT)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(30),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
