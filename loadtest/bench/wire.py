@@ -496,7 +496,11 @@ def rounded(sockets: Path, repetitions: int) -> tuple[list[dict[str, Any]], tupl
                 if repetition:  # the first one warms up
                     seconds[kv_wire].append(moved.seconds)
     rows = [
-        {"path": f"{size}, 2k prompt of KV, {kv_wire}", "ms": round(median(values) * 1e3, 1)}
+        {
+            "path": f"{size}, 2k prompt of KV, {kv_wire}",
+            "gb_per_s": round(num_bytes / median(values) / 1e9, 3),
+            "ms": round(median(values) * 1e3, 1),
+        }
         for kv_wire, values in seconds.items()
     ]
     exact, ours = seconds[KvWire.EXACT], seconds[KvWire.INT8]
