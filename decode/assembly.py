@@ -39,7 +39,6 @@ class Assembly:
         num_blocks: int,
         num_tokens: int,
         bytes_per_block: int,
-        num_layers: int = 1,
     ) -> None:
         """Begin with nothing received.
 
@@ -48,18 +47,15 @@ class Assembly:
           num_blocks: blocks of the whole prompt, held ones included.
           num_tokens: tokens of the prompt.
           bytes_per_block: payload bytes of one block.
-          num_layers: parts of a block that may come one by one.
         """
         self.manifest: KvManifest | None = None
         self._first_block = first_block
         self._num_blocks = num_blocks
         self._num_tokens = num_tokens
-        self._num_layers = num_layers
-        self._bytes_per_layer = bytes_per_block // num_layers
-        self._chunks: dict[int, tuple[int, int, int, int]] = {}
-        self._filled = bytearray(num_blocks * num_layers)
-        # Layers of blocks.
-        self._num_missing = (num_blocks - first_block) * num_layers
+        self._bytes_per_block = bytes_per_block
+        self._chunks: dict[int, tuple[int, int]] = {}
+        self._filled = bytearray(num_blocks)
+        self._num_missing = num_blocks - first_block
         self._failures: dict[int, int] = {}
 
     @property
@@ -73,7 +69,7 @@ class Assembly:
         Raises:
           RemoteProtocolError: its address contradicts the prompt, the manifest or another chunk.
         """
-        where = (chunk.first_block, chunk.num_blocks, chunk.first_layer, chunk.num_layers)
+        where = (chunk.first_block, chunk.num_blocks)
         known = self._chunks.get(chunk.index)
         if known is not None:
             if known != where:
@@ -83,22 +79,14 @@ class Assembly:
         if payload_digest(payload) != chunk.digest:
             self._failures[chunk.index] = self._failures.get(chunk.index, 0) + 1
             return Verdict.CORRUPT
-        layers = self.layers_of(chunk)
-        pieces = self._pieces(chunk, layers)
-        if any(any(self._filled[piece]) for piece in pieces):
+        blocks = slice(chunk.first_block, chunk.first_block + chunk.num_blocks)
+        if any(self._filled[blocks]):
             raise RemoteProtocolError(f"chunk {chunk.index} overlaps another chunk")
-        for piece in pieces:
-            self._filled[piece] = b"\x01" * (piece.stop - piece.start)
+        self._filled[blocks] = b"\x01" * chunk.num_blocks
         self._chunks[chunk.index] = where
-        self._num_missing -= chunk.num_blocks * len(layers)
+        self._num_missing -= chunk.num_blocks
         self._check_count()
         return Verdict.TAKEN
-
-    def layers_of(self, chunk: KvChunk) -> range:
-        """Return the layers that a chunk brings of each of its blocks."""
-        if not chunk.num_layers:
-            return range(self._num_layers)
-        return range(chunk.first_layer, chunk.first_layer + chunk.num_layers)
 
     def num_failures(self, index: int) -> int:
         """Return how often this chunk came with a wrong digest."""
@@ -131,7 +119,7 @@ class Assembly:
         if has_all_chunks != (self._num_missing == 0):
             raise RemoteProtocolError(
                 f"{len(self._chunks)} of {self.manifest.num_chunks} chunks came, "
-                f"{-(-self._num_missing // self._num_layers)} blocks are missing"
+                f"{self._num_missing} blocks are missing"
             )
 
     def _check_address(self, chunk: KvChunk, num_bytes: int) -> None:
@@ -141,13 +129,7 @@ class Assembly:
                 f"chunk {chunk.index} is blocks {chunk.first_block}…{end - 1}; "
                 f"wanted are {self._first_block}…{self._num_blocks - 1}"
             )
-        layers = self.layers_of(chunk)
-        if layers.stop > self._num_layers or (chunk.first_layer and not chunk.num_layers):
-            raise RemoteProtocolError(
-                f"chunk {chunk.index} is layers {chunk.first_layer}…{layers.stop - 1}; "
-                f"there are {self._num_layers}"
-            )
-        if num_bytes != chunk.num_blocks * len(layers) * self._bytes_per_layer:
+        if num_bytes != chunk.num_blocks * self._bytes_per_block:
             raise RemoteProtocolError(
                 f"chunk {chunk.index} of {chunk.num_blocks} blocks has {num_bytes} bytes"
             )
@@ -155,13 +137,3 @@ class Assembly:
             raise RemoteProtocolError(
                 f"chunk {chunk.index} of only {self.manifest.num_chunks} in the manifest"
             )
-
-    def _pieces(self, chunk: KvChunk, layers: range) -> list[slice]:
-        """Return a chunk's parts of `_filled`, which goes by block, then by layer."""
-        width, first = self._num_layers, chunk.first_block
-        if len(layers) == width:
-            return [slice(first * width, (first + chunk.num_blocks) * width)]
-        return [
-            slice(block * width + layers.start, block * width + layers.stop)
-            for block in range(first, first + chunk.num_blocks)
-        ]

@@ -423,7 +423,6 @@ class DecodeCore:
                 num_blocks=blocks_for(len(prompt_ids), block_size),
                 num_tokens=len(prompt_ids),
                 bytes_per_block=self._engine.wire_bytes_per_block,
-                num_layers=self._engine.num_layers,
             ),
             block_table=blocks,
             output_ids=[],

@@ -87,11 +87,7 @@ class KvIntake:
             return
         if verdict is Verdict.TAKEN:
             end = chunk.first_block + chunk.num_blocks
-            self._engine.import_blocks(
-                attempt.block_table[chunk.first_block : end],
-                payload,
-                attempt.assembly.layers_of(chunk),
-            )
+            self._engine.import_blocks(attempt.block_table[chunk.first_block : end], payload)
             self._counters.kv_bytes += len(payload)
             if chunk.shared is not None:
                 self._counters.kv_shared_bytes += len(payload)

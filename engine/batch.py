@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, overlo
 from triolet.errors import invalid_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from concurrent.futures import Future
 
     from numpy import bool_
@@ -254,24 +254,6 @@ class FlatStep:
     sample_rows: list[int]
     sample_tokens: list[int]
     pooled: list[PooledRow] = field(default_factory=list)
-
-
-class LayerWatch(NamedTuple):
-    """Told how far a step is.
-
-    Attributes:
-      num_groups: parts of about equal size into which the layers are divided.
-      tell: called on the device's thread behind each part but the last with the number of leading
-        layers that write nothing more.
-    """
-
-    num_groups: int
-    tell: Callable[[int], None]
-
-    def ends(self, num_layers: int) -> list[int]:
-        """Return where each part ends."""
-        parts = min(self.num_groups, num_layers)
-        return [num_layers * (part + 1) // parts for part in range(parts)]
 
 
 def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:

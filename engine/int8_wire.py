@@ -49,18 +49,13 @@ class Int8Wire:
         self._bytes_per_layer = self._num_heads * (layout.head_dim + SCALE_BYTES)
         self.bytes_per_block = layout.num_layers * self._bytes_per_layer
 
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
-    ) -> memoryview:
-        """Copy some layers of some blocks out, rounded. See KVPool.export_blocks."""
-        num_parts = self._num_parts(block_ids, layers)
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
+        """Copy some blocks out, rounded. See KVPool.export_blocks."""
+        num_parts = len(block_ids) * self._num_layers
         if into is None:
             into = np.empty(num_parts * self._bytes_per_layer, dtype=np.uint8).data
         assert len(into) == num_parts * self._bytes_per_layer, "a buffer of another size"
-        numbers = self._widen(self._pool.export_blocks(block_ids, layers=layers), num_parts)
+        numbers = self._widen(self._pool.export_blocks(block_ids), num_parts)
         scales = np.abs(numbers).max(axis=-1) / np.float32(LARGEST)
         # Unwritten blocks may hold anything: it stays unusable, and harms nothing.
         is_usable = np.isfinite(scales) & (scales > 0)
@@ -73,18 +68,13 @@ class Int8Wire:
         parts[:, num_numbers:] = np.ascontiguousarray(scales).view(np.uint8).reshape(num_parts, -1)
         return into
 
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
-        """Overwrite some layers of some blocks with what `export_blocks` gave.
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+        """Overwrite some blocks with what `export_blocks` gave.
 
         Raises:
           RemoteProtocolError: the payload has not the size of that many blocks; nothing is written.
         """
-        num_parts = self._num_parts(block_ids, layers)
+        num_parts = len(block_ids) * self._num_layers
         if len(payload) != num_parts * self._bytes_per_layer:
             raise RemoteProtocolError(
                 f"KV payload of {len(payload)} bytes for {num_parts} layers of blocks "
@@ -98,10 +88,7 @@ class Int8Wire:
         numbers = rounded.reshape(shape).astype(np.float32)
         with np.errstate(invalid="ignore", over="ignore"):
             numbers *= scales.reshape(*shape[:2], 1)
-        self._pool.import_blocks(block_ids, self._narrow(numbers), layers)
-
-    def _num_parts(self, block_ids: Sequence[int], layers: range | None) -> int:
-        return len(block_ids) * (self._num_layers if layers is None else len(layers))
+        self._pool.import_blocks(block_ids, self._narrow(numbers))
 
     def _widen(self, payload: memoryview, num_parts: int) -> Floats:
         """Return a pool's bytes as floats [parts, heads, head_dim]."""

@@ -97,24 +97,17 @@ class KVPool:
         else:
             self._staging = Staging(self.blocks, max(1, pinned_bytes // layout.bytes_per_block))
 
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
-    ) -> memoryview:
-        """Copy some layers of some blocks out, in the order given; they may be reused at once.
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
+        """Copy some blocks out, in the order given; they may be reused at once.
 
         Args:
           block_ids: which.
           into: as many bytes as they have, writable; None for fresh ones, which cost more.
-          layers: neighbouring ones; None for all.
 
         Returns:
           The bytes.
         """
-        begin, end = self._bytes_of(layers)
-        num_bytes = len(block_ids) * (end - begin)
+        num_bytes = len(block_ids) * self.bytes_per_block
         if into is None:
             into = np.empty(num_bytes, dtype=np.uint8).data
         assert len(into) == num_bytes, "a buffer of another size"
@@ -122,36 +115,31 @@ class KVPool:
         if self._rows is not None:
             # One by one: a plain copy of a block, where fancy indexing would build it elsewhere.
             for place, block in zip(target, block_ids, strict=True):
-                place[:] = self._rows[block, begin:end]
+                place[:] = self._rows[block]
             return into
         assert self._staging is not None
-        self._staging.export_blocks(block_ids, target, slice(begin, end))
+        self._staging.export_blocks(block_ids, target)
         return into
 
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite some blocks with bytes that `export_blocks` gave, here or elsewhere.
 
         Raises:
           RemoteProtocolError: the payload has not the size of that many blocks; nothing is written.
         """
-        begin, end = self._bytes_of(layers)
-        if len(payload) != len(block_ids) * (end - begin):
+        if len(payload) != len(block_ids) * self.bytes_per_block:
             raise RemoteProtocolError(
-                f"KV payload of {len(payload)} bytes for {len(block_ids)} blocks of {end - begin}"
+                f"KV payload of {len(payload)} bytes for {len(block_ids)} blocks "
+                f"of {self.bytes_per_block}"
             )
         # Copied from the frame's buffer byte by byte: it is not aligned for the cache's dtype.
         received = np.frombuffer(payload, dtype=np.uint8).reshape(len(block_ids), -1)
         if self._rows is not None:
             for block, place in zip(block_ids, received, strict=True):
-                self._rows[block, begin:end] = place
+                self._rows[block] = place
             return
         assert self._staging is not None
-        self._staging.import_blocks(block_ids, received, slice(begin, end))
+        self._staging.import_blocks(block_ids, received)
 
     def copy_block(self, source: int, target: int) -> None:
         """Overwrite a block that no running step reads with another one.
@@ -195,13 +183,6 @@ class KVPool:
         """
         if self.blocks.is_cuda:
             torch.cuda.synchronize(self.blocks.device)
-
-    def _bytes_of(self, layers: range | None) -> tuple[int, int]:
-        """Return where some layers begin and end in a block."""
-        if layers is None:
-            return 0, self.bytes_per_block
-        bytes_per_layer = self.bytes_per_block // self.layout.num_layers
-        return layers.start * bytes_per_layer, layers.stop * bytes_per_layer
 
     def _flat(self) -> torch.Tensor:
         """[num_blocks, bytes_per_block], the same memory."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .attention.interface import AttentionBackend
-    from .batch import FlatStep, LayerWatch
+    from .batch import FlatStep
     from .layers import DecoderLayer, Weights
     from .model_config import ModelConfig
 
@@ -38,37 +38,25 @@ class Transformer:
             config.rope, config.head_dim, max_model_len, weights.embedding.device
         )
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        attention: AttentionBackend,
-        watch: LayerWatch | None = None,
-    ) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
         """Compute a step.
 
         Args:
           token_ids: int64 [T].
           positions: int64 [T].
           attention: planned for this step; it stores keys and values.
-          watch: told how far it is.
 
         Returns:
           Hidden states [T, hidden_size] after the last norm.
         """
         hidden = F.embedding(token_ids, self.weights.embedding)
         cos, sin = self._rotary.at(positions)
-        ends = [] if watch is None else watch.ends(len(self.weights.layers))[:-1]
         for index, layer in enumerate(self.weights.layers):
             query, key, value = self._project(layer, layer.attention_norm(hidden), cos, sin)
             attended = attention.attend(index, query, key, value)
             hidden = hidden + layer.output(attended.view(len(hidden), -1))
             gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
             hidden = hidden + layer.down(F.silu(gate).mul_(up))
-            if watch is not None and index + 1 in ends:
-                if hidden.is_cuda:
-                    torch.cuda.current_stream().synchronize()
-                watch.tell(index + 1)
         return self.weights.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -107,14 +95,13 @@ class TorchModel:
         self._attention = attention
         self._device = transformer.weights.embedding.device
 
-    def compute(self, step: FlatStep, watch: LayerWatch | None = None) -> Tensor | None:
+    def compute(self, step: FlatStep) -> Tensor | None:
         """See engine.runner.StepModel."""
         self._attention.plan(step)
         hidden = self._transformer.forward(
             torch.tensor(step.token_ids, device=self._device),
             torch.tensor(step.positions, device=self._device),
             self._attention,
-            watch,
         )
         hand_out(step, hidden)
         if not step.sample_rows:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .batch import FlatStep, LayerWatch
+    from .batch import FlatStep
     from .gpu.decoder import Decoder
     from .kv_pool import KVPool
 
@@ -36,12 +36,11 @@ MAX_UNDER_WAY: Final = 2
 class StepModel(Protocol):
     """A model with its KV pool. Used by the device thread only."""
 
-    def compute(self, step: FlatStep, watch: LayerWatch | None = None) -> Tensor | None:
+    def compute(self, step: FlatStep) -> Tensor | None:
         """Store the KV of a step's tokens and compute the logits of its sampled ones.
 
         Args:
           step: the rows.
-          watch: told how far it is.
 
         Returns:
           fp32 [at least len(sample_rows), vocab_size]; None where no row samples.
@@ -79,9 +78,7 @@ class Runner:
         self._previous: Callable[[], list[Sampled | None]] = list
         self._is_decoding = False
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Compute decode rows and chunks of prompts together.
 
         Every token id must be in the vocabulary: `engine.batch.check_request` sees to that when a
@@ -93,16 +90,13 @@ class Runner:
         Raises:
           CapacityError: the device has no memory for a step of this size.
         """
-        return self.launch(rows, watch)()
+        return self.launch(rows)()
 
-    def launch(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> Callable[[], list[Sampled | None]]:
+    def launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
         """Begin a step, and finish it where the device cannot compute by itself.
 
         Args:
           rows: as for `step`; those with `follows` name a row of the step launched before this.
-          watch: told how far it is, where the model is computed layer by layer.
 
         Returns:
           What waits for the step to end and returns its tokens; to be called on this thread, in the
@@ -115,7 +109,7 @@ class Runner:
             return list
         try:
             with torch.inference_mode():
-                self._previous = self._launch(rows, watch)
+                self._previous = self._launch(rows)
                 return self._previous
         except torch.OutOfMemoryError as error:
             raise CapacityError(
@@ -123,18 +117,16 @@ class Runner:
                 "lower kv_pool_bytes or max_num_batched_tokens"
             ) from error
 
-    def _launch(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None
-    ) -> Callable[[], list[Sampled | None]]:
+    def _launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
         self._pool.await_imports()
         decoder = self._decoder
         was_decoding, self._is_decoding = self._is_decoding, False
         if decoder is None or not decoder.takes(rows):
             told = self._told(rows)
             if decoder is not None and decoder.is_fixed:
-                results = self._step_apart(decoder, told, watch)
+                results = self._step_apart(decoder, told)
             else:
-                results = self._step(told, watch)
+                results = self._step(told)
             return lambda: results
         if not was_decoding:
             rows = self._told(rows)
@@ -142,9 +134,7 @@ class Runner:
         self._is_decoding = True
         return cache(decoder.launch(rows))
 
-    def _step_apart(
-        self, decoder: Decoder, rows: Sequence[StepRow], watch: LayerWatch | None
-    ) -> list[Sampled | None]:
+    def _step_apart(self, decoder: Decoder, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Compute decode rows in batches of the one size, then the chunks beside them: together
         they would be another number of rows, which has other bits. Rows of one sequence stay in
         order, so that each finds the KV of the one before it."""
@@ -159,7 +149,7 @@ class Runner:
             for index, sampled in zip(batch, computed, strict=True):
                 results[index] = sampled
         if chunks:
-            computed = self._step([rows[index] for index in chunks], watch)
+            computed = self._step([rows[index] for index in chunks])
             for index, sampled in zip(chunks, computed, strict=True):
                 results[index] = sampled
         return results
@@ -178,12 +168,12 @@ class Runner:
         previous = self._previous()
         return [_with_token(row, previous) for row in rows]
 
-    def _step(self, rows: Sequence[StepRow], watch: LayerWatch | None) -> list[Sampled | None]:
+    def _step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         flat = flatten(rows, self._block_size)
         specs = [spec for row in rows if (spec := row.sample) is not None]
         masks = begin_masks(specs)
         began_at = time.monotonic()
-        logits = self.model.compute(flat, watch)
+        logits = self.model.compute(flat)
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
             computed_s = time.monotonic() - began_at

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from worker.engine_port import EnginePort
     from worker.identity import Identity
 
-    from .transfer import Piece
 
 BATCHING: Final = EmbeddingConfig()
 MAX_OVERRUN: Final = 4
@@ -100,9 +99,7 @@ class PrefillCore:
         self.attempt_table: AttemptTable[Attempt | Embedding] = AttemptTable(
             engine.ledger, PREFILL_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
-        self.shipper = Shipper(
-            link, ring, engine.wire_bytes_per_block, engine.num_layers, self._export
-        )
+        self.shipper = Shipper(link, ring, engine.wire_bytes_per_block, self._export)
         self._engine = engine
         self._identity = identity
         self._link = link
@@ -124,7 +121,6 @@ class PrefillCore:
             self.shipper,
             self.outbox,
             self.counters,
-            link.wire,
             embedding,
         )
 
@@ -370,7 +366,6 @@ class PrefillCore:
         if isinstance(attempt, Attempt):
             self.shipper.forget(attempt.key)
 
-    def _export(self, key: AttemptKey, piece: Piece, into: memoryview) -> None:
-        blocks, layers = piece
+    def _export(self, key: AttemptKey, blocks: range, into: memoryview) -> None:
         table = self.attempt_table.attempts[key].block_table[blocks.start : blocks.stop]
-        self._engine.export_blocks(table, into, layers)
+        self._engine.export_blocks(table, into)

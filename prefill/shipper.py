@@ -15,7 +15,7 @@ from triolet.audit import WindowsAudit
 from worker.account import verdict_of
 
 from .ring import Ring
-from .transfer import Frames, Piece, Transfer
+from .transfer import Frames, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -299,8 +299,7 @@ class Shipper:
       link: chunk and stall bounds.
       memory: the ring's.
       bytes_per_block: on the wire.
-      num_layers: of a block.
-      export: copies a piece of an attempt's sequence out of the pool, into a slot.
+      export: copies blocks of an attempt's sequence out of the pool, into a slot.
 
     Attributes:
       sent_bytes: payload handed to links since the start, repeats included.
@@ -311,13 +310,12 @@ class Shipper:
         link: LinkConfig,
         memory: memoryview,
         bytes_per_block: int,
-        num_layers: int,
-        export: Callable[[AttemptKey, Piece, memoryview], None],
+        export: Callable[[AttemptKey, range, memoryview], None],
     ) -> None:
         self.sent_bytes = 0
         self._link = link
         self._export = export
-        self._frames = Frames(link.kv_chunk_bytes, num_layers, bytes_per_block // num_layers)
+        self._frames = Frames(link.kv_chunk_bytes, bytes_per_block)
         self._ring = Ring(memory)
         self._peer_senders: dict[KvTarget, PeerSender] = {}
         self._targets: dict[AttemptKey, KvTarget] = {}
@@ -325,9 +323,7 @@ class Shipper:
     @property
     def is_full(self) -> bool:
         """Whether the ring has no room for another chunk: compute nothing more until it drains."""
-        layers = range(self._frames.num_layers)
-        chunk = Piece(range(self._frames.blocks_of(len(layers))), layers)
-        return not self._ring.has_room(self._frames.bytes_of(chunk))
+        return not self._ring.has_room(self._frames.bytes_of(range(self._frames.blocks_per_chunk)))
 
     @property
     def ring_bytes(self) -> int:
@@ -368,26 +364,16 @@ class Shipper:
         peer_sender.begin(transfer, now)
         self._targets[key] = target
 
-    def computed(
-        self,
-        key: AttemptKey,
-        num_blocks: int,
-        first: TokenRow | None,
-        num_layers: int | None = None,
-    ) -> None:
+    def computed(self, key: AttemptKey, num_blocks: int, first: TokenRow | None) -> None:
         """Note that the leading `num_blocks` of the sequence are final.
 
         Args:
           key: the attempt.
           num_blocks: counted from the start of the sequence.
           first: the first completion token, with the last blocks.
-          num_layers: only so many leading layers are, of blocks that the running step completes.
         """
         transfer = self._peer_senders[self._targets[key]].transfers[key]
-        if num_layers is not None:
-            transfer.note_layers(num_blocks, num_layers, self._frames)
-            return
-        transfer.note_blocks(num_blocks, self._frames.num_layers)
+        transfer.num_computed = num_blocks
         transfer.first = first
 
     def pump(self, now: float) -> Iterator[KvSend]:
@@ -508,17 +494,17 @@ class Shipper:
         for transfer in peer_sender.transfers.values():
             if transfer.is_exported:
                 continue  # the usual case: it only waits for answers
-            piece = transfer.next_export(self._frames)
-            if piece is None:
+            blocks = transfer.next_export(self._frames)
+            if blocks is None:
                 continue
-            slot = self._ring.take(self._frames.bytes_of(piece))
+            slot = self._ring.take(self._frames.bytes_of(blocks))
             if slot is None:
                 return None
             digest, begin = RunningDigest(), 0
-            for part in self._frames.parts_of(piece):
+            for part in self._frames.parts_of(blocks):
                 into = slot.memory[begin : begin + self._frames.bytes_of(part)]
                 self._export(transfer.key, part, into)
                 digest.update(into)
                 begin += len(into)
-            return transfer, transfer.add_chunk(piece, slot, digest.digest(), self._frames)
+            return transfer, transfer.add_chunk(blocks, slot, digest.digest())
         return None

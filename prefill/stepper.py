@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from engine.batch import Sampled, StepRow
     from engine.prefix_cache import Frontier, PrefixCache
-    from triolet.config import EmbeddingConfig, WireConfig
+    from triolet.config import EmbeddingConfig
     from worker.attempt_table import AttemptTable
     from worker.counters import Counters
     from worker.engine_port import EnginePort
@@ -74,7 +74,6 @@ class Stepper:
       shipper: told how far each prompt is.
       outbox: takes the FIRST_TOKEN frames.
       counters: of steps and tokens.
-      wire: when KV leaves by layer groups.
       embedding: how inputs that become vectors are batched.
 
     Attributes:
@@ -89,7 +88,6 @@ class Stepper:
         shipper: Shipper,
         outbox: Outbox,
         counters: Counters,
-        wire: WireConfig,
         embedding: EmbeddingConfig,
     ) -> None:
         self._engine = engine
@@ -97,7 +95,6 @@ class Stepper:
         self._shipper = shipper
         self._outbox = outbox
         self._counters = counters
-        self._wire = wire
         self.rates = StepRates(engine.pace)
         self.embedder = Embedder(engine, attempt_table, outbox, counters, embedding)
         self._scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
@@ -150,24 +147,6 @@ class Stepper:
 
     def _candidates(self, prompts: list[Attempt]) -> list[Attempt]:
         return candidates(prompts, self._engine.prefix_cache, self._engine.block_size)
-
-    @property
-    def num_layer_groups(self) -> int:
-        """Into how many parts the step is divided whose KV leaves while it runs."""
-        return self._wire.layer_groups if self._long_chunks() else 1
-
-    def layers_done(self, num_layers: int) -> None:
-        """The running step is through with its first layers: their KV may leave."""
-        for attempt, num_tokens in self._long_chunks():
-            end = attempt.num_computed_tokens + num_tokens
-            is_last = end == len(attempt.prompt_ids)
-            num_blocks = attempt.num_blocks if is_last else end // self._engine.block_size
-            if attempt.key in self._attempt_table.attempts:
-                self._shipper.computed(attempt.key, num_blocks, None, num_layers)
-
-    def _long_chunks(self) -> list[Chunk[Attempt]]:
-        least_tokens = self._wire.layer_group_min_tokens
-        return [chunk for chunk in self._chunks if chunk.num_tokens >= least_tokens]
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""

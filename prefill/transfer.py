@@ -6,7 +6,7 @@ Knows block counts and chunks; does not know windows, other attempts or sockets.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from transport.digest import sealed
 from transport.frames import KvChunk, KvManifest
@@ -44,58 +44,32 @@ class Chunk:
         return len(self.slot.memory)
 
 
-class Piece(NamedTuple):
-    """What one chunk carries: some layers of some blocks."""
-
-    blocks: range
-    layers: range
-
-
-@dataclass(slots=True)
-class LayerGroups:
-    """Blocks that leave layer by layer while the step that completes them still runs.
-
-    Attributes:
-      blocks: which.
-      layers: those that are leaving now, or have just left.
-      num_final: leading layers whose KV is final.
-      next_block: the first whose `layers` have not left.
-    """
-
-    blocks: range
-    layers: range
-    num_final: int
-    next_block: int
-
-
 @dataclass(frozen=True, slots=True)
 class Frames:
     """How much goes into a chunk.
 
     Attributes:
       chunk_bytes: about.
-      num_layers: of a block.
-      bytes_per_layer: of a block's layer.
+      bytes_per_block: on the wire.
     """
 
     chunk_bytes: int
-    num_layers: int
-    bytes_per_layer: int
+    bytes_per_block: int
 
-    def blocks_of(self, num_layers: int) -> int:
-        """Return how many blocks' parts of so many layers make a chunk."""
-        return max(1, self.chunk_bytes // (num_layers * self.bytes_per_layer))
+    @property
+    def blocks_per_chunk(self) -> int:
+        """How many blocks make a chunk."""
+        return max(1, self.chunk_bytes // self.bytes_per_block)
 
-    def parts_of(self, piece: Piece) -> Iterator[Piece]:
-        """Yield parts of a piece that fit into a core's cache, in order."""
-        first, last = piece.blocks.start, piece.blocks.stop
-        step = max(1, CACHED_BYTES // (len(piece.layers) * self.bytes_per_layer))
-        for begin in range(first, last, step):
-            yield Piece(range(begin, min(begin + step, last)), piece.layers)
+    def parts_of(self, blocks: range) -> Iterator[range]:
+        """Yield parts of a chunk that fit into a core's cache, in order."""
+        step = max(1, CACHED_BYTES // self.bytes_per_block)
+        for begin in range(blocks.start, blocks.stop, step):
+            yield range(begin, min(begin + step, blocks.stop))
 
-    def bytes_of(self, piece: Piece) -> int:
+    def bytes_of(self, blocks: range) -> int:
         """Return the size of a payload."""
-        return len(piece.blocks) * len(piece.layers) * self.bytes_per_layer
+        return len(blocks) * self.bytes_per_block
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +88,6 @@ class Transfer:
       num_chunks: chunks made so far.
       num_unsent: of `chunks`, those that are to be sent.
       manifest_sent_at: when the manifest was last handed to the link.
-      groups: the blocks that leave layer by layer, None if none do.
       kv_key: by which chunks and manifest get a MAC; empty for none.
       is_released: whether the pool has been told that its blocks are not needed any more.
     """
@@ -130,7 +103,6 @@ class Transfer:
     num_chunks: int = 0
     num_unsent: int = 0
     manifest_sent_at: float | None = None
-    groups: LayerGroups | None = None
     kv_key: bytes = b""
     is_released: bool = False
 
@@ -144,43 +116,19 @@ class Transfer:
         """Whether only the manifest is left to send."""
         return self.is_exported and not self.num_unsent
 
-    def note_layers(self, num_blocks: int, num_layers: int, frames: Frames) -> None:
-        """Note that the first layers are final of the leading `num_blocks`, all of which will be
-        when the running step has returned."""
-        if self.groups is None:
-            # A transfer that is behind with whole blocks gains nothing by smaller pieces.
-            is_behind = self.num_computed - self.num_exported >= frames.blocks_of(frames.num_layers)
-            if is_behind or num_blocks <= self.num_exported:
-                return
-            blocks = range(self.num_exported, num_blocks)
-            self.groups = LayerGroups(blocks, range(0), 0, blocks.start)
-        if self.groups.blocks.stop == num_blocks:
-            self.groups.num_final = max(self.groups.num_final, num_layers)
-
-    def note_blocks(self, num_blocks: int, num_layers: int) -> None:
-        """Note that the leading blocks are final with all their layers."""
-        self.num_computed = num_blocks
-        if self.groups is not None and num_blocks >= self.groups.blocks.stop:
-            self.groups.num_final = num_layers
-
-    def next_export(self, frames: Frames) -> Piece | None:
-        """Return what the next chunk holds, or None if more must be computed first.
+    def next_export(self, frames: Frames) -> range | None:
+        """Return which blocks the next chunk holds, or None if more must be computed first.
 
         Chunks are full but for the last one: many small frames cost more than a short wait.
         """
-        if self.groups is not None:
-            return self._next_of(self.groups, frames)
         ready = self.num_computed - self.num_exported
-        blocks_per_chunk = frames.blocks_of(frames.num_layers)
-        if ready >= blocks_per_chunk or (ready and self.num_computed >= self.num_blocks):
-            end = self.num_exported + min(ready, blocks_per_chunk)
-            return Piece(range(self.num_exported, end), range(frames.num_layers))
+        if ready >= frames.blocks_per_chunk or (ready and self.num_computed >= self.num_blocks):
+            end = self.num_exported + min(ready, frames.blocks_per_chunk)
+            return range(self.num_exported, end)
         return None
 
-    def add_chunk(self, piece: Piece, slot: Slot, digest: bytes, frames: Frames) -> Chunk:
-        """Keep an exported piece for sending; return it."""
-        blocks, layers = piece
-        is_whole = len(layers) == frames.num_layers
+    def add_chunk(self, blocks: range, slot: Slot, digest: bytes) -> Chunk:
+        """Keep exported blocks for sending; return them as a chunk."""
         request_id, attempt = self.key
         frame = KvChunk(
             request_id,
@@ -190,31 +138,14 @@ class Transfer:
             first_block=blocks.start,
             num_blocks=len(blocks),
             digest=digest,
-            first_layer=layers.start,
-            num_layers=0 if is_whole else len(layers),
         )
         if self.kv_key:
             frame = sealed(frame, self.kv_key, slot.memory)
         chunk = self.chunks[self.num_chunks] = Chunk(frame, slot)
         self.num_chunks += 1
         self.num_unsent += 1
-        if self.groups is None:
-            self.num_exported = blocks.stop
-            return chunk
-        self.groups.next_block = blocks.stop
-        if blocks.stop == self.groups.blocks.stop and layers.stop == frames.num_layers:
-            self.num_exported, self.groups = blocks.stop, None
+        self.num_exported = blocks.stop
         return chunk
-
-    @staticmethod
-    def _next_of(groups: LayerGroups, frames: Frames) -> Piece | None:
-        if groups.next_block == groups.blocks.stop or not groups.layers:
-            if groups.num_final == groups.layers.stop:
-                return None
-            groups.layers = range(groups.layers.stop, groups.num_final)
-            groups.next_block = groups.blocks.start
-        end = groups.next_block + frames.blocks_of(len(groups.layers))
-        return Piece(range(groups.next_block, min(end, groups.blocks.stop)), groups.layers)
 
     def manifest(self) -> KvManifest:
         """Return the frame that says that this is all."""

@@ -86,9 +86,7 @@ async def serve(
                 settle=lambda now: loop.settle(now),
                 ring=ring.offer,
             )
-            loop = WorkerLoop(
-                core, engine, device, control, config, links.flush, layers=core.stepper
-            )
+            loop = WorkerLoop(core, engine, device, control, config, links.flush)
             await loop.run(task_status=task_status)
             links_nursery.cancel_scope.cancel()
 

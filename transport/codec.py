@@ -24,8 +24,8 @@ from .frames import AnyFrame, KvChunk, KvManifest, Prefill, Reserve
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_GROWN = (Reserve, Prefill, KvChunk, KvManifest)
-"""Frames with a last field that came with version 2, and is left out when it is empty."""
+_WITH_OPTIONAL_KEY = (Reserve, Prefill, KvChunk, KvManifest)
+"""Frames with a last field that is left out where it is empty: of most links it always is."""
 _DECODER: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
@@ -37,8 +37,8 @@ def encode(frame: AnyFrame) -> bytes:
     """
     try:
         fields = msgspec.to_builtins(frame, builtin_types=(bytes,))
-        if isinstance(frame, _GROWN) and not fields[-1]:
-            fields.pop()  # a peer of version 1 would refuse it
+        if isinstance(frame, _WITH_OPTIONAL_KEY) and not fields[-1]:
+            fields.pop()
         packed: bytes = msgpack.packb(fields)
     except (ValueError, OverflowError, TypeError) as error:
         raise LocalProtocolError(f"cannot encode {type(frame).__name__}: {error}") from error

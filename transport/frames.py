@@ -49,11 +49,10 @@ from .parts import SharedRing as SharedRing
 from .parts import TokenRow as TokenRow
 from .parts import TopToken as TopToken
 
-PROTOCOL_VERSION: Final = 2
-OLDEST_PROTOCOL_VERSION: Final = 1
-"""Peers that speak this version are still understood: one release back, for rolling upgrades."""
-KV_KEY_VERSION: Final = 2
-"""The first that knows `kv_key` and `mac`."""
+PROTOCOL_VERSION: Final = 3
+OLDEST_PROTOCOL_VERSION: Final = 3
+"""Peers that speak this version are still understood: one release back, for rolling upgrades. No
+release spoke an earlier one."""
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -208,8 +207,6 @@ class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
     num_blocks: Count
     digest: Digest
     shared: SharedRange | None = None
-    first_layer: Count = 0
-    num_layers: Count = 0  # of each block, from `first_layer` on; 0 is all of them
     mac: Mac = b""  # of everything here but `shared`, and the bytes
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import Constraint, LayerWatch, Sampled, StepRow
+    from engine.batch import Constraint, Sampled, StepRow
     from engine.block_ledger import BlockLedger
     from engine.pace import Pace
     from engine.prefix_cache import PrefixCache
@@ -44,11 +44,6 @@ class EnginePort(Protocol):
     @property
     def wire_bytes_per_block(self) -> int:
         """The same as it travels: what is exported and imported."""
-        ...
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of a block, whose bytes lie one after the other."""
         ...
 
     @property
@@ -85,11 +80,8 @@ class EnginePort(Protocol):
         budget; None without either."""
         ...
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
-        """Compute one step, on the device's thread; one result per row. `watch` is told from that
-        thread how far it is."""
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        """Compute one step, on the device's thread; one result per row."""
         ...
 
     def check_device(self) -> None:
@@ -102,13 +94,9 @@ class EnginePort(Protocol):
         ...
 
     def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
+        self, block_ids: Sequence[int], into: memoryview | None = None
     ) -> bytes | memoryview:
-        """Copy some layers of blocks out, into as many bytes; they may be reused at once. Layers
-        that the running step does not write any more may leave before it returns."""
+        """Copy blocks out, into as many bytes; they may be reused at once."""
         ...
 
     def pin(self, memory: memoryview) -> bool:
@@ -124,11 +112,6 @@ class EnginePort(Protocol):
         """Overwrite a block that no running step reads with another one, bit for bit."""
         ...
 
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
-        """Overwrite some layers of blocks that no running step reads."""
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+        """Overwrite blocks that no running step reads."""
         ...

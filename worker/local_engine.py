@@ -19,7 +19,7 @@ from engine.native.model import NativeModel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import Constraint, LayerWatch, Sampled, StepRow
+    from engine.batch import Constraint, Sampled, StepRow
     from engine.block_ledger import BlockLedger
     from engine.load import Engine
     from engine.pace import Pace
@@ -151,11 +151,6 @@ class LocalEngine:
         return self._loaded.wire.bytes_per_block
 
     @property
-    def num_layers(self) -> int:
-        """Layers of a block."""
-        return self._loaded.pool.layout.num_layers
-
-    @property
     def max_model_len(self) -> int:
         """Context length in tokens."""
         return self._loaded.max_model_len
@@ -179,15 +174,13 @@ class LocalEngine:
         """Return what keeps a completion within its grammar and its reasoning's budget."""
         return self._loaded.constraints.constraint_of(sampling)
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Compute one step, on the device's thread."""
         if self._cores is None or self._model is None:
-            return self._loaded.runner.step(rows, watch)
+            return self._loaded.runner.step(rows)
         self._model.num_threads = self._cores.take()
         try:
-            return self._loaded.runner.step(rows, watch)
+            return self._loaded.runner.step(rows)
         finally:
             self.speedup = self._cores.give_back()
 
@@ -200,14 +193,9 @@ class LocalEngine:
         """Return when the device has run everything that was launched on it."""
         self._loaded.pool.check_device()
 
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
-    ) -> memoryview:
-        """Copy some layers of blocks out."""
-        return self._loaded.wire.export_blocks(block_ids, into, layers)
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
+        """Copy blocks out."""
+        return self._loaded.wire.export_blocks(block_ids, into)
 
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again."""
@@ -221,11 +209,6 @@ class LocalEngine:
         """Overwrite a block that no running step reads with another one."""
         self._loaded.pool.copy_block(source, target)
 
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
-        """Overwrite some layers of blocks that no running step reads."""
-        self._loaded.wire.import_blocks(block_ids, payload, layers)
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+        """Overwrite blocks that no running step reads."""
+        self._loaded.wire.import_blocks(block_ids, payload)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, TypeVarTuple
 
 import structlog
 import trio
 
-from engine.batch import LayerWatch
 from transport.link import PeerBusy, PeerGone
 from triolet.errors import DeviceWedged
 from triolet.process import process_facts
@@ -108,19 +106,6 @@ class Device(Protocol):
         ...
 
 
-class Layers(Protocol):
-    """Lets KV leave while the step that writes it still runs."""
-
-    @property
-    def num_layer_groups(self) -> int:
-        """Into how many parts the step that was planned is divided; 1 if it is not."""
-        ...
-
-    def layers_done(self, num_layers: int) -> None:
-        """Take in that the step is through with so many layers."""
-        ...
-
-
 def read_process() -> ProcessFacts:
     """Return what the operating system and Trio say of this process."""
     return process_facts(trio.lowlevel.current_statistics().tasks_living)
@@ -137,7 +122,6 @@ class WorkerLoop:
       config: intervals and bounds.
       flush_kv: sends what the core has decided for the other side of the KV path.
       before_step: what is to be done on the device before each step is planned, if anything.
-      layers: told how far a step is whose KV leaves while it runs.
 
     Attributes:
       exit_process: leaves at once with a code, whatever still runs; for a device that is wedged or
@@ -153,7 +137,6 @@ class WorkerLoop:
         config: WorkerConfig,
         flush_kv: Callable[[float], None],
         before_step: Callable[[], Awaitable[None]] | None = None,
-        layers: Layers | None = None,
     ) -> None:
         self.exit_process: Callable[[int], object] = os._exit
         self._core = core
@@ -163,7 +146,6 @@ class WorkerLoop:
         self._config = config
         self._flush_kv = flush_kv
         self._before_step = before_step
-        self._layers = layers
         self._work = trio.Event()
         self._news = trio.Event()
         self._drained = trio.Event()
@@ -242,7 +224,7 @@ class WorkerLoop:
                 continue
             self._step_began_at = trio.current_time()
             try:
-                results = await self._run_step(rows)
+                results = await self._device.run(self._engine.step, rows)
             except DeviceWedged:  # cancelled, and the step still runs: nothing can be asked of it
                 raise
             except Exception as error:
@@ -271,30 +253,6 @@ class WorkerLoop:
             )
             self.exit_process(EXIT_DEVICE_LOST)
             raise
-
-    async def _run_step(self, rows: list[StepRow]) -> list[Sampled | None]:
-        if self._layers is None or self._layers.num_layer_groups == 1:
-            return await self._device.run(self._engine.step, rows)
-        layers, token = self._layers, trio.lowlevel.current_trio_token()
-        is_running = True
-
-        def hear(num_layers: int) -> None:
-            if is_running:  # what comes late would be taken for the next step's
-                now = trio.current_time()
-                self._core.wake(now)
-                layers.layers_done(num_layers)
-                self._flush(now)
-
-        def tell(num_layers: int) -> None:
-            """Pass on what the device's thread says."""
-            with suppress(trio.RunFinishedError):
-                token.run_sync_soon(hear, num_layers)
-
-        try:
-            watch = LayerWatch(layers.num_layer_groups, tell)
-            return await self._device.run(self._engine.step, rows, watch)
-        finally:
-            is_running = False
 
     async def _beat(self) -> None:
         """Send heartbeats: at their interval, and in the turn after one in which leases ended."""

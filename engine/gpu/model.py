@@ -14,7 +14,7 @@ from ..model import hand_out
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..batch import FlatStep, LayerWatch
+    from ..batch import FlatStep
     from .transformer import FusedTransformer
 
 
@@ -34,9 +34,8 @@ class FusedModel:
         self._block_size = block_size
         self._device = device
 
-    def compute(self, step: FlatStep, watch: LayerWatch | None = None) -> Tensor | None:
-        """See engine.runner.StepModel. Tells no progress: to know it would be to wait."""
-        del watch
+    def compute(self, step: FlatStep) -> Tensor | None:
+        """See engine.runner.StepModel."""
         padding = len(step.token_ids) - len(step.slots)
         slots = [block * self._block_size + offset for block, offset in step.slots]
         self._transformer.attention.plan_rows(step)

@@ -1,7 +1,7 @@
 """How KV leaves and enters a GPU's pool: by way of pinned host memory, on streams of its own.
 
 Copies run beside the steps and wait for none that they have nothing to do with. A block is one
-contiguous piece, and so are neighbouring layers of it: a copy is one call and needs no kernel.
+contiguous piece: a copy is one call and needs no kernel.
 
 Order of copies and steps:
 - Exported bytes are final: the step that wrote them has returned and no later one writes them. An
@@ -88,42 +88,30 @@ class Staging:
             with torch.cuda.device(self._blocks.device):
                 self._host_memory.unpin(memory)
 
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        target: npt.NDArray[np.uint8],
-        part: slice = slice(None),
-    ) -> None:
+    def export_blocks(self, block_ids: Sequence[int], target: npt.NDArray[np.uint8]) -> None:
         """Copy some blocks out and wait for it.
 
         Args:
           block_ids: which.
-          target: [len(block_ids), bytes of the part]; fastest where it is pinned.
-          part: bytes of each block.
+          target: [len(block_ids), bytes of a block]; fastest where it is pinned.
         """
         places = torch.from_numpy(target)
 
         def copy() -> None:
             for place, block in zip(places, block_ids, strict=True):
-                place.copy_(self._pool[block, part], non_blocking=True)
+                place.copy_(self._pool[block], non_blocking=True)
 
         if self._last_write is not None:
             self._out.wait_for(self._last_write)
         self._out.queue(copy)
         self._out.synchronize()
 
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: npt.NDArray[np.uint8],
-        part: slice = slice(None),
-    ) -> None:
+    def import_blocks(self, block_ids: Sequence[int], payload: npt.NDArray[np.uint8]) -> None:
         """Overwrite some blocks; steps launched from now on see it once they `await_imports`.
 
         Args:
           block_ids: which.
-          payload: [len(block_ids), bytes of the part]; may be reused at once.
-          part: bytes of each block.
+          payload: [len(block_ids), bytes of a block]; may be reused at once.
         """
         self._reclaim()
         count = len(block_ids)
@@ -132,12 +120,12 @@ class Staging:
             self.unpinned_copies += 1
             source = torch.from_numpy(payload.copy())
         else:
-            source = self._pinned[first : first + count, : payload.shape[1]]
+            source = self._pinned[first : first + count]
             source.numpy()[:] = payload
 
         def copy() -> None:
             for index, block in enumerate(block_ids):
-                self._pool[block, part].copy_(source[index], non_blocking=True)
+                self._pool[block].copy_(source[index], non_blocking=True)
 
         mark = self._write(copy)
         if first is not None:

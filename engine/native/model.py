@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from ..batch import FlatStep, LayerWatch
+    from ..batch import FlatStep
     from ..kv_pool import KVPool
     from ..layers import DecoderLayer, Linear, RMSNorm
     from ..model_config import ModelConfig
@@ -151,7 +151,7 @@ class NativeModel:
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._part_s: npt.NDArray[np.float64] | None = None
 
-    def compute(self, step: FlatStep, watch: LayerWatch | None = None) -> Tensor | None:
+    def compute(self, step: FlatStep) -> Tensor | None:
         """See engine.runner.StepModel."""
         num_tokens, num_chosen = step.query_start_loc[-1], len(step.sample_rows)
         kept = kept_tokens(step)
@@ -180,20 +180,10 @@ class NativeModel:
         fields.workspace = self._room(num_tokens, num_threads)
         if self._part_s is not None:
             fields.part_s = self._part_s.ctypes.data
-        self._compute_layers(fields, num_threads, watch)
+        fields.end_layer = self._packed.fields.num_layers
+        self._library.compute(self._packed.fields, fields, num_threads)
         _hand_out(step, kept, states)
         return logits[:, : self._vocab_size] if num_chosen else None
-
-    def _compute_layers(
-        self, fields: StepFields, num_threads: int, watch: LayerWatch | None
-    ) -> None:
-        """Compute a step, in parts where a watch is told how far it is."""
-        num_layers = self._packed.fields.num_layers
-        for end in [num_layers] if watch is None else watch.ends(num_layers):
-            fields.first_layer, fields.end_layer = fields.end_layer, end
-            self._library.compute(self._packed.fields, fields, num_threads)
-            if watch is not None and end < num_layers:
-                watch.tell(end)
 
     def take_part_s(self) -> dict[str, float]:
         """Return the seconds that each part of steps has taken since this was last asked.

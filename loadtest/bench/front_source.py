@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from transport.frames import (
+    PROTOCOL_VERSION,
     Capacity,
     End,
     Ended,
@@ -183,7 +184,10 @@ class FakeWorker:
             case Hello():
                 self._servers[sender] = frame.peer.name.startswith("peer")
                 capacity = Capacity(PLENTY, 16, 1024, 4096, PLENTY, PLENTY, PLENTY)
-                self._send(sender, Welcome(Peer.of(self._me), 1, "fake", capacity, "ipc://none"))
+                self._send(
+                    sender,
+                    Welcome(Peer.of(self._me), PROTOCOL_VERSION, "fake", capacity, "ipc://none"),
+                )
                 self._send(sender, self._heartbeat())
             case Reserve():
                 self._reserve(sender, frame)

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar, TypeVarTuple
 
-    from engine.batch import LayerWatch, StepRow
+    from engine.batch import StepRow
     from engine.constraints import Constraints
     from engine.model_config import ModelConfig
     from engine.runner import Runner
@@ -96,9 +96,7 @@ class NoSteps:
 
     model = None
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Choose the same token for every row that asks for one."""
         return [None if row.sample is None else Sampled(TOKEN) for row in rows]
 
@@ -319,7 +317,9 @@ async def open_engine(
 ) -> tuple[EnginePort, Device]:
     """Return an engine that computes if a model is given, else one that only stores."""
     if arguments.model is None:
-        engine = StoredEngine(arguments.size, arguments.pool_tokens, arguments.fingerprint)
+        engine = StoredEngine(
+            arguments.size, arguments.pool_tokens, arguments.fingerprint, KvWire(arguments.kv_wire)
+        )
         return engine, NoDevice()
     config = EngineConfig(
         dtype=Dtype.BFLOAT16,
@@ -398,6 +398,7 @@ def main() -> None:
     parser.add_argument("--share-memory", action="store_true")
     parser.add_argument("--curve")
     parser.add_argument("--kv-plaintext", action="store_true")
+    parser.add_argument("--kv-wire", choices=[one.value for one in KvWire], default=KvWire.EXACT)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(30),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

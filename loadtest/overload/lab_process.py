@@ -31,7 +31,7 @@ from .arrivals import SLO_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import LayerWatch, Sampled, StepRow
+    from engine.batch import Sampled, StepRow
     from engine.pace import Pace
     from triolet.config import ServerConfig
 
@@ -88,11 +88,8 @@ def paced_engine(cost: StepCost) -> type:
 
         _busy_until = 0.0
 
-        def step(
-            self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-        ) -> list[Sampled | None]:
+        def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
             """Sleep as long as the step takes."""
-            del watch
             now = time.monotonic()
             began_at = self._busy_until if now - self._busy_until < FED_AHEAD_S else now
             self._busy_until = began_at + cost.of(rows)

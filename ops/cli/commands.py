@@ -128,7 +128,10 @@ def _complain_of_usage(error: typer.TyperException, arguments: Sequence[str]) ->
     command = "triolet" if context is None else context.command_path
     if hasattr(error, "possibilities"):  # typer exports no class of unknown options
         option = getattr(error, "option_name", "")
-        form = new_form(option, command.rpartition(" ")[2], arguments)
+        try:
+            form = new_form(option, command.rpartition(" ")[2], arguments)
+        except ConfigError as gone:
+            return _complain(f"{option} is no option any more: {gone}", EXIT_BAD_INPUT)
         if form is not None:
             return _complain(f"{option} is no option of its own; use {form}", EXIT_BAD_INPUT)
     return _complain(f"{message.rstrip('.')}; see `{command} --help`", EXIT_BAD_INPUT)

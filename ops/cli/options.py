@@ -25,7 +25,7 @@ import typer
 
 from triolet.config import ANY_MODEL, has_password
 
-from ..settings.form import SECTIONS, Settings, dotted, leaves, show, value_at
+from ..settings.form import SECTIONS, Settings, dotted, find, leaves, show, value_at
 from ..settings.sources import Sources, read_settings
 
 if TYPE_CHECKING:
@@ -121,8 +121,6 @@ OTHER_NAMES: Final[dict[str, str]] = {
     "speculate-guesses": "worker.speculation.max_guesses=",
     "speculate-step-tokens": "worker.speculation.max_step_tokens=",
     "share-kv-memory": "link.wire.share_memory=",
-    "kv-layer-groups": "link.wire.layer_groups=",
-    "kv-layer-group-min-tokens": "link.wire.layer_group_min_tokens=",
     "kv-plaintext": "link.wire.plaintext=true",
     "name": "worker.name=",
     "control": "worker.control_address=",
@@ -131,6 +129,11 @@ OTHER_NAMES: Final[dict[str, str]] = {
     "lending": "worker.lending=",
 }
 """Options that there were, where the field does not follow from the option's own words."""
+GONE: Final = {
+    "kv-layer-groups": "link.wire.layer_groups",
+    "kv-layer-group-min-tokens": "link.wire.layer_group_min_tokens",
+}
+"""Options of fields that there are no more (ops/settings/form.py)."""
 OF_SERVER: Final = {
     "prefill": "server.prefill_addresses=",
     "decode": "server.decode_addresses=",
@@ -288,6 +291,9 @@ def new_form(option: str, command: str, arguments: Sequence[str]) -> str | None:
       option: such as `--token-window`.
       command: that it was given to.
       arguments: of the command line, where its value is.
+
+    Raises:
+      ConfigError: nothing stands in its place; says why.
     """
     word = option.removeprefix("--")
     own: Mapping[str, str] = OF_SERVER if command == "server" else OF_WORKERS
@@ -296,6 +302,8 @@ def new_form(option: str, command: str, arguments: Sequence[str]) -> str | None:
     if word in SPARES:
         fields = [text + _value(options, text, arguments) for text, options in SPARES[word]]
         return " ".join(f"--set {field}" for field in fields)
+    if word in GONE:
+        find(tuple(GONE[word].split(".")))
     text = (own.get(word) if command in SECTIONS else None) or OTHER_NAMES.get(word)
     text = text or _field_of(word, command)
     if text is None:

@@ -49,6 +49,12 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "supervisor": SupervisorConfig,
 }
 """`worker` holds for both kinds of worker, `link` for every process."""
+_WHOLE_BLOCKS: Final = "KV leaves in whole blocks after each step; remove the setting"
+GONE: Final[dict[Path, str]] = {
+    ("link", "wire", "layer_groups"): _WHOLE_BLOCKS,
+    ("link", "wire", "layer_group_min_tokens"): _WHOLE_BLOCKS,
+}
+"""Fields that there were, and what holds instead."""
 ELSEWHERE: Final = {"link": "section [link]", "model_dir": "fleet.model"}
 """Fields of server and workers that are set once for all of them, and where."""
 SPREAD: Final[dict[str, tuple[Path, ...]]] = {
@@ -139,6 +145,8 @@ def find(path: Path) -> Kind:
     Raises:
       ConfigError: there is none; the text names the nearest.
     """
+    if path in GONE:
+        raise ConfigError(f"{dotted(path)} is no setting any more: {GONE[path]}")
     kind: Any = None
     for depth, name in enumerate(path):
         known: Mapping[str, Any] = SECTIONS if depth == 0 else types_of(kind)

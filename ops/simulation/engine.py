@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from decode.attempt import Attempt
-    from engine.batch import LayerWatch, SampleSpec, StepRow
+    from engine.batch import SampleSpec, StepRow
     from triolet.config import EngineConfig
     from triolet.ids import AttemptKey
     from triolet.sampling import SamplingParams
@@ -138,22 +138,14 @@ class PoolEngine:
       num_blocks: that can be leased; block 0 comes on top.
       block_size: tokens of a block.
       bytes_per_block: of all its layers.
-      num_layers: of a block; their bytes lie one after the other.
     """
 
     speedup = 1.0
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        bytes_per_block: int,
-        num_layers: int = 1,
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, bytes_per_block: int) -> None:
         self.block_size = block_size
         self.bytes_per_block = bytes_per_block
         self.wire_bytes_per_block = bytes_per_block
-        self.num_layers = num_layers
         self.vocab_size = VOCAB_SIZE
         self._poisoned = b"\xff" * bytes_per_block
         self._pool = [bytearray(self._poisoned) for _ in range(num_blocks + 1)]
@@ -168,15 +160,9 @@ class PoolEngine:
     def check_device(self) -> None:
         """Do nothing: there is no device."""
 
-    def export_blocks(
-        self,
-        block_ids: Sequence[int],
-        into: memoryview | None = None,
-        layers: range | None = None,
-    ) -> bytes:
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> bytes:
         """Copy blocks out."""
-        part = self._part(layers)
-        payload = b"".join(self._pool[block][part] for block in block_ids)
+        payload = b"".join(self._pool[block] for block in block_ids)
         if into is not None:
             into[:] = payload
         return payload
@@ -192,27 +178,16 @@ class PoolEngine:
         """Overwrite one block with another."""
         self._pool[target][:] = self._pool[source]
 
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""
-        part = self._part(layers)
-        size = part.stop - part.start
+        size = self.bytes_per_block
         assert len(payload) == len(block_ids) * size
         for index, block in enumerate(block_ids):
-            self._pool[block][part] = payload[index * size : (index + 1) * size]
+            self._pool[block][:] = payload[index * size : (index + 1) * size]
 
     def hidden_of(self, row: StepRow, num_tokens: int) -> list[float]:
         """Return the hidden state of the last of the first tokens of a row's sequence."""
         raise NotImplementedError
-
-    def _part(self, layers: range | None) -> slice:
-        size = self.bytes_per_block // self.num_layers
-        chosen = range(self.num_layers) if layers is None else layers
-        return slice(chosen.start * size, chosen.stop * size)
 
     def _pool_hidden(self, row: StepRow) -> None:
         if row.pool is not None:
@@ -261,9 +236,7 @@ class SimulatedEngine(PoolEngine):
         self._report = report
         self._happened = happened
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Store tokens, and hash what is read back."""
         if self.fail_steps:
             self.fail_steps -= 1
@@ -278,17 +251,12 @@ class SimulatedEngine(PoolEngine):
             self._report(f"block {source} was copied to {target}, and one of them is not leased")
         super().copy_block(source, target)
 
-    def import_blocks(
-        self,
-        block_ids: Sequence[int],
-        payload: bytes | memoryview,
-        layers: range | None = None,
-    ) -> None:
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""
         for block in block_ids:
             if not self.ledger.is_leased(block):
                 self._report(f"KV was written into block {block}, which is not leased")
-        super().import_blocks(block_ids, payload, layers)
+        super().import_blocks(block_ids, payload)
 
     def check_poison(self) -> None:
         """Report blocks that were written although no lease names them."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar, TypeVarTuple
 
-    from engine.batch import LayerWatch, StepRow
+    from engine.batch import StepRow
     from engine.pace import Pace
     from triolet.config import EngineConfig
 
@@ -83,11 +83,8 @@ class ModelledEngine(SimulatedEngine):
         super().__init__(num_blocks, config, per_token, _fail, Counter())
         self.pace = paced(cost, config)
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Choose the same token for every row that asks for one."""
-        del watch
         return sampled(rows)
 
 

@@ -6,7 +6,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from transport.frames import (
-    KV_KEY_VERSION,
     MAX_ROWS,
     AttemptRow,
     CreditRow,
@@ -49,7 +48,7 @@ def reserve_frame(
         tenant=tenant_digest(sequence.request.scheduling),
         cache_share=sequence.request.scheduling.cache_share,
         weight=sequence.request.scheduling.weight,
-        kv_key=_kv_key_for(attempt, attempt.pair.decode),
+        kv_key=attempt.kv_key,
     )
 
 
@@ -75,7 +74,7 @@ def prefill_frame(
         salt=sequence.request.cache_salt,
         tenant=tenant_digest(sequence.request.scheduling),
         cache_share=sequence.request.scheduling.cache_share,
-        kv_key=_kv_key_for(attempt, attempt.pair.prefill),
+        kv_key=attempt.kv_key,
     )
 
 
@@ -92,12 +91,6 @@ def embed_frame(sequence: Request, attempt: Attempt, now: float) -> Embed:
         priority=attempt.rank,
         remaining_s=max(sequence.deadline - now, 0.0),
     )
-
-
-def _kv_key_for(attempt: Attempt, worker: Worker) -> bytes:
-    """Return the key of an attempt's KV, nothing to a worker of the release that knows none."""
-    assert worker.welcome is not None, "an attempt goes to welcomed workers only"
-    return attempt.kv_key if worker.welcome.version >= KV_KEY_VERSION else b""
 
 
 def tenant_digest(scheduling: Scheduling) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import msgspec
 import pytest
 
 from decode.assembly import Assembly, Verdict
@@ -150,69 +149,3 @@ def test_a_chunk_behind_the_manifest_is_the_peers_error() -> None:
     taking.accept_manifest(manifest(2))
     with pytest.raises(RemoteProtocolError):
         taking.judge(*chunk(2, 0))
-
-
-def layered(index: int, blocks: range, layers: range) -> tuple[KvChunk, bytes]:
-    payload = bytes([index]) * (len(blocks) * len(layers) * BYTES_PER_BLOCK // 4)
-    frame = KvChunk(
-        ID,
-        0,
-        target_epoch=1,
-        index=index,
-        first_block=blocks.start,
-        num_blocks=len(blocks),
-        digest=payload_digest(payload),
-        first_layer=layers.start,
-        num_layers=len(layers),
-    )
-    return frame, payload
-
-
-def four_layers() -> Assembly:
-    return Assembly(
-        first_block=1,
-        num_blocks=5,
-        num_tokens=NUM_TOKENS,
-        bytes_per_block=BYTES_PER_BLOCK,
-        num_layers=4,
-    )
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_layers_of_blocks_complete_it_in_any_order(seed: int) -> None:
-    taking = four_layers()
-    parts = [
-        layered(0, range(1, 3), range(3)),
-        layered(1, range(3, 5), range(3)),
-        layered(2, range(1, 5), range(3, 4)),
-    ]
-    random.Random(seed).shuffle(parts)
-    for frame, payload in parts:
-        assert not taking.is_complete
-        assert taking.judge(frame, payload) is Verdict.TAKEN
-        assert taking.judge(frame, payload) is Verdict.DUPLICATE
-    taking.accept_manifest(manifest(3))
-    assert taking.is_complete
-
-
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        (layered(1, range(2, 3), range(1, 3)), "overlaps"),
-        (layered(1, range(4, 5), range(2, 5)), "layers 2…4; there are 4"),
-        (layered(0, range(1, 3), range(1)), "came twice with other blocks"),
-        (layered(1, range(5), range(1)), "wanted are 1…4"),
-    ],
-)
-def test_layers_that_contradict_are_refused(part: tuple[KvChunk, bytes], message: str) -> None:
-    taking = four_layers()
-    assert taking.judge(*layered(0, range(1, 3), range(2))) is Verdict.TAKEN
-    with pytest.raises(RemoteProtocolError, match=message):
-        taking.judge(*part)
-
-
-def test_a_first_layer_without_a_number_of_layers_is_refused() -> None:
-    frame, payload = layered(0, range(1, 2), range(4))
-    whole = msgspec.structs.replace(frame, first_layer=1, num_layers=0)
-    with pytest.raises(RemoteProtocolError, match="there are 4"):
-        four_layers().judge(whole, payload)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from engine.batch import LayerWatch, Sampled, SampleSpec, StepRow
+    from engine.batch import Sampled, SampleSpec, StepRow
 
 SURE: Final = 100.0
 """Logit of the script's token, beside 0 of all others: no temperature up to 2 chooses another."""
@@ -55,13 +55,11 @@ class ScriptedEngine(LocalEngine):
 
     script: Script
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Choose the script's tokens."""
         pooled = [row for row in rows if row.pool is not None]
         if pooled:
-            super().step(pooled, watch)
+            super().step(pooled)
         specs = [row.sample for row in rows if row.sample is not None]
         logits = torch.zeros(len(specs), self.vocab_size)
         for index, spec in enumerate(specs):

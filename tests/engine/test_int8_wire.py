@@ -61,17 +61,6 @@ def test_numbers_come_back_within_half_a_step_of_their_head(dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layers_that_travel_alone_are_those_that_travel_together(dtype: torch.dtype) -> None:
-    source, whole, parts = random_pool(dtype), random_pool(dtype), random_pool(dtype)
-    Int8Wire(whole).import_blocks([1, 2], Int8Wire(source).export_blocks([3, 4]))
-    for layers in (range(2), range(2, 3)):
-        payload = memoryview(bytearray(2 * len(layers) * Int8Wire(source).bytes_per_block // 3))
-        Int8Wire(source).export_blocks([3, 4], payload, layers)
-        Int8Wire(parts).import_blocks([1, 2], payload, layers)
-    assert torch.equal(whole.blocks[[1, 2]], parts.blocks[[1, 2]])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_zeros_stay_zeros_and_what_is_no_number_spoils_its_head_only(dtype: torch.dtype) -> None:
     source, target = random_pool(dtype), random_pool(dtype)
     source.blocks[1] = 0

@@ -73,15 +73,3 @@ def test_more_memory_than_the_machine_has_is_refused() -> None:
         ConfigError, match=r"kv_pool_bytes is \d+, and cpu has not that much memory"
     ):
         KVPool(KVLayout(80, 16, 8, 128, torch.float32), 2**32, CPU)
-
-
-def test_some_layers_travel_alone() -> None:
-    source, target = random_pool(torch.bfloat16), random_pool(torch.bfloat16)
-    before = target.blocks.clone()
-    payload = source.export_blocks([5, 1], layers=range(1, 3))
-    assert len(payload) == 2 * 2 * source.bytes_per_block // 3
-    target.import_blocks([2, 4], payload, range(1, 3))
-    assert torch.equal(target.blocks[[2, 4], 1:], source.blocks[[5, 1], 1:])
-    assert torch.equal(target.blocks[[2, 4], 0], before[[2, 4], 0])
-    with pytest.raises(RemoteProtocolError, match="for 2 blocks of 256"):
-        target.import_blocks([2, 4], payload, range(1))

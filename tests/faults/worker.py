@@ -26,7 +26,7 @@ from worker.local_engine import LocalEngine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import LayerWatch, Sampled, StepRow
+    from engine.batch import Sampled, StepRow
 
 
 class InjectedFaultError(Exception):
@@ -79,12 +79,10 @@ class GatedEngine(LocalEngine):
 
     gate = StepGate()
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Compute one step, once the gate lets it."""
         self.gate.pass_step(len(rows))
-        return super().step(rows, watch)
+        return super().step(rows)
 
     def check_device(self) -> None:
         """Wait for the device, which may be poisoned."""

@@ -43,7 +43,9 @@ def settings(*assignments: str, file: str = "", **named: Any) -> Settings:  # no
     return sources.settings()
 
 
-LINK = LinkConfig(peer_timeout_s=2.5, lease_ttl_s=4.0, wire=WireConfig(MemorySharing.ON, 3, 99))
+LINK = LinkConfig(
+    peer_timeout_s=2.5, lease_ttl_s=4.0, wire=WireConfig(MemorySharing.ON, plaintext=True)
+)
 
 
 @pytest.mark.parametrize("role", [Role.SERVER, Role.PREFILL, Role.DECODE])
@@ -190,7 +192,7 @@ OLD = (
     "target-step embedding-batch embedding-wait no-prefix-cache kv-wire host-cache "
     "poison-freed-blocks no-cuda-graphs fixed-batch pinned-memory speculate speculate-guesses "
     "speculate-step-tokens peer-timeout progress-timeout lease-ttl share-kv-memory "
-    "kv-layer-groups kv-layer-group-min-tokens kv-plaintext pin"
+    "kv-plaintext pin"
 ).split()
 
 
@@ -215,6 +217,20 @@ def test_an_option_of_a_single_role_is_refused_with_its_new_form(role: str) -> N
         assert form is not None, word
         find(tuple(form.removeprefix("--set ").partition("=")[0].split(".")))
     assert new_form("--nonsense", role, []) is None
+
+
+@pytest.mark.parametrize("name", ["layer_groups", "layer_group_min_tokens"])
+def test_a_setting_that_there_was_is_refused_with_the_reason(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = f"link.wire.{name} is no setting any more: KV leaves in whole blocks after each step"
+    with pytest.raises(ConfigError, match=why):
+        settings(f"link.wire.{name}=2")
+    with pytest.raises(ConfigError, match=why):
+        settings(file=f"[link.wire]\n{name} = 2\n")
+    option = f"--kv-{name.replace('_', '-')}"
+    assert main(["serve", option, "2"]) == 2
+    assert f"{option} is no option any more: {why}" in capsys.readouterr().err
 
 
 def test_every_name_stands_for_a_field() -> None:

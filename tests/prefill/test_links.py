@@ -14,6 +14,7 @@ from prefill.core import PrefillCore
 from prefill.links import KvLinks
 from tests.worker.fake_engine import FakeEngine
 from transport.frames import (
+    PROTOCOL_VERSION,
     Capacity,
     Ended,
     EndReason,
@@ -90,7 +91,7 @@ class Sender:
         *before, message = messages
         assert all(isinstance(earlier.frame, Goodbye) for earlier in before)
         capacity = Capacity(8, 4, 16, 4, 64, kv_window_bytes=kv_window_bytes)
-        welcome = Welcome(target.peer, 1, self.engine.fingerprint, capacity)
+        welcome = Welcome(target.peer, PROTOCOL_VERSION, self.engine.fingerprint, capacity)
         self.listener.send_nowait(message.sender, welcome)
         await wait_all_tasks_blocked()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,9 +21,6 @@ from transport.frames import (
 )
 from triolet.config import LinkConfig
 from triolet.ids import AttemptKey, Role
-
-if TYPE_CHECKING:
-    from prefill.transfer import Piece
 
 BYTES_PER_BLOCK = 8
 LINK = LinkConfig(kv_chunk_bytes=16, kv_window_bytes=32, kv_ring_bytes=64)
@@ -46,12 +42,12 @@ def kv(owner: AttemptKey, blocks: range) -> bytes:
     return b"".join(bytes([owner.request_id[-1], block]) * 4 for block in blocks)
 
 
-def export(owner: AttemptKey, piece: Piece, into: memoryview) -> None:
-    into[:] = kv(owner, piece.blocks)
+def export(owner: AttemptKey, blocks: range, into: memoryview) -> None:
+    into[:] = kv(owner, blocks)
 
 
 def shipper(link: LinkConfig = LINK) -> Shipper:
-    return Shipper(link, memoryview(bytearray(link.kv_ring_bytes)), BYTES_PER_BLOCK, 1, export)
+    return Shipper(link, memoryview(bytearray(link.kv_ring_bytes)), BYTES_PER_BLOCK, export)
 
 
 def pump(ship: Shipper, now: float) -> list[KvSend]:
@@ -123,13 +119,13 @@ def test_a_long_chunk_is_copied_in_parts_and_travels_whole() -> None:
     )
     copied: list[range] = []
 
-    def fill(owner: AttemptKey, piece: Piece, into: memoryview) -> None:
-        copied.append(piece.blocks)
-        for index, block in enumerate(piece.blocks):
+    def fill(owner: AttemptKey, blocks: range, into: memoryview) -> None:
+        copied.append(blocks)
+        for index, block in enumerate(blocks):
             begin = index * bytes_per_block
             into[begin : begin + bytes_per_block] = bytes([block]) * bytes_per_block
 
-    ship = Shipper(link, memoryview(bytearray(chunk_bytes)), bytes_per_block, 1, fill)
+    ship = Shipper(link, memoryview(bytearray(chunk_bytes)), bytes_per_block, fill)
     owner = begin(ship)
     ship.open_peer(TARGET, chunk_bytes, 0.0)
     ship.computed(owner, 5, first_token(owner))

@@ -58,16 +58,15 @@ def test_blocks_hold_tokens() -> None:
 
 
 @pytest.mark.parametrize("frame_type", [Reserve, Prefill, KvChunk, KvManifest])
-def test_what_is_new_in_a_frame_is_left_out_where_it_is_empty(
+def test_a_key_or_mac_is_left_out_where_it_is_empty(
     frame_type: type[Reserve | Prefill | KvChunk | KvManifest],
 ) -> None:
-    """A peer of version 1 refuses a field that it does not know."""
-    new = "kv_key" if frame_type in (Reserve, Prefill) else "mac"
-    assert frame_type.__struct_fields__[-1] == new
+    name = "kv_key" if frame_type in (Reserve, Prefill) else "mac"
+    assert frame_type.__struct_fields__[-1] == name
 
     @given(frames(frame_type))
     def check(frame: AnyFrame) -> None:
-        bare = msgspec.structs.replace(frame, **{new: b""})
+        bare = msgspec.structs.replace(frame, **{name: b""})
         fields = msgspec.msgpack.decode(encode(bare))
         assert len(fields) == len(frame_type.__struct_fields__)  # the tag, and all but one
         assert decode(encode(bare), MIB) == bare

@@ -70,7 +70,7 @@ def test_the_refused_are_told_why(hello: Hello, reason: str) -> None:
 @pytest.mark.parametrize(
     ("oldest", "newest", "agreed"),
     [
-        (1, 1, 1),
+        (OLDEST_PROTOCOL_VERSION, OLDEST_PROTOCOL_VERSION, OLDEST_PROTOCOL_VERSION),
         (PROTOCOL_VERSION, PROTOCOL_VERSION + 1, PROTOCOL_VERSION),
         (OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION + 5, PROTOCOL_VERSION),
         (0, OLDEST_PROTOCOL_VERSION, OLDEST_PROTOCOL_VERSION),

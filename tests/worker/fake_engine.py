@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from engine.batch import Sampled
@@ -22,7 +21,7 @@ from ops.simulation.engine import HIDDEN_SIZE, VOCAB_SIZE, PoolEngine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import LayerWatch, SampleSpec, StepRow
+    from engine.batch import SampleSpec, StepRow
 
 _TOKEN = struct.Struct("<I")
 
@@ -58,9 +57,8 @@ class FakeEngine(PoolEngine):
         max_model_len: int = 256,
         fingerprint: str = "fake",
         host_blocks: int = 0,
-        num_layers: int = 1,
     ) -> None:
-        super().__init__(num_blocks, block_size, block_size * _TOKEN.size, num_layers)
+        super().__init__(num_blocks, block_size, block_size * _TOKEN.size)
         self.ledger = BlockLedger(num_blocks + 1, poison=self)
         host: HostTier[Node] = HostTier(host_blocks * self.bytes_per_block, self.bytes_per_block)
         self.prefix_cache = PrefixCache(
@@ -86,20 +84,13 @@ class FakeEngine(PoolEngine):
         """Count."""
         self.num_rests += 1
 
-    def step(
-        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
-    ) -> list[Sampled | None]:
-        """Store tokens layer by layer, and hash what is read back."""
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        """Store tokens, and hash what is read back."""
         if self.fail_next_step:
             self.fail_next_step = False
             raise RuntimeError("the fake engine was told to fail")
-        ends = [self.num_layers] if watch is None else watch.ends(self.num_layers)
-        for begin, end in pairwise([0, *ends]):
-            for layer in range(begin, end):
-                for row in rows:
-                    self._store(row, layer)
-            if watch is not None and end < self.num_layers:
-                watch.tell(end)
+        for row in rows:
+            self._store(row)
         for row in rows:
             self._pool_hidden(row)
         return [None if row.sample is None else self._sample(row, row.sample) for row in rows]
@@ -109,12 +100,10 @@ class FakeEngine(PoolEngine):
         if self.is_device_lost:
             raise RuntimeError("the fake device was told to be lost")
 
-    def _store(self, row: StepRow, layer: int) -> None:
-        width = _TOKEN.size // self.num_layers
+    def _store(self, row: StepRow) -> None:
         for offset, token in enumerate(row.token_ids):
-            block, place = self._where(row.block_table, row.start + offset, layer)
-            part = _TOKEN.pack(token)[layer * width : (layer + 1) * width]
-            self._pool[block][place : place + width] = part
+            block, place = self._where(row.block_table, row.start + offset)
+            self._pool[block][place : place + _TOKEN.size] = _TOKEN.pack(token)
 
     def _sample(self, row: StepRow, sample: SampleSpec) -> Sampled:
         tokens = self._read_back(row, row.start + len(row.token_ids))
@@ -126,16 +115,12 @@ class FakeEngine(PoolEngine):
 
     def _read_back(self, row: StepRow, num_tokens: int) -> list[int]:
         tokens = []
-        width = _TOKEN.size // self.num_layers
         for position in range(num_tokens):
-            packed = b""
-            for layer in range(self.num_layers):
-                block, place = self._where(row.block_table, position, layer)
-                packed += self._pool[block][place : place + width]
-            tokens.append(_TOKEN.unpack(packed)[0])
+            block, place = self._where(row.block_table, position)
+            tokens.append(_TOKEN.unpack_from(self._pool[block], place)[0])
         return tokens
 
-    def _where(self, block_table: Sequence[int], position: int, layer: int) -> tuple[int, int]:
-        """Return block and place of a token's part in one layer."""
-        offset = layer * self.block_size + position % self.block_size
-        return block_table[position // self.block_size], offset * _TOKEN.size // self.num_layers
+    def _where(self, block_table: Sequence[int], position: int) -> tuple[int, int]:
+        """Return block and place of a token."""
+        place = position % self.block_size * _TOKEN.size
+        return block_table[position // self.block_size], place

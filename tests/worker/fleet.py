@@ -121,7 +121,6 @@ def worker_config(role: Role, link: LinkConfig = LINK) -> WorkerConfig:
 async def open_fleet(
     fingerprints: tuple[str, str] = ("fake", "fake"),
     link: LinkConfig = LINK,
-    num_layers: int = 1,
     *,
     network: CountingNetwork | None = None,
     links: dict[Role, LinkConfig] | None = None,
@@ -134,7 +133,7 @@ async def open_fleet(
     configs = {role: worker_config(role, (links or {}).get(role, link)) for role in roles}
     configs[Role.DECODE] = replace(configs[Role.DECODE], **of_decode)
     engines = {
-        role: FakeEngine(fingerprint=fingerprint, num_layers=num_layers)
+        role: FakeEngine(fingerprint=fingerprint)
         for role, fingerprint in zip(roles, fingerprints, strict=True)
     }
     devices = {role: FakeDevice() for role in roles}

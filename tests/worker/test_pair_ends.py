@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from transport.frames import (
+    PROTOCOL_VERSION,
     Drain,
     EndReason,
     Goodbye,
@@ -256,7 +257,7 @@ def test_a_server_that_greets_again_has_given_up_what_it_had() -> None:
     pair = Pair()
     keys = [running(pair), prefilling(pair)]
     for role in pair.nodes:
-        pair.to_worker(role, Hello(Peer.of(SERVER), 1, 1))
+        pair.to_worker(role, Hello(Peer.of(SERVER), PROTOCOL_VERSION, PROTOCOL_VERSION))
     other = pair.ask(PROMPT)
     pair.run()
     for key in keys:

@@ -89,7 +89,7 @@ def test_a_forged_chunk_writes_nothing_and_gets_no_answer(
 def exported(pair: Pair, blocks: list[int]) -> list[bytearray]:
     engine = pair.nodes[Role.DECODE].engine
     into = bytearray(len(blocks) * engine.wire_bytes_per_block)
-    engine.export_blocks(blocks, memoryview(into), range(engine.num_layers))
+    engine.export_blocks(blocks, memoryview(into))
     return [into]
 
 
@@ -143,7 +143,7 @@ def test_a_mac_is_of_every_field_but_the_way_that_the_bytes_came() -> None:
     chunk = sealed(KvChunk(*attempt, 5, 1, 2, 3, b"d" * 16), key, b"payload")
     assert is_authentic(chunk, key, memoryview(b"payload"))
     assert is_authentic(msgspec.structs.replace(chunk, shared=SharedRange(0, 7)), key, b"payload")
-    for field in ("attempt", "target_epoch", "index", "first_block", "num_blocks", "num_layers"):
+    for field in ("attempt", "target_epoch", "index", "first_block", "num_blocks"):
         changed = msgspec.structs.replace(chunk, **{field: getattr(chunk, field) + 1})
         assert not is_authentic(changed, key, b"payload"), field
     assert not is_authentic(chunk, key, b"payloae")

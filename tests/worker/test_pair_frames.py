@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from transport.frames import (
+    PROTOCOL_VERSION,
     AttemptRow,
     CreditRow,
     End,
@@ -197,7 +198,9 @@ def test_strangers_are_told_to_say_hello() -> None:
     pair.decode.on_control(OTHER_SERVER.identity(), ServerHeartbeat(2), pair.now)
     [send] = pair.decode.outbox.take_for_servers()
     assert "HELLO" in getattr(send.frame, "reason", "")
-    wrong_model = Hello(Peer(Role.PREFILL, "p", 3), 1, 1, "another model")
+    wrong_model = Hello(
+        Peer(Role.PREFILL, "p", 3), PROTOCOL_VERSION, PROTOCOL_VERSION, "another model"
+    )
     pair.decode.on_kv(PeerId(Role.PREFILL, "p", 3).identity(), wrong_model, None, pair.now)
     [answer] = pair.decode.outbox.take_for_senders()
     assert not isinstance(answer.frame, Welcome)

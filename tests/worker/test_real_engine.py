@@ -59,8 +59,7 @@ def both(
     [
         (WireConfig(MemorySharing.OFF), KvWire.EXACT),
         (WireConfig(MemorySharing.ON), KvWire.EXACT),
-        (WireConfig(MemorySharing.OFF, 2, layer_group_min_tokens=16), KvWire.EXACT),
-        (WireConfig(MemorySharing.ON, 2, layer_group_min_tokens=16), KvWire.INT8),
+        (WireConfig(MemorySharing.ON), KvWire.INT8),
     ],
 )
 async def test_tokens_through_two_workers_are_those_of_one_engine(

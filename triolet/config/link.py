@@ -41,24 +41,10 @@ class WireConfig:
     share_memory: MemorySharing = MemorySharing.AUTO
     """Two to three times as fast as a socket, for half the CPU, and decided anew for each pair:
     what decode cannot open it is sent."""
-    layer_groups: int = 1
-    """Parts into which a prefill step's layers are divided: KV of the first ones leaves while the
-    others are computed. 1: whole blocks leave after the step, which hides all shipping but the last
-    step's where prompts are computed in chunks, as on a CPU. More pay where a step computes whole
-    prompts and links are slow against it."""
-    layer_group_min_tokens: int = 512
-    """Only chunks of a prompt with at least so many tokens in a step go by layer groups: below,
-    more and smaller frames cost more than they hide."""
-
     plaintext: bool = False
     """KV over tcp goes unencrypted, over connections without keys; CURVE moves 0.6 to 0.8 GB/s. For
     a trusted network: each chunk has a MAC by a key of its attempt, so nothing forged enters a
     pool, but KV can be read on its way. Both sides of a link must agree."""
-
-    def __post_init__(self) -> None:
-        for name in ("layer_groups", "layer_group_min_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1")
 
 
 MAX_LENDERS = 256

@@ -141,7 +141,6 @@ class FakeDecode:
     received: list[AnyFrame] = field(default_factory=list)
     steps: int = 0
     server: str = ""
-    version: int = PROTOCOL_VERSION
     forsaken: list[AnyFrame] = field(default_factory=list)
 
     @property
@@ -152,7 +151,7 @@ class FakeDecode:
     def welcome(self) -> Welcome:
         return Welcome(
             peer=Peer(self.role, self.name, self.epoch),
-            version=self.version,
+            version=PROTOCOL_VERSION,
             fingerprint=self.fingerprint,
             capacity=_capacity(self.num_blocks),
             kv_address=f"mem://{self.name}-kv",
@@ -292,12 +291,11 @@ class FakePrefill:
     received: list[AnyFrame] = field(default_factory=list)
     steps: int = 0
     server: str = ""
-    version: int = PROTOCOL_VERSION
 
     def welcome(self) -> Welcome:
         return Welcome(
             peer=Peer(self.role, self.name, self.epoch),
-            version=self.version,
+            version=PROTOCOL_VERSION,
             fingerprint=self.fingerprint,
             capacity=_capacity(self.num_blocks),
         )

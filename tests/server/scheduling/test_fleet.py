@@ -14,7 +14,7 @@ from server.contract.generation import CancelReason, Delta, Failed, Finished
 from server.scheduling.links import Links
 from tests.server.tiny_text import tiny_text
 from transport.digest import KV_KEY_BYTES
-from transport.frames import PROTOCOL_VERSION, EndReason, Prefill, RefuseReason, Reserve
+from transport.frames import EndReason, Prefill, RefuseReason, Reserve
 from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.config import LinkConfig
 from triolet.errors import RequestError
@@ -177,28 +177,15 @@ async def test_a_partition_heals_into_a_new_attempt(autojump_clock: MockClock) -
         assert isinstance(end, Finished)
 
 
-@pytest.mark.parametrize("version", [1, PROTOCOL_VERSION])
-async def test_each_attempt_has_a_kv_key_that_only_workers_of_this_release_are_sent(
-    version: int, autojump_clock: MockClock
-) -> None:
-    async with trio.open_nursery() as nursery:
-        cluster = Cluster(nursery)
-        cluster.prefill.version = cluster.decode.version = version
-        await nursery.start(cluster.decode_process.run)
-        await nursery.start(cluster.prefill_process.run)
-        await nursery.start(cluster.fleet.run)
-        await cluster.fleet.wait_ready()
+async def test_each_attempt_has_a_kv_key_of_its_own(autojump_clock: MockClock) -> None:
+    async with running() as cluster:
         for number in (1, 2):
             await read_all(cluster.fleet.submit(make_request(number, max_tokens=5)))
         reserved = [f.kv_key for f in cluster.decode.received if isinstance(f, Reserve)]
         asked = [f.kv_key for f in cluster.prefill.received if isinstance(f, Prefill)]
         assert reserved[-2:] == asked[-2:]
-        if version == 1:
-            assert reserved[-2:] == [b"", b""]
-        else:
-            assert {len(key) for key in reserved} == {KV_KEY_BYTES}
-            assert reserved[-1] != reserved[-2]
-        nursery.cancel_scope.cancel()
+        assert {len(key) for key in reserved} == {KV_KEY_BYTES}
+        assert reserved[-1] != reserved[-2]
 
 
 async def test_a_hello_without_an_answer_is_said_again_over_a_new_connection(

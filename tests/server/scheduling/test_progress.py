@@ -9,6 +9,7 @@ import pytest
 from server.contract.generation import FinishReason
 from server.scheduling.request import Phase
 from transport.frames import (
+    PROTOCOL_VERSION,
     End,
     Ended,
     EndReason,
@@ -218,7 +219,7 @@ def test_a_grant_of_an_earlier_life_is_not_taken() -> None:
 def test_a_frame_that_no_worker_says_ends_the_link() -> None:
     world = World(num_decodes=2)
     reader = brought_to(world, Phase.DECODING)
-    hello = Hello(Peer(Role.PREFILL, "x", 1), 1, 1)
+    hello = Hello(Peer(Role.PREFILL, "x", 1), PROTOCOL_VERSION, PROTOCOL_VERSION)
     world.hear(world.worker(world.decode), hello)
     world.decode.rows.clear()
     world.settle()
