@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..contract.generation import CancelReason, Event, GenerationRequest
     from ..contract.output_stream import OutputStream
     from .request import Request
-    from .requests import Requests
+    from .request_table import RequestTable
     from .workers import Worker
 
 STREAMS_PER_CHECKPOINT: Final = 128
@@ -50,7 +50,7 @@ class RequestOutput:
         self,
         running: Request,
         on_taken: Callable[[Request], None],
-        on_cancel: Callable[[Request, CancelReason], None],
+        on_cancel: Callable[[Sequence[Request], CancelReason], None],
     ) -> None:
         self.running = running
         self._mailbox = running.relay.mailbox
@@ -84,7 +84,7 @@ class RequestOutput:
 
     def cancel(self, reason: CancelReason) -> None:
         """End it now. Idempotent."""
-        self._on_cancel(self.running, reason)
+        self._on_cancel((self.running,), reason)
 
 
 class RowLine:
@@ -130,7 +130,8 @@ class Intake:
     """Takes the frames of all workers, each worker's in their order.
 
     Args:
-      requests: says how many tenants there are, and the tenant of a row.
+      clock: tells the time, as the first thing in every turn.
+      table: says how many tenants there are, and the tenant of a row.
       delivery: delivers what frames bring.
       take: acts upon one frame.
       flush: sends what follows.
@@ -138,12 +139,14 @@ class Intake:
 
     def __init__(
         self,
-        requests: Requests,
+        clock: Callable[[], float],
+        table: RequestTable,
         delivery: Delivery,
         take: Callable[[Worker, AnyFrame, float], None],
         flush: Callable[[], None],
     ) -> None:
-        self._requests = requests
+        self._clock = clock
+        self._table = table
         self._delivery = delivery
         self._take = take
         self._flush = flush
@@ -175,7 +178,7 @@ class Intake:
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
         """Take out the first frames up to one with rows that need turns."""
         small: list[AnyFrame] = []
-        has_neighbours = self._requests.table.num_tenants > 1
+        has_neighbours = self._table.num_tenants > 1
         while frames:
             frame = frames[0]
             if has_neighbours and isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN:
@@ -184,7 +187,7 @@ class Intake:
         return small
 
     async def _take_by_turns(self, worker: Worker, rows: Sequence[TokenRow]) -> None:
-        table = self._requests.table
+        table = self._table
         by_tenant: dict[str, list[TokenRow]] = {}
         for row in rows:
             by_tenant.setdefault(table.tenant_of(row), []).append(row)
@@ -213,8 +216,7 @@ class Intake:
         return bool(turn)
 
     def _take_now(self, frames: Iterable[tuple[Worker, AnyFrame]]) -> None:
-        now = trio.current_time()
-        self._requests.wake(now)
+        now = self._clock()
         self._delivery.collect()
         try:
             for worker, frame in frames:

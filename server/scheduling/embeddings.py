@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..contract.generation import Failed
-from .outcome import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from triolet.config import ServerConfig
-
-    from ..contract.generation import CancelReason, GenerationRequest
+    from ..contract.generation import CancelReason
     from .request import Request
-    from .requests import Requests
 
 
 class EmbeddingRun:
@@ -25,35 +21,25 @@ class EmbeddingRun:
     It owns nothing: dropping it leaves the inputs to their deadlines.
 
     Args:
-      requests: takes them.
-      config: for the words of a cancel.
-      flush: sends what it has decided.
+      inputs: that were accepted.
+      on_cancel: called when inputs shall end.
     """
 
-    def __init__(self, requests: Requests, config: ServerConfig, flush: Callable[[], None]) -> None:
-        self._requests = requests
-        self._config = config
-        self._flush = flush
-        self._inputs: Sequence[Request] = ()
+    def __init__(
+        self,
+        inputs: Sequence[Request],
+        on_cancel: Callable[[Sequence[Request], CancelReason], None],
+    ) -> None:
+        self._inputs = inputs
+        self._on_cancel = on_cancel
         self._changed = trio.Event()
+        for one in inputs:
+            one.relay.mailbox.bind(self._note)
 
     @property
     def has_begun(self) -> bool:
         """Whether a worker was ever asked to compute one of them."""
         return any(one.is_begun for one in self._inputs)
-
-    def begin(self, inputs: Sequence[GenerationRequest]) -> None:
-        """Submit all inputs.
-
-        Raises:
-          RequestError: refused; nothing was begun.
-        """
-        now = trio.current_time()
-        self._requests.wake(now)
-        self._inputs = self._requests.submit(inputs, now)
-        for one in self._inputs:
-            one.relay.mailbox.bind(self._note)
-        self._flush()
 
     async def vectors(self) -> Sequence[bytes]:
         """Wait for all vectors.
@@ -74,12 +60,7 @@ class EmbeddingRun:
 
     def cancel(self, reason: CancelReason) -> None:
         """End what is not done. Idempotent."""
-        rest = [one for one in self._inputs if one.terminal is None]
-        if rest:
-            now = trio.current_time()
-            self._requests.wake(now)
-            self._requests.end(rest, cancelled(reason, self._config), now)
-            self._flush()
+        self._on_cancel([one for one in self._inputs if one.terminal is None], reason)
 
     def _note(self) -> None:
         self._changed.set()

@@ -32,7 +32,7 @@ from .status import FleetStatus, present, queued_by_class, worker_status
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence, Set
+    from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
@@ -54,20 +54,20 @@ class _Connections:
       network: makes connections.
       me: the server, as its HELLO names it.
       link: bounds and deadlines.
-      wake: to be called before anything else in every turn.
+      now: tells the time, as the first thing in every turn.
 
     Attributes:
       connections: the present ones.
     """
 
     def __init__(
-        self, network: Network, me: PeerId, link: LinkConfig, wake: Callable[[float], None]
+        self, network: Network, me: PeerId, link: LinkConfig, now: Callable[[], float]
     ) -> None:
         self.connections: dict[Worker, Connection] = {}
         self._network = network
         self._me = me
         self._link = link
-        self._wake = wake
+        self._now = now
 
     def dial(self, worker: Worker) -> None:
         """Make a connection in the place of the present one.
@@ -112,8 +112,7 @@ class _Connections:
         connection = self.connections[worker]
         was_answered, asked_since = False, math.inf
         while True:
-            now = trio.current_time()
-            self._wake(now)
+            now = self._now()
             if worker.is_connected:
                 was_answered, asked_since = True, math.inf
             else:
@@ -175,10 +174,12 @@ class Links:
         self.admission = self._requests.admission
         self.hold_s = self._requests.background.hold_s
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
-        self._links = _Connections(network, self._me, config.link, self._requests.wake)
+        self._links = _Connections(network, self._me, config.link, self._now)
         self._credit_due = trio.Event()
         self._delivery = Delivery()
-        self._intake = Intake(self._requests, self._delivery, self._take, self._flush)
+        self._intake = Intake(
+            self._now, self._requests.table, self._delivery, self._take, self._flush
+        )
         self._changed = ParkingLot()
         self._until_sweep = trio.CancelScope()
 
@@ -188,11 +189,8 @@ class Links:
         Raises:
           RequestError: one was refused; nothing was begun.
         """
-        now = trio.current_time()
-        self._requests.wake(now)
-        sequences = self._requests.submit(requests, now)
-        self._flush()
-        outputs = [RequestOutput(sequence, self._taken, self._cancel) for sequence in sequences]
+        taken = self._submit(requests)
+        outputs = [RequestOutput(request, self._taken, self._cancel) for request in taken]
         return OutputStream(outputs, self._delivery.add)
 
     def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
@@ -201,9 +199,7 @@ class Links:
         Raises:
           RequestError: refused; nothing was begun.
         """
-        run = EmbeddingRun(self._requests, self._config, self._flush)
-        run.begin(requests)
-        return run
+        return EmbeddingRun(self._submit(requests), self._cancel)
 
     @property
     def max_model_len(self) -> int:
@@ -237,8 +233,7 @@ class Links:
 
     def cancel_tenants(self, tenants: Set[str]) -> None:
         """End all requests of tenants that were disabled or removed."""
-        self._requests.wake(trio.current_time())
-        self._requests.cancel_tenants(tenants, trio.current_time())
+        self._requests.cancel_tenants(tenants, self._now())
         self._flush()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -269,8 +264,7 @@ class Links:
     async def drain(self) -> None:
         """Refuse new requests from now on, and wait until none runs. Those that run may finish
         until `drain_timeout_s`, then each gets its terminal event."""
-        self._requests.wake(trio.current_time())
-        self._requests.begin_drain(trio.current_time())
+        self._requests.begin_drain(self._now())
         self._flush()
         while self._requests.num_in_flight:
             await self._changed.park()
@@ -284,7 +278,7 @@ class Links:
         Raises:
           RequestError: too many audits at once.
         """
-        self._requests.wake(trio.current_time())
+        self._now()
         self._flush()  # what is counted from here on has been sent before the question
         survey = self._auditor.begin()
         try:
@@ -307,14 +301,24 @@ class Links:
         """
         self._requests.accounting.check(self._requests.num_in_flight)
 
+    def _now(self) -> float:
+        """Return the time; where this process stood still, what that means was done before."""
+        now = trio.current_time()
+        self._requests.note_pause(now)
+        return now
+
+    def _submit(self, requests: Sequence[GenerationRequest]) -> Sequence[Request]:
+        taken = self._requests.submit(requests, self._now())
+        self._flush()
+        return taken
+
     def _taken(self, sequence: Request) -> None:
         self._requests.taken(sequence)
         if self._requests.outbox.has_credit:
             self._credit_due.set()
 
-    def _cancel(self, sequence: Request, reason: CancelReason) -> None:
-        self._requests.wake(trio.current_time())
-        self._requests.cancel(sequence, reason, trio.current_time())
+    def _cancel(self, requests: Iterable[Request], reason: CancelReason) -> None:
+        self._requests.cancel(requests, reason, self._now())
         self._flush()
 
     def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
@@ -343,7 +347,7 @@ class Links:
     async def _beat(self) -> None:
         """Renew the leases of everything that is still wanted."""
         while True:
-            self._requests.wake(trio.current_time())
+            self._now()
             for worker in self._workers:
                 # A heartbeat that fails begins new attempts elsewhere: their RESERVE must go before
                 # the heartbeat that names them, or they would be unknown over there.
@@ -356,8 +360,7 @@ class Links:
 
     async def _sweep(self) -> None:
         while True:
-            self._requests.wake(trio.current_time())
-            self._requests.sweep(trio.current_time())
+            self._requests.sweep(self._now())
             if self._requests.outbox.has_credit:
                 self._credit_due.set()
             with trio.CancelScope() as self._until_sweep:
@@ -370,7 +373,7 @@ class Links:
             await self._credit_due.wait()
             self._credit_due = trio.Event()
             # A link that broke while this server stood still is noticed by the first send.
-            self._requests.wake(trio.current_time())
+            self._now()
             for worker, frame in self._requests.outbox.drain_credit():
                 self._send(worker, frame)
             self._flush()

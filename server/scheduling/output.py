@@ -111,10 +111,10 @@ class Mailbox:
         self._filled(now)
         self._on_filled = None  # the reader holds this object: they would hold one another
 
-    def excuse(self, absence_s: float) -> None:
+    def discount(self, pause_s: float) -> None:
         """Take back time in which its reader was not let run."""
         if self.waiting_since is not None:
-            self.waiting_since += absence_s
+            self.waiting_since += pause_s
 
     def take(self, now: float) -> list[Event]:
         """Return what is here; of what is heavy a part, and the rest waits as if it came now."""

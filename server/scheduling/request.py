@@ -252,13 +252,13 @@ class Request:
         attempt = self.attempt
         return attempt is not None and attempt.granted_at is not None and attempt.granted_at <= when
 
-    def excuse(self, absence_s: float) -> None:
+    def discount(self, pause_s: float) -> None:
         """Take back time in which this server did not listen, to its reader and its workers."""
-        self.relay.mailbox.excuse(absence_s)
+        self.relay.mailbox.discount(pause_s)
         if self.attempt is not None:
-            self.attempt.grant_by += absence_s
+            self.attempt.grant_by += pause_s
             if self.attempt.gap_since is not None:
-                self.attempt.gap_since += absence_s
+                self.attempt.gap_since += pause_s
 
     @property
     def place(self) -> Place:

@@ -145,8 +145,8 @@ class Requests:
         """Whether nothing new is taken."""
         return self._drain_until is not None
 
-    def wake(self, now: float) -> None:
-        """Take back the time of a standstill; called first in every turn.
+    def note_pause(self, now: float) -> None:
+        """Take back the time in which this process stood still; called first in every turn.
 
         It must not be taken for the silence of workers, nor may leases go on that were not renewed.
         """
@@ -156,14 +156,14 @@ class Requests:
             limit_s = link.lease_ttl_s - link.heartbeat_interval_s
             self._fence = SelfFence(link, now, limit_s)
         is_fenced = self._fence.beat(now)
-        absence_s = self._fence.absence_s
-        if not absence_s:
+        pause_s = self._fence.absence_s
+        if not pause_s:
             return
-        self._observer.server_paused(absence_s)
+        self._observer.server_paused(pause_s)
         for sequence in self.table:
-            sequence.excuse(absence_s)
+            sequence.discount(pause_s)
         for worker in self._workers:
-            worker.excuse(absence_s)
+            worker.discount(pause_s)
         if is_fenced:
             self._attempts.begin_anew(OWN_PAUSE, now)
 
@@ -197,9 +197,9 @@ class Requests:
         self._attempts.dispatch(now)
         return sequences
 
-    def cancel(self, sequence: Request, reason: CancelReason, now: float) -> None:
-        """End a request from outside. Idempotent."""
-        self.end((sequence,), outcome.cancelled(reason, self._config), now)
+    def cancel(self, requests: Iterable[Request], reason: CancelReason, now: float) -> None:
+        """End requests from outside. Idempotent."""
+        self._end(requests, outcome.cancelled(reason, self._config), now)
 
     def cancel_tenants(self, tenants: Set[str], now: float) -> None:
         """End all requests of tenants that were disabled or removed."""
@@ -207,9 +207,9 @@ class Requests:
             "the tenant of this request was disabled or removed while it ran"
         )
         ended = [one for one in self.table if one.request.scheduling.tenant in tenants]
-        self.end(ended, failure, now)
+        self._end(ended, failure, now)
 
-    def end(self, sequences: Iterable[Request], failure: outcome.Failure, now: float) -> None:
+    def _end(self, sequences: Iterable[Request], failure: outcome.Failure, now: float) -> None:
         """End requests that are live in one way. Idempotent."""
         for sequence in sequences:
             if sequence.phase is not Phase.FINISHED:

@@ -56,8 +56,8 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     sequence = world.submit(make_request(1, scheduling=scheduling)).sequence
     stream = RequestOutput(sequence, lambda _: None, lambda *_: None)
     asked = input_request(bytes(16), (1, 2), VectorForm(), 600.0, scheduling=scheduling)
-    run = EmbeddingRun(world.requests, world.config, world.collect)
-    run.begin([asked])
+    run = EmbeddingRun(world.requests.submit([asked], world.now), lambda *_: None)
+    world.collect()
     world.deliver()
     assert (stream.has_begun, run.has_begun) == (False, False)
     world.sweep(1.0)  # there is no brownout

@@ -125,8 +125,9 @@ async def test_a_tenant_with_few_rows_waits_for_no_order_of_those_with_many() ->
         did.extend(tenant_of(row) for row in frame.rows)
 
     book = SimpleNamespace(num_tenants=2, tenant_of=tenant_of, origin_of=origin_of)
-    requests = SimpleNamespace(table=book, wake=lambda now: None)
-    intake = Intake(cast("Any", requests), Delivery(), cast("Any", take), lambda: None)
+    intake = Intake(
+        trio.current_time, cast("Any", book), Delivery(), cast("Any", take), lambda: None
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         nursery.start_soon(intake.receive, cast("Any", "worker"), cast("Any", FrameOnce(frame)))

@@ -70,7 +70,7 @@ def test_no_sweep_is_left_out_while_an_input_waits_and_its_deadline_is_kept_late
     assert first.attempt is not None
     assert second.attempt is None
     assert world.requests.is_restless
-    world.requests.cancel(second, CancelReason.CLIENT_GONE, world.now)
+    world.requests.cancel([second], CancelReason.CLIENT_GONE, world.now)
     assert not world.requests.is_restless
     assert due_at(first, world.config) == first.deadline
     world.sweep(601.0)

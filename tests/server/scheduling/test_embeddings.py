@@ -168,7 +168,7 @@ def test_a_cancel_ends_it_here_and_there(is_sent: bool) -> None:
     inputs = submit(world, [request(n) for n in range(2)])
     world.deliver()
     for one in inputs:
-        world.requests.cancel(one, CancelReason.CLIENT_GONE, world.now)
+        world.requests.cancel([one], CancelReason.CLIENT_GONE, world.now)
     world.collect()
     world.deliver()
     sent = [type(frame) for frame in world.prefill.received]

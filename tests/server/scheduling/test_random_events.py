@@ -114,7 +114,7 @@ class Chaos:
         """Ask for vectors, or cancel one that was asked for."""
         world = self.world
         if value == 0 and self.inputs:
-            world.requests.cancel(self.inputs[-1], CancelReason.CLIENT_GONE, world.now)
+            world.requests.cancel([self.inputs[-1]], CancelReason.CLIENT_GONE, world.now)
         else:
             asked = []
             for _ in range(1 + value % 3):

@@ -297,26 +297,26 @@ def test_workers_that_leave_by_themselves_are_held_against_nobody(phase: Phase) 
 def test_a_short_pause_of_our_own_is_held_against_nobody() -> None:
     world = World(num_decodes=2)
     seen = Seen(world)
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     reader = brought_to(world, Phase.RESERVING)
     world.now += LINK.lease_ttl_s - LINK.heartbeat_interval_s
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     world.requests.sweep(world.now)
     assert seen.pauses == [1.5]
     assert all(worker.monitor.state is PeerState.ALIVE for worker in world.workers)
     assert reader.sequence.num_attempts == 1
     world.now += 0.4
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     world.requests.sweep(world.now)
     assert reader.sequence.num_attempts == 1
 
 
 def test_a_long_pause_of_our_own_costs_an_attempt_and_counts_for_nobody() -> None:
     world = World(num_decodes=2, max_attempts=1, recovery=POOR)
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     reader = brought_to(world, Phase.DECODING)
     world.now += LINK.lease_ttl_s
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     assert reader.sequence.phase is Phase.QUEUED
     assert not any(worker.is_connected for worker in world.workers)
     world.decode.rows.clear()  # its leases ran out
@@ -334,11 +334,11 @@ def test_a_long_pause_of_our_own_costs_an_attempt_and_counts_for_nobody() -> Non
 
 def test_a_pause_is_not_held_against_a_client_that_does_not_read() -> None:
     world = World(token_window=8)
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     reader = world.submit(make_request(max_tokens=50))
     world.settle(read=False)
     world.now += world.config.stall_timeout_s + 5.0
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     for worker in world.workers:
         world.greet(worker)
     world.sweep()

@@ -135,7 +135,7 @@ class World:
 
     def cancel(self, reader: Reader, reason: CancelReason) -> None:
         """Let a client leave."""
-        self.requests.cancel(reader.sequence, reason, self.now)
+        self.requests.cancel([reader.sequence], reason, self.now)
         self.collect()
 
     def hear(self, worker: Worker, frame: AnyFrame) -> None:
