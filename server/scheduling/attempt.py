@@ -232,7 +232,7 @@ class Attempts:
         is_unknown = isinstance(frame, Ended) and frame.reason is EndReason.UNKNOWN
         if isinstance(frame, Ended) and not is_unknown:
             worker.release(frame.key, frame.freed_blocks)
-        sequence = self._table.running(frame.key)
+        sequence = self._table.of_attempt(*frame.key)
         attempt = None if sequence is None else sequence.attempt
         is_vector = isinstance(frame, Embedded)
         if (

@@ -548,7 +548,7 @@ class Overload:
         if queue_s is None:
             return None
         after_s = self.prediction.residence_s(own, self._backlog(own, num_tokens), now)
-        return self.prediction.corrected_s(own, queue_s) + after_s
+        return self.prediction.bias[own] * queue_s + after_s
 
     def _backlog(self, own: ServiceClass, num_tokens: int = 1) -> int:
         """Return the prompt tokens that workers compute before such a prompt, this server's and

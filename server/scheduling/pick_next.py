@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from triolet.config import BACKGROUND_HOLD_S, BACKGROUND_WINDOW
+from triolet.config import BACKGROUND_HOLD_S
 from triolet.service_class import Band, ServiceClass
 
 from . import outcome
+from .output import is_background
 from .request import Phase
 from .routing import Pair, Route, Why, choose_route, has_room, is_model_gone
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
-    from ..contract.generation import GenerationRequest
     from .queue import FairQueue
     from .recovery import Recovery
     from .request import Attempt, Request
@@ -147,16 +147,6 @@ class PickNext:
 
 
 _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)
-
-
-def is_background(request: GenerationRequest) -> bool:
-    """Return whether a request gives way to all others."""
-    return request.scheduling.service_class is ServiceClass.BATCH
-
-
-def window_of(request: GenerationRequest, token_window: int) -> int:
-    """Return how far a stream may run ahead of its reader."""
-    return min(token_window, BACKGROUND_WINDOW) if is_background(request) else token_window
 
 
 class Background:

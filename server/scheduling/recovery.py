@@ -25,7 +25,6 @@ from triolet.units import SECONDS
 from . import outcome
 from .outcome import Outcome
 from .poison import CLEARING_TOKENS, Quarantine, TenantGrammar, grammar_digest, prompt_digest
-from .request import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -227,7 +226,7 @@ class Recovery:
         sequence.faults.append(event)
         sequence.faulted_at = num_tokens
         if fault.num_suspects:
-            is_prompt = attempt.pair.is_local and sequence.phase is Phase.PREFILLING
+            is_prompt = attempt.pair.is_local and sequence.is_prefilling
             work = Role.PREFILL if is_prompt else fault.at
             if sequence.poison.strike(work, num_tokens, fault.num_suspects):
                 self._quarantine(sequence, now)

@@ -224,6 +224,11 @@ class Request:
         self.phase = after(self.phase, step)
 
     @property
+    def is_prefilling(self) -> bool:
+        """Whether its prompt is being computed."""
+        return self.phase is Phase.PREFILLING
+
+    @property
     def is_input(self) -> bool:
         """Whether it ends with a vector: prefill computes it, and decode is not asked."""
         return self.request.form is not None

@@ -17,22 +17,19 @@ from triolet.errors import LocalProtocolError
 from ..contract.charges import NO_CHARGES
 from ..contract.generation import Failed, Finished, FinishReason
 from .outcome import FINISHED, Outcome
-from .output import Relay
-from .pick_next import window_of
+from .output import Relay, window_of
 from .request import Request, Step, Times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
-    from triolet.ids import AttemptKey
     from triolet.service_class import Scheduling
 
     from ..contract.charges import Charges
     from ..contract.generation import GenerationRequest
-    from ..text.detokenizer import TokenText
     from .observer import Observer
     from .outcome import Failure
     from .output import RelayEnd, RelayText
@@ -90,43 +87,6 @@ class _Choices:
     longest_tokens: int = 0
 
 
-class _NoText:
-    """The text of an input: it has no completion."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    max_model_len = 0
-
-    def detokenizer(
-        self, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
-    ) -> _NoText:
-        """Return a decoder of no tokens."""
-        del prompt_ids, skip_special_tokens
-        return self
-
-    def push(self, token_id: int) -> str:
-        """Refuse a token.
-
-        Raises:
-          LocalProtocolError: always.
-        """
-        raise LocalProtocolError(f"token {token_id} came for an input")
-
-    def flush(self) -> str:
-        """Return no text."""
-        return ""
-
-    def token(self, token_id: int) -> TokenText:
-        """Refuse a token.
-
-        Raises:
-          LocalProtocolError: always.
-        """
-        raise LocalProtocolError(f"token {token_id} came for an input")
-
-
-NO_TEXT: Final = _NoText()
-
-
 class RequestTable:
     """Live requests, and the accounts.
 
@@ -176,12 +136,8 @@ class RequestTable:
         """Whether some have still to have their turn."""
         return bool(self._unswept)
 
-    def running(self, key: AttemptKey) -> Request | None:
-        """Return the request of a present attempt, or None for any other attempt."""
-        return self.of_attempt(*key)
-
     def of_attempt(self, request_id: bytes, number: int) -> Request | None:
-        """Return the same, of the key's parts: for every token."""
+        """Return the request of a present attempt, or None for any other attempt."""
         sequence = self._requests.get(request_id)
         if sequence is None or sequence.attempt is None or sequence.attempt.key.attempt != number:
             return None
@@ -227,7 +183,7 @@ class RequestTable:
         taken = Request(
             request=request,
             order=self.accounting.accepted,
-            relay=Relay(request, NO_TEXT if is_input else self.text),
+            relay=Relay(request, self.text),
             deadline=now + request.deadline_s,
             times=Times(submitted_at=now),
             allowed=window_of(request, self._config.token_window),

@@ -26,7 +26,8 @@ from .admission import Ask, Refusal, limits_of
 from .attempt import Attempts, SweepTimes, due_at
 from .frames import Outbox
 from .outcome import Outcome
-from .pick_next import Background, window_of
+from .output import window_of
+from .pick_next import Background
 from .progress import Again, Fault
 from .request import Phase
 from .request_table import RequestTable
@@ -230,7 +231,7 @@ class Requests:
         # Streams that have taken half of that join, and from then on they need one frame together.
         decode = attempt.pair.decode
         for key in decode.shares:
-            other = self.table.running(key)
+            other = self.table.of_attempt(*key)
             if other is None or other.attempt is None:
                 continue
             if other.allowed - other.attempt.allowed >= max(window // 8, 1):
@@ -326,6 +327,6 @@ class Requests:
 
     def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
         """Return whether a request in flight has this as its present attempt, on this worker."""
-        sequence = self.table.running(key)
+        sequence = self.table.of_attempt(*key)
         attempt = None if sequence is None else sequence.attempt
         return attempt is not None and worker in attempt.pair

@@ -282,10 +282,6 @@ class Prediction:
             return None
         return max(rate - self._higher_rate(service_class, now), LEAST_SHARE * rate, 1e-3)
 
-    def corrected_s(self, service_class: ServiceClass, wait_s: float) -> float:
-        """Return a wait, corrected by the error of such predictions."""
-        return wait_s * self.bias[service_class]
-
     def own_s(self, num_tokens: int) -> float:
         """Return the seconds that a prompt alone computes; 0 if no rate is known."""
         rate = self.capacity.fastest_tokens_per_s
