@@ -30,7 +30,7 @@ from server.contract.generation import GenerationRequest
 from server.jobs.runner import receiving
 from server.metrics.metrics import Metrics
 from server.scheduling.attempt import Attempts
-from server.scheduling.request_table import RequestTable
+from server.scheduling.request import RequestTable
 from server.scheduling.requests import Requests
 from server.tenants.opening import opened_quotas
 from server.tenants.quotas import Asked

@@ -13,14 +13,14 @@ import msgspec
 
 import decode.assembly
 import server.scheduling.attempt
-import server.scheduling.progress
+import server.scheduling.frames
 from decode.intake import KvIntake
 from decode.speculation import Turn
 from engine.block_ledger import BlockLedger
 from engine.prefix_cache import TOKEN_BYTES, PrefixCache
 from prefill.links import KvLinks
 from server.scheduling.attempt import Attempts
-from server.scheduling.progress import Finish
+from server.scheduling.frames import Finish
 from server.scheduling.request import Step
 from server.scheduling.requests import Requests
 from transport.frames import EndReason, Peer
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from decode.attempt import Attempt as DecodeAttempt
     from engine.prefix_cache import Leased
-    from server.scheduling.progress import Change
+    from server.scheduling.frames import Change
     from server.scheduling.request import Attempt, Request
     from server.scheduling.workers import Worker
     from transport.frames import Grant, KvChunk, KvTarget, TokenRow, Welcome
@@ -90,7 +90,7 @@ def positions() -> list[Exchange]:
         return None if end is None else Finish(end)
 
     return [
-        Exchange(server.scheduling.progress, "take_row", take_row),
+        Exchange(server.scheduling.frames, "take_row", take_row),
         Exchange(server.scheduling.attempt, "take_row", take_row),
     ]
 
@@ -234,14 +234,14 @@ def _named(identity: bytes) -> PeerId:
 
 def gaps() -> list[Exchange]:
     """Nobody misses a token that never comes."""
-    settle = server.scheduling.progress._settle
+    settle = server.scheduling.frames._settle
 
     def forget(sequence: Request, attempt: Attempt, now: float) -> Change | None:
         change = settle(sequence, attempt, now)
         attempt.gap_since = None
         return change
 
-    return [Exchange(server.scheduling.progress, "_settle", forget)]
+    return [Exchange(server.scheduling.frames, "_settle", forget)]
 
 
 def reference_counts() -> list[Exchange]:

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from ..contract.generation import Usage
-from ..scheduling.observer import OverloadObserver
+from ..scheduling.status import OverloadObserver
 from .collectors import ResponseCacheCollector
 from .histogram import TokenHistogram
 
@@ -169,7 +169,7 @@ ERROR_BUCKETS: Final = (.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40)  # f
 
 
 class OverloadMetrics(OverloadObserver):
-    """Told of overload by the fleet (server/scheduling/observer.py).
+    """Told of overload by the fleet (server/scheduling/status.py).
 
     Args:
       registry: where the counters are shown.

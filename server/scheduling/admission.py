@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from triolet.service_class import Scheduling
 
     from ..contract.generation import GenerationRequest
-    from .observer import OverloadObserver
     from .queue import FairQueue
     from .recovery import Recovery
-    from .request import Request
-    from .request_table import RequestTable
-    from .status import OverloadStatus
+    from .request import Request, RequestTable
+    from .status import OverloadObserver, OverloadStatus
     from .wait_estimate import Forecast
     from .workers import Worker
 

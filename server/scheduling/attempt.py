@@ -21,17 +21,19 @@ from triolet.service_class import Band
 
 from . import outcome
 from .admission import Admission, missing_role
-from .frames import embed_frame, prefill_frame, reserve_frame
-from .outcome import Failure, Outcome
-from .pick_next import PickNext, need_on, note_no_fork
-from .progress import (
+from .frames import (
     Again,
     Fault,
     Finish,
+    embed_frame,
+    prefill_frame,
+    reserve_frame,
     take_ended,
     take_first_token,
     take_row,
 )
+from .outcome import Failure, Outcome
+from .pick_next import PickNext, need_on, note_no_fork
 from .queue import FairQueue
 from .recovery import Recovery
 from .request import Attempt, Phase, Step
@@ -43,11 +45,9 @@ if TYPE_CHECKING:
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
 
-    from .frames import Outbox
-    from .observer import Observer
-    from .progress import Change
-    from .request import Request
-    from .request_table import RequestTable
+    from .frames import Change, Outbox
+    from .request import Request, RequestTable
+    from .status import Observer
     from .workers import Worker
 
 

@@ -1,4 +1,5 @@
-"""Takes the frames of workers and delivers their tokens to streams, both by turns of tenants.
+"""Takes the frames of workers and delivers their tokens to streams, both by turns of tenants; the
+reading ends of completions and vectors.
 
 One turn of one task does all of a small frame, from the worker's message to the clients' sockets.
 Where several tenants have streams, the rows of a larger frame are taken some at a time, tenant by
@@ -16,6 +17,8 @@ from trio.lowlevel import ParkingLot
 
 from transport.frames import Tokens
 
+from ..contract.generation import Failed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -24,9 +27,9 @@ if TYPE_CHECKING:
 
     from ..contract.generation import CancelReason, Event, GenerationRequest
     from ..contract.output_stream import OutputStream
-    from .request import Request
-    from .request_table import RequestTable
+    from .request import Request, RequestTable
     from .workers import Worker
+
 
 STREAMS_PER_CHECKPOINT: Final = 128
 """Streams that are delivered to before other tasks may run: two or three milliseconds."""
@@ -281,3 +284,54 @@ class Delivery:
             stream.deliver(now)
         if self._due:
             self._has_due.set()
+
+
+class EmbeddingRun:
+    """All inputs of one client's request (`Links.embed`).
+
+    It owns nothing: dropping it leaves the inputs to their deadlines.
+
+    Args:
+      inputs: that were accepted.
+      on_cancel: called when inputs shall end.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Request],
+        on_cancel: Callable[[Sequence[Request], CancelReason], None],
+    ) -> None:
+        self._inputs = inputs
+        self._on_cancel = on_cancel
+        self._changed = trio.Event()
+        for one in inputs:
+            one.relay.mailbox.bind(self._note)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute one of them."""
+        return any(one.is_begun for one in self._inputs)
+
+    async def vectors(self) -> Sequence[bytes]:
+        """Wait for all vectors.
+
+        Raises:
+          RequestError: one of the inputs failed.
+        """
+        while True:
+            await trio.lowlevel.checkpoint()
+            self._changed = trio.Event()
+            ends = [one.terminal for one in self._inputs]
+            for end in ends:
+                if isinstance(end, Failed):
+                    raise end.error
+            if all(ends):
+                return [one.vector for one in self._inputs]
+            await self._changed.wait()
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End what is not done. Idempotent."""
+        self._on_cancel([one for one in self._inputs if one.terminal is None], reason)
+
+    def _note(self) -> None:
+        self._changed.set()

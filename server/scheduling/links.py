@@ -20,15 +20,13 @@ from transport.link import PeerBusy, PeerGone
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
-from ..contract.charges import NO_CHARGES
+from ..contract.generation import NO_CHARGES
 from ..contract.output_stream import OutputStream
 from .audit import Auditor
-from .delivery import Delivery, Intake, RequestOutput
-from .embeddings import EmbeddingRun
-from .observer import Observer
+from .delivery import Delivery, EmbeddingRun, Intake, RequestOutput
 from .requests import FAREWELL, Requests
 from .routing import is_ready
-from .status import FleetStatus, present, queued_by_class, worker_status
+from .status import FleetStatus, Observer, present, queued_by_class, worker_status
 from .workers import Worker
 
 if TYPE_CHECKING:
@@ -39,8 +37,7 @@ if TYPE_CHECKING:
     from triolet.audit import FleetAudit
     from triolet.config import LinkConfig, ServerConfig
 
-    from ..contract.charges import Charges
-    from ..contract.generation import CancelReason, GenerationRequest
+    from ..contract.generation import CancelReason, Charges, GenerationRequest
     from .output import RelayText
     from .request import Request
 
@@ -189,7 +186,8 @@ class Links:
         Raises:
           RequestError: one was refused; nothing was begun.
         """
-        taken = self._submit(requests)
+        taken = self._requests.submit(requests, self._now())
+        self._flush()
         outputs = [RequestOutput(request, self._taken, self._cancel) for request in taken]
         return OutputStream(outputs, self._delivery.add)
 
@@ -199,7 +197,9 @@ class Links:
         Raises:
           RequestError: refused; nothing was begun.
         """
-        return EmbeddingRun(self._submit(requests), self._cancel)
+        inputs = self._requests.submit(requests, self._now())
+        self._flush()
+        return EmbeddingRun(inputs, self._cancel)
 
     @property
     def max_model_len(self) -> int:
@@ -306,11 +306,6 @@ class Links:
         now = trio.current_time()
         self._requests.note_pause(now)
         return now
-
-    def _submit(self, requests: Sequence[GenerationRequest]) -> Sequence[Request]:
-        taken = self._requests.submit(requests, self._now())
-        self._flush()
-        return taken
 
     def _taken(self, sequence: Request) -> None:
         self._requests.taken(sequence)

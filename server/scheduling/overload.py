@@ -12,9 +12,17 @@ from triolet.service_class import ServiceClass
 from triolet.units import SECONDS
 
 from .outcome import Failure, Outcome
-from .returns import MOST_S, PATIENCE_S, Returns
 from .status import OverloadStatus
-from .wait_estimate import Forecast, Outstanding, Prediction, Stage, Standing
+from .wait_estimate import (
+    MOST_S,
+    PATIENCE_S,
+    Forecast,
+    Outstanding,
+    Prediction,
+    Returns,
+    Stage,
+    Standing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
     from triolet.errors import RequestError
     from triolet.service_class import Scheduling
 
-    from .observer import OverloadObserver
+    from .status import OverloadObserver
     from .wait_estimate import Capacity
 
 

@@ -20,17 +20,15 @@ from transport.frames import (
 from transport.liveness import PeerEvent, PeerState, SelfFence
 from triolet.ids import new_secret
 
-from ..contract.charges import NO_CHARGES
+from ..contract.generation import NO_CHARGES
 from . import outcome
 from .admission import Ask, Refusal, limits_of
 from .attempt import Attempts, SweepTimes, due_at
-from .frames import Outbox
+from .frames import Again, Fault, Outbox
 from .outcome import Outcome
 from .output import window_of
 from .pick_next import Background
-from .progress import Again, Fault
-from .request import Phase
-from .request_table import RequestTable
+from .request import Phase, RequestTable
 from .routing import is_ready
 
 if TYPE_CHECKING:
@@ -40,12 +38,10 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.ids import AttemptKey
 
-    from ..contract.charges import Charges
-    from ..contract.generation import CancelReason, GenerationRequest
-    from .observer import Observer
+    from ..contract.generation import CancelReason, Charges, GenerationRequest
     from .output import RelayText
-    from .request import Request
-    from .request_table import Accounting
+    from .request import Accounting, Request
+    from .status import Observer
     from .workers import Worker
 
 

@@ -10,10 +10,10 @@ import pytest
 from server.contract.generation import input_request
 from server.scheduling.admission import Admission, Admit, Ask, Refusal
 from server.scheduling.attempt import due_at
-from server.scheduling.observer import OverloadObserver
 from server.scheduling.overload import LEAST_SAMPLES, AimdLimiter, Demand, Level, Overload
 from server.scheduling.queue import FairQueue
 from server.scheduling.request import Phase
+from server.scheduling.status import OverloadObserver
 from server.scheduling.wait_estimate import Capacity, Outstanding, Stage, Standing
 from triolet.config import (
     AdmissionConfig,

@@ -6,8 +6,7 @@ import math
 import sys
 
 from server.contract.generation import input_request
-from server.scheduling.delivery import RequestOutput
-from server.scheduling.embeddings import EmbeddingRun
+from server.scheduling.delivery import EmbeddingRun, RequestOutput
 from triolet.config import BACKGROUND_HOLD_S
 from triolet.pooling import VectorForm
 from triolet.service_class import Scheduling, ServiceClass

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from server.contract.generation import CancelReason
-from server.scheduling.observer import Observer
 from server.scheduling.request import Phase
+from server.scheduling.status import Observer
 from transport.frames import EndReason, Grant, Prefill, Reserve, Tokens
 from triolet.config import LocalPrefill, RoutingConfig
 

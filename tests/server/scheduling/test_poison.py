@@ -7,12 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.scheduling.poison import (
-    CLEARING_TOKENS,
-    PoisonDetector,
-    Quarantine,
-    prompt_digest,
-)
+from server.scheduling.recovery import CLEARING_TOKENS, PoisonDetector, Quarantine, prompt_digest
 from triolet.config import RecoveryConfig
 from triolet.ids import Role
 

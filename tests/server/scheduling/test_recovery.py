@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.scheduling.observer import Observer
 from server.scheduling.request import Phase
 from server.scheduling.requests import FAREWELL
+from server.scheduling.status import Observer
 from server.scheduling.workers import BreakerState
 from transport.frames import Ended, EndReason, Grant, Reserve, TokenRow, Tokens
 from transport.liveness import PeerState

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from server.contract.generation import FinishReason
-from server.scheduling.observer import Observer
 from server.scheduling.output import RelayEnd
-from server.scheduling.request_table import MAX_SWEPT, MIN_SWEPT, SWEEP_TURNS, RequestTable
+from server.scheduling.request import MAX_SWEPT, MIN_SWEPT, SWEEP_TURNS, RequestTable
+from server.scheduling.status import Observer
 
 from .fakes import make_request, server_config
 from .world import TEXT

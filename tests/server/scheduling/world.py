@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ops.simulation.charges import RecordingCharges
 from server.contract.generation import Delta, Failed, Finished
-from server.scheduling.observer import Observer
 from server.scheduling.requests import Requests
+from server.scheduling.status import Observer
 from server.scheduling.workers import Worker
 from tests.server.tiny_text import tiny_text
 from transport.frames import AttemptRow, ServerHeartbeat
