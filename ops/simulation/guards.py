@@ -82,11 +82,11 @@ def digest() -> list[Exchange]:
 def positions() -> list[Exchange]:
     """Rows are passed on as they come, whatever position they name."""
 
-    def take_row(sequence: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
+    def take_row(request: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
         del attempt
-        position = len(sequence.relay.token_ids)
-        sequence.step(Step.TOKEN)
-        end = sequence.relay.push(msgspec.structs.replace(row, position=position), now)
+        position = len(request.relay.token_ids)
+        request.step(Step.TOKEN)
+        end = request.relay.push(msgspec.structs.replace(row, position=position), now)
         return None if end is None else Finish(end)
 
     return [
@@ -135,10 +135,10 @@ def epochs() -> list[Exchange]:
         return wanted(self, sender, key, self._identity.me.epoch)
 
     def grant_any(
-        self: Attempts, sequence: Request, attempt: Attempt, grant: Grant, now: float
+        self: Attempts, request: Request, attempt: Attempt, grant: Grant, now: float
     ) -> None:
         epoch = attempt.pair.decode.monitor.epoch
-        granted(self, sequence, attempt, msgspec.structs.replace(grant, epoch=epoch), now)
+        granted(self, request, attempt, msgspec.structs.replace(grant, epoch=epoch), now)
 
     def hear_any(
         self: PeerMonitor, epoch: int, now: float, *, progress: int = 0, has_work: bool = False
@@ -197,9 +197,9 @@ def renewal_by_name() -> list[Exchange]:
 def end() -> list[Exchange]:
     """Workers are not told that an attempt is over."""
 
-    def release_attempt(self: Attempts, sequence: Request, reason: EndReason) -> None:
+    def release_attempt(self: Attempts, request: Request, reason: EndReason) -> None:
         del self, reason
-        attempt, sequence.attempt = sequence.attempt, None
+        attempt, request.attempt = request.attempt, None
         if attempt is not None:
             for worker in attempt.pair:
                 worker.release(attempt.key)
@@ -236,8 +236,8 @@ def gaps() -> list[Exchange]:
     """Nobody misses a token that never comes."""
     settle = server.scheduling.frames._settle
 
-    def forget(sequence: Request, attempt: Attempt, now: float) -> Change | None:
-        change = settle(sequence, attempt, now)
+    def forget(request: Request, attempt: Attempt, now: float) -> Change | None:
+        change = settle(request, attempt, now)
         attempt.gap_since = None
         return change
 

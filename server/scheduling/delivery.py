@@ -56,14 +56,14 @@ class RequestOutput:
         on_cancel: Callable[[Sequence[Request], CancelReason], None],
     ) -> None:
         self.running = running
-        self._mailbox = running.relay.mailbox
+        self._mailbox = running.output
         self._on_taken = on_taken
         self._on_cancel = on_cancel
 
     @property
     def request(self) -> GenerationRequest:
         """What was asked for."""
-        return self.running.request
+        return self.running.spec
 
     @property
     def has_begun(self) -> bool:
@@ -305,7 +305,7 @@ class EmbeddingRun:
         self._on_cancel = on_cancel
         self._changed = trio.Event()
         for one in inputs:
-            one.relay.mailbox.bind(self._note)
+            one.output.bind(self._note)
 
     @property
     def has_begun(self) -> bool:

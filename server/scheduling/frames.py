@@ -45,30 +45,30 @@ TENANT_BYTES: Final = 8
 
 
 def reserve_frame(
-    sequence: Request, attempt: Attempt, eos_token_ids: tuple[int, ...], now: float
+    request: Request, attempt: Attempt, eos_token_ids: tuple[int, ...], now: float
 ) -> Reserve:
     """Return what asks decode for a lease."""
     return Reserve(
         *attempt.key,
-        prompt=pack_tokens(sequence.request.prompt_ids),
-        replay=pack_tokens(sequence.relay.token_ids),
-        sampling=sequence.request.sampling,
+        prompt=pack_tokens(request.spec.prompt_ids),
+        replay=pack_tokens(request.relay.token_ids),
+        sampling=request.spec.sampling,
         priority=attempt.rank,
         allowed=attempt.allowed,
-        remaining_s=max(sequence.deadline - now, 0.0),
+        remaining_s=max(request.deadline - now, 0.0),
         eos_token_ids=eos_token_ids,
-        salt=sequence.request.cache_salt,
+        salt=request.spec.cache_salt,
         local_tokens=attempt.local_tokens,
         fork_of=None if attempt.fork_of is None else AttemptRow(*attempt.fork_of),
-        tenant=tenant_digest(sequence.request.scheduling),
-        cache_share=sequence.request.scheduling.cache_share,
-        weight=sequence.request.scheduling.weight,
+        tenant=tenant_digest(request.spec.scheduling),
+        cache_share=request.spec.scheduling.cache_share,
+        weight=request.spec.scheduling.weight,
         kv_key=_kv_key_for(attempt, attempt.pair.decode),
     )
 
 
 def prefill_frame(
-    sequence: Request,
+    request: Request,
     attempt: Attempt,
     eos_token_ids: tuple[int, ...],
     held_blocks: int,
@@ -79,32 +79,32 @@ def prefill_frame(
     assert welcome is not None, "an attempt goes to welcomed workers only"
     return Prefill(
         *attempt.key,
-        prompt=pack_tokens(sequence.request.prompt_ids),
+        prompt=pack_tokens(request.spec.prompt_ids),
         target=KvTarget(peer=welcome.peer, address=welcome.kv_address),
-        sampling=sequence.request.sampling,
+        sampling=request.spec.sampling,
         priority=attempt.rank,
-        remaining_s=max(sequence.deadline - now, 0.0),
+        remaining_s=max(request.deadline - now, 0.0),
         held_blocks=held_blocks,
         eos_token_ids=eos_token_ids,
-        salt=sequence.request.cache_salt,
-        tenant=tenant_digest(sequence.request.scheduling),
-        cache_share=sequence.request.scheduling.cache_share,
+        salt=request.spec.cache_salt,
+        tenant=tenant_digest(request.spec.scheduling),
+        cache_share=request.spec.scheduling.cache_share,
         kv_key=_kv_key_for(attempt, attempt.pair.prefill),
     )
 
 
-def embed_frame(sequence: Request, attempt: Attempt, now: float) -> Embed:
+def embed_frame(request: Request, attempt: Attempt, now: float) -> Embed:
     """Return what asks prefill to compute the vector of an input."""
-    form = sequence.request.form
+    form = request.spec.form
     assert form is not None, "only inputs become vectors"
     return Embed(
         *attempt.key,
-        prompt=pack_tokens(sequence.request.prompt_ids),
+        prompt=pack_tokens(request.spec.prompt_ids),
         pooling=form.pooling,
         dimensions=form.dimensions,
         is_normalized=form.is_normalized,
         priority=attempt.rank,
-        remaining_s=max(sequence.deadline - now, 0.0),
+        remaining_s=max(request.deadline - now, 0.0),
     )
 
 
@@ -257,13 +257,13 @@ Change: TypeAlias = Finish | Again | Failure
 _TOKEN_PHASES: Final = (Phase.PREFILLING, Phase.DECODING, Phase.FINISHING)
 
 
-def take_row(sequence: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
+def take_row(request: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
     """Take one token row of the present attempt."""
     if attempt.end is not None:
         return None  # decode goes on until it is told
-    if sequence.phase not in _TOKEN_PHASES:
+    if request.phase not in _TOKEN_PHASES:
         return Again("token_without_prefill", Fault(Role.DECODE))
-    token_ids = sequence.relay.token_ids
+    token_ids = request.relay.token_ids
     if row.position < len(token_ids):
         return None if token_ids[row.position] == row.token_id else _failed()
     if row.position >= max(attempt.allowed, 1):
@@ -274,42 +274,42 @@ def take_row(sequence: Request, attempt: Attempt, row: TokenRow, now: float) -> 
         if twin.token_id != row.token_id:
             return _failed()
         following = attempt.early.pop(len(token_ids), None)
-    if sequence.phase is not Phase.DECODING:  # which it would stay, at some cost for each token
-        sequence.step(Step.TOKEN)
-    if not sequence.fingerprint:
-        sequence.fingerprint = attempt.pair.decode.fingerprint
+    if request.phase is not Phase.DECODING:  # which it would stay, at some cost for each token
+        request.step(Step.TOKEN)
+    if not request.fingerprint:
+        request.fingerprint = attempt.pair.decode.fingerprint
     while following is not None:
-        end = sequence.relay.push(following, now)
+        end = request.relay.push(following, now)
         if end is not None:
-            return _finish(sequence, attempt, end, now)
+            return _finish(request, attempt, end, now)
         following = attempt.early.pop(len(token_ids), None)
-    return _settle(sequence, attempt, now)
+    return _settle(request, attempt, now)
 
 
 def take_first_token(
-    sequence: Request, attempt: Attempt, frame: FirstToken, now: float
+    request: Request, attempt: Attempt, frame: FirstToken, now: float
 ) -> Change | None:
     """Take position 0 as prefill sent it. With a replay it must repeat what the client has."""
-    if sequence.cached_tokens is None:
+    if request.cached_tokens is None:
         # A later attempt finds what this request has left itself.
-        sequence.cached_tokens = frame.cached_tokens
+        request.cached_tokens = frame.cached_tokens
     attempt.pair.prefill.computed(attempt.key)
     if attempt.end is not None:
         return Finish(attempt.end)
-    if sequence.phase is Phase.PREFILLING and sequence.relay.token_ids:
-        sequence.step(Step.TOKEN)
-    return take_row(sequence, attempt, frame.row, now)
+    if request.phase is Phase.PREFILLING and request.relay.token_ids:
+        request.step(Step.TOKEN)
+    return take_row(request, attempt, frame.row, now)
 
 
 def take_ended(
-    sequence: Request, attempt: Attempt, role: Role, frame: Ended, now: float
+    request: Request, attempt: Attempt, role: Role, frame: Ended, now: float
 ) -> Change | None:
     """Take a worker's word that the attempt is over there."""
     if attempt.end is not None:
         # Behind prefill's ENDED no FIRST_TOKEN comes any more.
         return Finish(attempt.end) if role is Role.PREFILL else None
     if role is Role.PREFILL:
-        return _prefill_ended(sequence, attempt, frame)
+        return _prefill_ended(request, attempt, frame)
     verdict = ENDED[role].get(frame.reason)
     if verdict is None or attempt.num_tokens is not None:
         return None
@@ -317,16 +317,16 @@ def take_ended(
         return _refused(verdict)
     if verdict is Verdict.MOVE:
         return Again(frame.reason)
-    if verdict is Verdict.RETRY or sequence.phase is Phase.RESERVING:
+    if verdict is Verdict.RETRY or request.phase is Phase.RESERVING:
         return Again(frame.reason, _fault_at(role, frame, is_local=attempt.pair.is_local))
-    if frame.num_tokens < len(sequence.relay.token_ids):
+    if frame.num_tokens < len(request.relay.token_ids):
         return _failed()
-    sequence.step(Step.COMPLETE)
+    request.step(Step.COMPLETE)
     attempt.is_handed_over = True
     attempt.num_tokens = frame.num_tokens
     is_stop = frame.reason is EndReason.STOP
     attempt.finish_reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
-    return _settle(sequence, attempt, now)
+    return _settle(request, attempt, now)
 
 
 def _failed() -> Failure:
@@ -361,7 +361,7 @@ def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
             return Fault(role, is_workers=False, is_shared=True)
 
 
-def _prefill_ended(sequence: Request, attempt: Attempt, frame: Ended) -> Change | None:
+def _prefill_ended(request: Request, attempt: Attempt, frame: Ended) -> Change | None:
     reason = frame.reason
     match ENDED[Role.PREFILL].get(reason):
         case Verdict.COMPLETE:
@@ -370,7 +370,7 @@ def _prefill_ended(sequence: Request, attempt: Attempt, frame: Ended) -> Change 
         case Outcome() as how:
             return _refused(how)
         case Verdict.RETRY | Verdict.MOVE as verdict if not attempt.is_handed_over:
-            if reason is EndReason.UNKNOWN and sequence.phase is not Phase.PREFILLING:
+            if reason is EndReason.UNKNOWN and request.phase is not Phase.PREFILLING:
                 # It has forgotten what it shipped; decode has it or will miss it.
                 return None
             fault = _fault_at(Role.PREFILL, frame) if verdict is Verdict.RETRY else None
@@ -379,24 +379,24 @@ def _prefill_ended(sequence: Request, attempt: Attempt, frame: Ended) -> Change 
             return None
 
 
-def _finish(sequence: Request, attempt: Attempt, end: RelayEnd, now: float) -> Finish | None:
+def _finish(request: Request, attempt: Attempt, end: RelayEnd, now: float) -> Finish | None:
     """Finish, or wait for FIRST_TOKEN, which says how many tokens of the prompt were cached.
 
     Prefill sends it before it ships the KV, but decode's tokens may overtake it; of a completion of
     one token that is all there is. It is missing like a token: for `peer_timeout_s` at most.
     """
     prefill = attempt.pair.prefill
-    if sequence.cached_tokens is not None or attempt.pair.is_local or not prefill.is_connected:
+    if request.cached_tokens is not None or attempt.pair.is_local or not prefill.is_connected:
         return Finish(end)
     attempt.end, attempt.gap_since = end, now
     return None
 
 
-def _settle(sequence: Request, attempt: Attempt, now: float) -> Change | None:
+def _settle(request: Request, attempt: Attempt, now: float) -> Change | None:
     """Note whether something is missing; finish if decode has ended and nothing is."""
-    num_have = len(sequence.relay.token_ids)
+    num_have = len(request.relay.token_ids)
     if attempt.num_tokens == num_have and attempt.finish_reason is not None:
-        return _finish(sequence, attempt, sequence.relay.end(attempt.finish_reason, now), now)
+        return _finish(request, attempt, request.relay.end(attempt.finish_reason, now), now)
     is_missing = bool(attempt.early) or attempt.num_tokens is not None
     attempt.gap_since = (attempt.gap_since or now) if is_missing else None
     return None

@@ -307,8 +307,8 @@ class Links:
         self._requests.note_pause(now)
         return now
 
-    def _taken(self, sequence: Request) -> None:
-        self._requests.taken(sequence)
+    def _taken(self, request: Request) -> None:
+        self._requests.taken(request)
         if self._requests.outbox.has_credit:
             self._credit_due.set()
 

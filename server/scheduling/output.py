@@ -193,7 +193,7 @@ class RelayText(Protocol):
 
 
 class RelayEnd(NamedTuple):
-    """The sequence is over, by the server's own reading of its tokens.
+    """The request is over, by the server's own reading of its tokens.
 
     Attributes:
       reason: why.
@@ -224,7 +224,7 @@ class _MarkedText:
 
 
 class Relay:
-    """One sequence.
+    """One request.
 
     Attributes:
       token_ids: completion tokens so far, the end token included.
@@ -254,7 +254,7 @@ class Relay:
         """Take the token at the next position.
 
         Returns:
-          How the sequence ends with this token, or None if it goes on.
+          How the request ends with this token, or None if it goes on.
         """
         assert row.position == len(self.token_ids), "positions come once and in order"
         sampling = self._request.sampling

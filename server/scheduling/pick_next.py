@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from .workers import Worker
 
 
-def fork_route(sequence: Request, now: float) -> Route | None:
-    """Return the way to the prompt that a sequence can share, or None if there is none now.
+def fork_route(request: Request, now: float) -> Route | None:
+    """Return the way to the prompt that a request can share, or None if there is none now.
 
     What may be what workers fail by goes alone: a fork and its origin would be struck together.
     """
-    origin = None if sequence.origin is None else sequence.origin.attempt
-    if origin is None or sequence.faults or sequence.poison.is_of_prompt:
+    origin = None if request.origin is None else request.origin.attempt
+    if origin is None or request.faults or request.poison.is_of_prompt:
         return None
     decode = origin.pair.decode
-    if not decode.is_usable or sequence.fingerprint not in ("", decode.fingerprint):
+    if not decode.is_usable or request.fingerprint not in ("", decode.fingerprint):
         return None
     route = Route(Pair(decode, decode), 1, (Why.FORK, Why.FORK), origin.key)
-    need = need_on(route, sequence.need)
-    if sequence.poison.isolated or not has_room(decode, need, now):
+    need = need_on(route, request.need)
+    if request.poison.isolated or not has_room(decode, need, now):
         return None
     return route
 
 
 def need_on(route: Route, need: Need) -> Need:
-    """Return what a sequence takes of the workers of a route. A fork takes its own blocks only, and
+    """Return what a request takes of the workers of a route. A fork takes its own blocks only, and
     has the prompt's last token to be computed."""
     capacity = route.pair.decode.capacity
     assert capacity is not None, "an attempt goes to welcomed workers only"
@@ -55,12 +55,12 @@ def need_on(route: Route, need: Need) -> Need:
     return need._replace(prompt_tokens=1, kv_tokens=own_tokens, chain=None)
 
 
-def note_no_fork(sequence: Request, attempt: Attempt) -> None:
+def note_no_fork(request: Request, attempt: Attempt) -> None:
     """Take in that decode does not have the prompt that an attempt was to share. Unless its origin
     has moved on meanwhile, nothing will change that."""
-    origin = None if sequence.origin is None else sequence.origin.attempt
+    origin = None if request.origin is None else request.origin.attempt
     if origin is None or origin.key == attempt.fork_of:
-        sequence.origin = None
+        request.origin = None
 
 
 HANDOVER_TRUST: Final = 0.2
@@ -101,40 +101,40 @@ class PickNext:
         """Return the request that leaves the queue now, and its workers or its end."""
         queue = self._queue
         try:
-            sequence = queue.first()
-            while sequence is not None:
-                turn = self._turn_of(sequence, now)
+            request = queue.first()
+            while request is not None:
+                turn = self._turn_of(request, now)
                 if turn is not None:
-                    return sequence, turn
-                if self._waits_for_isolation(self._need(sequence, now), now):
-                    queue.set_aside(sequence)
-                    sequence = queue.first()
-                elif queue.lets_pass(sequence):
-                    sequence = queue.first(is_aged_too=False)
+                    return request, turn
+                if self._waits_for_isolation(self._need(request, now), now):
+                    queue.set_aside(request)
+                    request = queue.first()
+                elif queue.lets_pass(request):
+                    request = queue.first(is_aged_too=False)
                 else:
                     return None
         finally:
             queue.restore()
         return None
 
-    def _turn_of(self, sequence: Request, now: float) -> Route | outcome.Failure | None:
+    def _turn_of(self, request: Request, now: float) -> Route | outcome.Failure | None:
         """Return the workers or the end of a request that is first; None if it has to wait."""
-        need = self._need(sequence, now)
-        route = fork_route(sequence, now) or self._route(need, now)
+        need = self._need(request, now)
+        route = fork_route(request, now) or self._route(need, now)
         if route is not None:
-            return self._recovery.objection_to(sequence.request, now) or route
+            return self._recovery.objection_to(request.spec, now) or route
         if is_model_gone(self._workers, need, self._routing):
             return outcome.other_model()
         return None
 
-    def _need(self, sequence: Request, now: float) -> Need:
+    def _need(self, request: Request, now: float) -> Need:
         """Return what a request that waits asks of workers now."""
-        own = sequence.request.scheduling.service_class
+        own = request.spec.scheduling.service_class
         kept_share, band = (
             self._kept_share(own, now),
-            Band(own, self._queue.is_over_share(sequence)),
+            Band(own, self._queue.is_over_share(request)),
         )
-        return sequence.need._replace(kept_share=kept_share, band=band)
+        return request.need._replace(kept_share=kept_share, band=band)
 
     def _waits_for_isolation(self, need: Need, now: float) -> bool:
         """Return whether there is room, but not for a request that may make workers fail."""
@@ -169,10 +169,10 @@ class Background:
         """Return whether an interactive request waits for its first token, and not for a limit of
         its tenant: held streams would not help that."""
         return any(
-            sequence.phase in _BEFORE_FIRST_TOKEN
-            and not is_background(sequence.request)
-            and not self._queue.is_held(sequence)
-            for sequence in self._queue.live()
+            request.phase in _BEFORE_FIRST_TOKEN
+            and not is_background(request.spec)
+            and not self._queue.is_held(request)
+            for request in self._queue.live()
         )
 
     def hold_s(self) -> float:
@@ -182,11 +182,11 @@ class Background:
             return math.inf
         return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
 
-    def holds(self, sequence: Request) -> bool:
+    def holds(self, request: Request) -> bool:
         """Return whether a stream gets no more credit for now; it is held from then on."""
-        if not is_background(sequence.request) or not self.is_urgent():
+        if not is_background(request.spec) or not self.is_urgent():
             return False
-        self._held.setdefault(sequence, None)
+        self._held.setdefault(request, None)
         return True
 
     def released(self, now: float) -> list[Request]:
@@ -196,11 +196,11 @@ class Background:
             released = list(self._held)
         else:
             released = []
-            for sequence, since in self._held.items():
+            for request, since in self._held.items():
                 if since is None:
-                    self._held[sequence] = now
+                    self._held[request] = now
                 elif now - since >= BACKGROUND_HOLD_S:
-                    released.append(sequence)
-        for sequence in released:
-            del self._held[sequence]
+                    released.append(request)
+        for request in released:
+            del self._held[request]
         return released

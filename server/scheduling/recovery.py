@@ -221,36 +221,36 @@ class Recovery:
         worker.breaker.succeeded(now)
         self._show(worker)
 
-    def after(self, sequence: Request, again: Again, now: float) -> outcome.Failure | None:
-        """Take in why the present attempt of a sequence is over.
+    def after(self, request: Request, again: Again, now: float) -> outcome.Failure | None:
+        """Take in why the present attempt of a request is over.
 
         Returns:
           The end of the request, or None if it may be tried again.
         """
-        attempt, fault = sequence.attempt, again.fault
+        attempt, fault = request.attempt, again.fault
         if fault is None or attempt is None:
             return None
         worker = attempt.pair.of(fault.at)
         event = _event(again.cause, fault, attempt)
-        if self._is_anothers(event, fault, sequence, worker):
+        if self._is_anothers(event, fault, request, worker):
             return None
         if self._budget.is_new(event, now):
             self._count(worker, fault, attempt, now)
         if fault.is_workers:
-            sequence.shunned |= {worker.address}
-        num_tokens = len(sequence.relay.token_ids)
-        sequence.faults.append(event)
-        sequence.faulted_at = num_tokens
+            request.shunned |= {worker.address}
+        num_tokens = len(request.relay.token_ids)
+        request.faults.append(event)
+        request.faulted_at = num_tokens
         if fault.num_suspects:
-            is_prompt = attempt.pair.is_local and sequence.is_prefilling
+            is_prompt = attempt.pair.is_local and request.is_prefilling
             work = Role.PREFILL if is_prompt else fault.at
-            if sequence.poison.strike(work, num_tokens, fault.num_suspects):
-                self._quarantine(sequence, now)
+            if request.poison.strike(work, num_tokens, fault.num_suspects):
+                self._quarantine(request, now)
                 return outcome.quarantined()
-        sequence.faults = [fault for fault in sequence.faults if fault not in self._explained]
-        if len(sequence.faults) >= self._max_attempts:
+        request.faults = [fault for fault in request.faults if fault not in self._explained]
+        if len(request.faults) >= self._max_attempts:
             return Outcome.NO_WORKER.failure(
-                f"{len(sequence.faults)} attempts failed, the last one: {_words(again.cause)}"
+                f"{len(request.faults)} attempts failed, the last one: {_words(again.cause)}"
             )
         if not self._budget.take(event, now):
             self._observer.retry_unaffordable()
@@ -259,14 +259,14 @@ class Recovery:
             )
         return None
 
-    def advanced(self, sequence: Request) -> None:
-        """Take in that a sequence has more tokens: one that gets on is no lost cause."""
-        num_tokens = len(sequence.relay.token_ids)
-        if sequence.faults and num_tokens - sequence.faulted_at >= CLEARING_TOKENS:
-            sequence.faults.clear()
-        if sequence.attempt is not None and sequence.poison.advanced(num_tokens):
-            for worker in sequence.attempt.pair:
-                share = worker.shares.get(sequence.attempt.key)
+    def advanced(self, request: Request) -> None:
+        """Take in that a request has more tokens: one that gets on is no lost cause."""
+        num_tokens = len(request.relay.token_ids)
+        if request.faults and num_tokens - request.faulted_at >= CLEARING_TOKENS:
+            request.faults.clear()
+        if request.attempt is not None and request.poison.advanced(num_tokens):
+            for worker in request.attempt.pair:
+                share = worker.shares.get(request.attempt.key)
                 if share is not None:
                     share.is_isolated = False
 
@@ -278,14 +278,12 @@ class Recovery:
             worker.breaker.advance(now)
             self._show(worker)
 
-    def _is_anothers(
-        self, event: Hashable, fault: Fault, sequence: Request, worker: Worker
-    ) -> bool:
+    def _is_anothers(self, event: Hashable, fault: Fault, request: Request, worker: Worker) -> bool:
         """Return whether an isolated request was there, which caused it. The ENDED of that request
         may be still to come."""
         if event in self._explained:
             return True
-        if not fault.num_suspects or sequence.poison.isolated:
+        if not fault.num_suspects or request.poison.isolated:
             return False
         # Not one that has just been sent there: it was in no step yet.
         is_decode = fault.at is Role.DECODE
@@ -294,14 +292,14 @@ class Recovery:
             for share in worker.shares.values()
         )
 
-    def _quarantine(self, sequence: Request, now: float) -> None:
+    def _quarantine(self, request: Request, now: float) -> None:
         """Refuse its prompt, and hold its failures against no other request."""
-        self._prompts.add(sequence.request.prompt_ids, now)
-        for event in sequence.faults:
+        self._prompts.add(request.spec.prompt_ids, now)
+        for event in request.faults:
             self._explained[event] = None
         while len(self._explained) > MAX_EXPLAINED:
             del self._explained[next(iter(self._explained))]
-        self._observer.quarantined("request", sequence.request.request_id.hex())
+        self._observer.quarantined("request", request.spec.request_id.hex())
 
     def _count(self, worker: Worker, fault: Fault, attempt: Attempt, now: float) -> None:
         """Hold a fault against a worker or a path. Attempts that it struck together count once."""

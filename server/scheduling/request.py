@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ..contract.generation import Charges, GenerationRequest
     from .outcome import Failure
-    from .output import RelayEnd, RelayText
+    from .output import Mailbox, RelayEnd, RelayText
     from .routing import Pair
     from .status import Observer
     from .wait_estimate import Forecast
@@ -135,7 +135,7 @@ class Attempt:
       first_token_at: when prefill's first token came.
       num_tokens: completion tokens there are in all, once decode has said so.
       finish_reason: how decode said that it ended.
-      end: how the sequence ends, once prefill's FIRST_TOKEN has said what its usage lacks.
+      end: how the request ends, once prefill's FIRST_TOKEN has said what its usage lacks.
     """
 
     key: AttemptKey
@@ -174,9 +174,10 @@ class Request:
     """An accepted request until its terminal event.
 
     Attributes:
-      request: what was asked for.
+      spec: what was asked for.
       order: rises with each accepted request.
-      relay: its tokens, text and reader.
+      relay: its tokens and their text.
+      output: where its reader finds the events.
       deadline: when it ends whatever it has.
       times: for usage and metrics.
       allowed: positions below this may be produced: what the reader took, and a window.
@@ -200,7 +201,7 @@ class Request:
       terminal: its end, once it is there.
     """
 
-    request: GenerationRequest
+    spec: GenerationRequest
     order: int
     relay: Relay
     deadline: float
@@ -220,13 +221,15 @@ class Request:
     held_tokens: int = 0
     forecast: Forecast | None = None
     chain: PrefixChain = field(init=False)
+    output: Mailbox = field(init=False)
     turn: int = 0
     input_share: float = 0.0
     vector: bytes = b""
     terminal: Finished | Failed | None = None
 
     def __post_init__(self) -> None:
-        self.chain = PrefixChain(self.request.prompt_ids, self.request.cache_salt)
+        self.output = self.relay.mailbox
+        self.chain = PrefixChain(self.spec.prompt_ids, self.spec.cache_salt)
 
     def step(self, step: Step) -> None:
         """Move on.
@@ -244,7 +247,7 @@ class Request:
     @property
     def is_input(self) -> bool:
         """Whether it ends with a vector: prefill computes it, and decode is not asked."""
-        return self.request.form is not None
+        return self.spec.form is not None
 
     def needs(self, worker: Worker) -> bool:
         """Return whether its present attempt is over without this worker."""
@@ -272,7 +275,7 @@ class Request:
 
     def discount(self, pause_s: float) -> None:
         """Take back time in which this server did not listen, to its reader and its workers."""
-        self.relay.mailbox.discount(pause_s)
+        self.output.discount(pause_s)
         if self.attempt is not None:
             self.attempt.grant_by += pause_s
             if self.attempt.gap_since is not None:
@@ -281,20 +284,20 @@ class Request:
     @property
     def place(self) -> Place:
         """What the queue has to know of it."""
-        request = self.request
+        spec = self.spec
         return Place(
-            request.scheduling,
-            request.priority,
+            spec.scheduling,
+            spec.priority,
             self.turn if self.is_input else self.deadline,
             self.order,
-            len(request.prompt_ids),
-            request.sampling.max_tokens,
+            len(spec.prompt_ids),
+            spec.sampling.max_tokens,
         )
 
     @property
     def need(self) -> Need:
         """What its next attempt asks of workers."""
-        prompt_tokens = len(self.request.prompt_ids)
+        prompt_tokens = len(self.spec.prompt_ids)
         return Need(
             prompt_tokens,
             prompt_tokens + len(self.relay.token_ids),
@@ -303,24 +306,24 @@ class Request:
             self.poison.isolated,
             self.poison.is_of_prompt,
             self.chain,
-            band=Band(self.request.scheduling.service_class),
+            band=Band(self.spec.scheduling.service_class),
             input_share=self.input_share,
         )
 
     @property
     def whole_chain(self) -> PrefixChain:
         """Names the blocks of prompt and completion, with which the next turn of a chat begins."""
-        token_ids = (*self.request.prompt_ids, *self.relay.token_ids)
-        return PrefixChain(token_ids, self.request.cache_salt)
+        token_ids = (*self.spec.prompt_ids, *self.relay.token_ids)
+        return PrefixChain(token_ids, self.spec.cache_salt)
 
     def usage(self, now: float) -> Usage:
         """Return counts and times as of now."""
         times = self.times
         until = now if times.dispatched_at is None else times.dispatched_at
         first = times.first_token_at
-        reasoning = self.request.sampling.reasoning
+        reasoning = self.spec.sampling.reasoning
         return Usage(
-            prompt_tokens=len(self.request.prompt_ids),
+            prompt_tokens=len(self.spec.prompt_ids),
             completion_tokens=len(self.relay.token_ids),
             # Decode's first tokens may overtake prefill's, which says how many; the end waits.
             cached_tokens=self.held_tokens if self.cached_tokens is None else self.cached_tokens,
@@ -427,7 +430,7 @@ class RequestTable:
             self._unswept = list(self._requests.values())
         count = min(max(MIN_SWEPT, -(-len(self._requests) // SWEEP_TURNS)), MAX_SWEPT)
         swept, self._unswept = self._unswept[:count], self._unswept[count:]
-        return [sequence for sequence in swept if sequence.request.request_id in self._requests]
+        return [request for request in swept if request.spec.request_id in self._requests]
 
     @property
     def has_unswept(self) -> bool:
@@ -436,10 +439,10 @@ class RequestTable:
 
     def of_attempt(self, request_id: bytes, number: int) -> Request | None:
         """Return the request of a present attempt, or None for any other attempt."""
-        sequence = self._requests.get(request_id)
-        if sequence is None or sequence.attempt is None or sequence.attempt.key.attempt != number:
+        request = self._requests.get(request_id)
+        if request is None or request.attempt is None or request.attempt.key.attempt != number:
             return None
-        return sequence
+        return request
 
     @property
     def num_tenants(self) -> int:
@@ -448,13 +451,13 @@ class RequestTable:
 
     def tenant_of(self, row: TokenRow) -> str:
         """Return the tenant of a token; empty without a live request."""
-        sequence = self._requests.get(row.request_id)
-        return "" if sequence is None else sequence.request.scheduling.tenant
+        request = self._requests.get(row.request_id)
+        return "" if request is None else request.spec.scheduling.tenant
 
     def origin_of(self, row: TokenRow) -> bytes:
         """Return the request_id of the first choice beside a token's request."""
-        sequence = self._requests.get(row.request_id)
-        return row.request_id if sequence is None else sequence.request.origin_id or row.request_id
+        request = self._requests.get(row.request_id)
+        return row.request_id if request is None else request.spec.origin_id or row.request_id
 
     def receive(self) -> None:
         """Count a request that arrived."""
@@ -466,33 +469,33 @@ class RequestTable:
         self.accounting.rejected[error.code] += 1
         self._observer.request_rejected(error.code, scheduling)
 
-    def accept(self, request: GenerationRequest, now: float, *, turn: int = 0) -> Request:
+    def accept(self, spec: GenerationRequest, now: float, *, turn: int = 0) -> Request:
         """Take a request on.
 
         Args:
-          request: what is asked for.
+          spec: what is asked for.
           now: the time.
           turn: of an input, rises with its place in its client's request.
         """
-        is_input = request.form is not None
+        is_input = spec.form is not None
         self.accounting.accepted += 1
-        self._observer.request_accepted(None if is_input else request.sampling.max_tokens)
-        self._charges.accepted(request.request_id)
+        self._observer.request_accepted(None if is_input else spec.sampling.max_tokens)
+        self._charges.accepted(spec.request_id)
         taken = Request(
-            request=request,
+            spec=spec,
             order=self.accounting.accepted,
-            relay=Relay(request, self.text),
-            deadline=now + request.deadline_s,
+            relay=Relay(spec, self.text),
+            deadline=now + spec.deadline_s,
             times=Times(submitted_at=now),
-            allowed=window_of(request, self._config.token_window),
-            origin=self._requests.get(request.origin_id),
+            allowed=window_of(spec, self._config.token_window),
+            origin=self._requests.get(spec.origin_id),
             turn=turn,
             input_share=self._config.embedding.credit_share if is_input else 0.0,
         )
-        self._requests[request.request_id] = taken
-        self._by_tenant[request.scheduling.tenant] += 1
+        self._requests[spec.request_id] = taken
+        self._by_tenant[spec.scheduling.tenant] += 1
         if not is_input:
-            first_id = request.origin_id or request.request_id
+            first_id = spec.origin_id or spec.request_id
             choices = self._choices.setdefault(first_id, _Choices())
             choices.num += 1
             choices.num_live += 1
@@ -525,8 +528,8 @@ class RequestTable:
     ) -> None:
         phase = request.phase
         request.step(Step.END)
-        del self._requests[request.request.request_id]
-        tenant = request.request.scheduling.tenant
+        del self._requests[request.spec.request_id]
+        tenant = request.spec.scheduling.tenant
         self._by_tenant[tenant] -= 1
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
@@ -535,18 +538,18 @@ class RequestTable:
         self.accounting.ended[outcome.account] += 1
         elapsed_s = now - request.times.submitted_at
         usage = terminal.usage
-        if request.request.origin_id:  # another completion: the first counts their prompt
+        if request.spec.origin_id:  # another completion: the first counts their prompt
             usage = replace(usage, prompt_tokens=0, cached_tokens=0)
-        self._observer.request_ended(outcome.account, usage, elapsed_s, request.request.scheduling)
+        self._observer.request_ended(outcome.account, usage, elapsed_s, request.spec.scheduling)
         cost = self._charges.ended(
-            request.request.request_id,
+            request.spec.request_id,
             terminal.usage,
             is_begun=request.is_begun,
         )
         log.info(
             "input_ended" if request.is_input else "request_ended",
-            request_id=request.request.request_id.hex(),
-            client_request_id=request.request.client_request_id,
+            request_id=request.spec.request_id.hex(),
+            client_request_id=request.spec.client_request_id,
             outcome=outcome.account,
             phase=phase.name.lower(),
             prompt_tokens=terminal.usage.prompt_tokens,
@@ -557,14 +560,14 @@ class RequestTable:
             **({} if cost is None else {"cost": cost}),
         )
         request.terminal = terminal
-        request.relay.mailbox.close(terminal, now)
+        request.output.close(terminal, now)
 
-    def _note_choice(self, sequence: Request) -> None:
+    def _note_choice(self, request: Request) -> None:
         """Count the completions of a prompt when the last of them has ended."""
-        first_id = sequence.request.origin_id or sequence.request.request_id
+        first_id = request.spec.origin_id or request.spec.request_id
         choices = self._choices[first_id]
         choices.num_live -= 1
-        choices.longest_tokens = max(choices.longest_tokens, len(sequence.relay.token_ids))
+        choices.longest_tokens = max(choices.longest_tokens, len(request.relay.token_ids))
         if not choices.num_live:
             del self._choices[first_id]
             self._observer.choices_ended(choices.num, choices.longest_tokens)

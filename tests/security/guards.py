@@ -378,7 +378,7 @@ MUTANTS: Final = (
     Mutant("A31", "engine/sampler.py", "return constraint.late()", "raise",
            f"{_MASKS}::test_a_row_whose_mask_does_not_come_is_left_out_alone"),
     Mutant("A31", "server/scheduling/attempt.py",
-           "self.recovery.condemn(sequence.request, now)", "pass",
+           "self.recovery.condemn(request.spec, now)", "pass",
            "server/scheduling/test_suspects.py::"
            "test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its_tenant"),
     Mutant("A35", "transport/gate.py", "        if peer.role not in credential.roles:\n",

@@ -27,9 +27,9 @@ def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
         world.deliver()
         for worker in world.workers:
             world.compute(worker)
-        if reader.sequence.relay.token_ids:
+        if reader.request.relay.token_ids:
             break
-    assert reader.sequence.relay.token_ids
+    assert reader.request.relay.token_ids
     assert len(world.requests.queues[0]) == 1
     assert not background.is_urgent()
     world.submit(make_request(3, scheduling=Scheduling("other")))
@@ -52,8 +52,8 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     scheduling = Scheduling(service_class=ServiceClass.BATCH)
     for queue in world.requests.queues:
         queue.pause({ServiceClass.BATCH})
-    sequence = world.submit(make_request(1, scheduling=scheduling)).sequence
-    stream = RequestOutput(sequence, lambda _: None, lambda *_: None)
+    request = world.submit(make_request(1, scheduling=scheduling)).request
+    stream = RequestOutput(request, lambda _: None, lambda *_: None)
     asked = input_request(bytes(16), (1, 2), VectorForm(), 600.0, scheduling=scheduling)
     run = EmbeddingRun(world.requests.submit([asked], world.now), lambda *_: None)
     world.collect()

@@ -129,7 +129,7 @@ def test_a_preempted_origin_takes_its_forks_along() -> None:
         world.hear(worker, frame)
     world.settle()
     check_answers(readers)
-    assert all(reader.sequence.num_attempts == 2 for reader in readers)
+    assert all(reader.request.num_attempts == 2 for reader in readers)
     world.check_idle()
 
 

@@ -175,7 +175,7 @@ def check_inputs(inputs: list[Request], *allowed: str) -> None:
 
 
 def check(reader: Reader, *allowed: str) -> None:
-    request = reader.sequence.request
+    request = reader.request.spec
     seed, max_tokens = request.sampling.seed, request.sampling.max_tokens
     expected = completion_ids(seed, max_tokens, END_AT)
     [terminal] = reader.terminals

@@ -28,7 +28,7 @@ TEXT = tiny_text()
 
 
 class Reader:
-    """The client of one sequence.
+    """The client of one request.
 
     Attributes:
       text: what it has read.
@@ -36,8 +36,8 @@ class Reader:
       terminals: the ends that it was given.
     """
 
-    def __init__(self, sequence: Request) -> None:
-        self.sequence = sequence
+    def __init__(self, request: Request) -> None:
+        self.request = request
         self.text = ""
         self.token_ids: list[int] = []
         self.terminals: list[Finished | Failed] = []
@@ -128,14 +128,14 @@ class World:
 
     def submit_together(self, requests: Iterable[GenerationRequest]) -> list[Reader]:
         """Submit several requests, all of them or none."""
-        readers = [Reader(sequence) for sequence in self.requests.submit(requests, self.now)]
+        readers = [Reader(request) for request in self.requests.submit(requests, self.now)]
         self.readers += readers
         self.collect()
         return readers
 
     def cancel(self, reader: Reader, reason: CancelReason) -> None:
         """Let a client leave."""
-        self.requests.cancel([reader.sequence], reason, self.now)
+        self.requests.cancel([reader.request], reason, self.now)
         self.collect()
 
     def hear(self, worker: Worker, frame: AnyFrame) -> None:
@@ -145,10 +145,10 @@ class World:
 
     def read(self, reader: Reader) -> None:
         """Let a client take what is there."""
-        mailbox = reader.sequence.relay.mailbox
+        mailbox = reader.request.output
         if mailbox.waiting_since is not None:
             reader.take(mailbox.take(now=9.0))
-            self.requests.taken(reader.sequence)
+            self.requests.taken(reader.request)
             self.collect()
 
     def greet(self, worker: Worker) -> None:
@@ -226,7 +226,7 @@ class World:
                     moved = True
                 moved |= self.compute(worker)
             for reader in self.readers if read else []:
-                moved |= reader.sequence.relay.mailbox.waiting_since is not None
+                moved |= reader.request.output.waiting_since is not None
                 self.read(reader)
             if not moved:
                 return
@@ -261,7 +261,7 @@ class World:
         assert self.wrongly_charged == []
         for reader in self.readers:
             if reader.terminals:
-                charge = self.charges.of[reader.sequence.request.request_id]
+                charge = self.charges.of[reader.request.spec.request_id]
                 assert charge.usage == reader.terminals[0].usage
 
     def collect(self) -> None:
