@@ -258,7 +258,7 @@ class Admission:
             whole = demand._replace(together_tokens=together_tokens, is_under_share=is_under)
             forecast = self.overload.judge(whole, ahead, now)
             # One answer holds them all: it begins with the first, and the others may take as long.
-            forecasts.append(forecast.of_sibling(place.due) if forecasts else forecast)
+            forecasts.append(forecast.of_later_choice(place.due) if forecasts else forecast)
         return forecasts
 
     def _tokens_waiting(self, service_class: ServiceClass) -> float:

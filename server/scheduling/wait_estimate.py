@@ -160,7 +160,7 @@ class Forecast:
     computing_s: float = 0.0
     key: int = 0
 
-    def of_sibling(self, due: float) -> Forecast:
+    def of_later_choice(self, due: float) -> Forecast:
         """Return the forecast of another one of the same client's request, which waits for the
         first and is due with the answer: its wait teaches nothing."""
         by = None if self.first_token_by is None else due

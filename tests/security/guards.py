@@ -110,7 +110,7 @@ MUTANTS: Final = (
            "scope.deadline = began_at + allowed_s + 3600",
            f"{_HTTP}::test_a_slow_body_is_ended"),
     Mutant("A9", "server/edge/tcp.py", "return self._left_s <= 0", "return False",
-           "server/edge/test_patience.py::"
+           "server/edge/test_write_deadline.py::"
            "test_who_takes_less_than_enough_is_not_waited_for_for_ever"),
     Mutant("A10", _HEAD_GUARD, "if len(head) > self._max_bytes:", "if len(head) < 0:", _HEADS),
     Mutant("A10", _HEAD_GUARD, "if len(fields) > self._max_fields:", "if len(fields) < 0:",
