@@ -524,7 +524,7 @@ class Attempts:
     def _note_tokens(self, request: Request, num_before: int, now: float) -> None:
         times = request.times
         num_tokens = len(request.relay.token_ids)
-        if num_tokens > num_before:
+        if num_tokens > num_before and (request.faults or request.poison.strikes):
             self.recovery.advanced(request)
         for _ in range(num_before, num_tokens):
             if times.last_token_at is None:

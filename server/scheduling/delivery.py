@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..contract.generation import CancelReason, Event, GenerationRequest
     from ..contract.output_stream import OutputStream
+    from .queue import FairQueue
     from .request import Request, RequestTable
     from .workers import Worker
 
@@ -134,7 +135,8 @@ class Intake:
 
     Args:
       clock: tells the time, as the first thing in every turn.
-      table: says how many tenants there are, and the tenant of a row.
+      queue: says how many tenants have requests.
+      table: says the tenant of a row.
       delivery: delivers what frames bring.
       take: acts upon one frame.
       flush: sends what follows.
@@ -143,12 +145,14 @@ class Intake:
     def __init__(
         self,
         clock: Callable[[], float],
+        queue: FairQueue[Request],
         table: RequestTable,
         delivery: Delivery,
         take: Callable[[Worker, AnyFrame, float], None],
         flush: Callable[[], None],
     ) -> None:
         self._clock = clock
+        self._queue = queue
         self._table = table
         self._delivery = delivery
         self._take = take
@@ -181,7 +185,7 @@ class Intake:
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
         """Take out the first frames up to one with rows that need turns."""
         small: list[AnyFrame] = []
-        has_neighbours = self._table.num_tenants > 1
+        has_neighbours = self._queue.num_tenants > 1
         while frames:
             frame = frames[0]
             if has_neighbours and isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN:
@@ -268,15 +272,6 @@ class Delivery:
         while num_left > 0:
             tenant = next(iter(self._due))
             of_tenant = self._due.pop(tenant)
-            if not self._due:
-                # Alone: no turns to take. Streams that become due meanwhile come after these.
-                self._due[tenant] = of_tenant
-                for _ in range(min(num_left, len(of_tenant))):
-                    num_left -= 1
-                    of_tenant.popleft().deliver(now)
-                if not of_tenant:
-                    del self._due[tenant]
-                continue
             num_left -= 1
             stream = of_tenant.popleft()
             if of_tenant:

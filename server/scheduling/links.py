@@ -174,9 +174,8 @@ class Links:
         self._links = _Connections(network, self._me, config.link, self._now)
         self._credit_due = trio.Event()
         self._delivery = Delivery()
-        self._intake = Intake(
-            self._now, self._requests.table, self._delivery, self._take, self._flush
-        )
+        queue, table = self._requests.queues[0], self._requests.table
+        self._intake = Intake(self._now, queue, table, self._delivery, self._take, self._flush)
         self._changed = ParkingLot()
         self._until_sweep = trio.CancelScope()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from triolet.config import BACKGROUND_HOLD_S
 from triolet.service_class import Band, ServiceClass
 
-from . import outcome
+from .outcome import Failure, Outcome
 from .output import is_background
 from .request import Phase
 from .routing import Pair, Route, Why, choose_route, has_room, is_model_gone
@@ -97,7 +97,7 @@ class PickNext:
         """Learn from a transfer of KV: the seconds from the first token until decode had it."""
         self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
 
-    def next(self, now: float) -> tuple[Request, Route | outcome.Failure] | None:
+    def next(self, now: float) -> tuple[Request, Route | Failure] | None:
         """Return the request that leaves the queue now, and its workers or its end."""
         queue = self._queue
         try:
@@ -117,14 +117,16 @@ class PickNext:
             queue.restore()
         return None
 
-    def _turn_of(self, request: Request, now: float) -> Route | outcome.Failure | None:
+    def _turn_of(self, request: Request, now: float) -> Route | Failure | None:
         """Return the workers or the end of a request that is first; None if it has to wait."""
         need = self._need(request, now)
         route = fork_route(request, now) or self._route(need, now)
         if route is not None:
             return self._recovery.objection_to(request.spec, now) or route
         if is_model_gone(self._workers, need, self._routing):
-            return outcome.other_model()
+            return Outcome.NO_WORKER.failure(
+                "the model was replaced while this request ran; send it again"
+            )
         return None
 
     def _need(self, request: Request, now: float) -> Need:
@@ -183,8 +185,9 @@ class Background:
         return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
 
     def holds(self, request: Request) -> bool:
-        """Return whether a stream gets no more credit for now; it is held from then on."""
-        if not is_background(request.spec) or not self.is_urgent():
+        """Return whether a stream of a batch gets no more credit for now; it is held from then
+        on."""
+        if not self.is_urgent():
             return False
         self._held.setdefault(request, None)
         return True

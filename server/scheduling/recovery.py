@@ -67,19 +67,17 @@ class RetryBudget:
     Args:
       config: what is paid in, and how much it holds.
       now: the time of the start; the bucket is full then.
+
+    Attributes:
+      tokens: retries that can be afforded, as of the last call.
     """
 
     def __init__(self, config: RecoveryConfig, now: float) -> None:
         self._config = config
-        self._tokens = config.retry_burst
+        self.tokens = config.retry_burst
         self._filled_at = now
         # In the order of time: what was decided for each fault that several attempts share.
         self._decided: dict[Hashable, tuple[float, bool]] = {}
-
-    @property
-    def tokens(self) -> float:
-        """Retries that can be afforded, as of the last call."""
-        return self._tokens
 
     def earn(self) -> None:
         """Note an accepted request."""
@@ -105,14 +103,14 @@ class RetryBudget:
         if not self.is_new(fault, now):
             return self._decided[fault][1]
         self.advance(now)
-        is_affordable = self._tokens >= 1
+        is_affordable = self.tokens >= 1
         if is_affordable:
-            self._tokens -= 1
+            self.tokens -= 1
         self._decided[fault] = (now, is_affordable)
         return is_affordable
 
     def _add(self, tokens: float) -> None:
-        self._tokens = min(self._tokens + tokens, self._config.retry_burst)
+        self.tokens = min(self.tokens + tokens, self._config.retry_burst)
 
     def _forget(self, now: float) -> None:
         while self._decided:

@@ -410,7 +410,6 @@ class RequestTable:
         self._charges = charges
         self._requests: dict[bytes, Request] = {}
         self._unswept: list[Request] = []
-        self._by_tenant: Counter[str] = Counter()
         self._choices: dict[bytes, _Choices] = {}
 
     def __len__(self) -> int:
@@ -443,11 +442,6 @@ class RequestTable:
         if request is None or request.attempt is None or request.attempt.key.attempt != number:
             return None
         return request
-
-    @property
-    def num_tenants(self) -> int:
-        """Tenants that have live requests."""
-        return len(self._by_tenant)
 
     def tenant_of(self, row: TokenRow) -> str:
         """Return the tenant of a token; empty without a live request."""
@@ -493,7 +487,6 @@ class RequestTable:
             input_share=self._config.embedding.credit_share if is_input else 0.0,
         )
         self._requests[spec.request_id] = taken
-        self._by_tenant[spec.scheduling.tenant] += 1
         if not is_input:
             first_id = spec.origin_id or spec.request_id
             choices = self._choices.setdefault(first_id, _Choices())
@@ -529,10 +522,6 @@ class RequestTable:
         phase = request.phase
         request.step(Step.END)
         del self._requests[request.spec.request_id]
-        tenant = request.spec.scheduling.tenant
-        self._by_tenant[tenant] -= 1
-        if not self._by_tenant[tenant]:
-            del self._by_tenant[tenant]
         if not request.is_input:
             self._note_choice(request)
         self.accounting.ended[outcome.account] += 1

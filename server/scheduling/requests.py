@@ -26,7 +26,7 @@ from .admission import Ask, Refusal, limits_of
 from .attempt import Attempts, SweepTimes, due_at
 from .frames import Again, Fault, Outbox
 from .outcome import Outcome
-from .output import window_of
+from .output import is_background, window_of
 from .pick_next import Background
 from .request import Phase, RequestTable
 from .routing import is_ready
@@ -216,7 +216,7 @@ class Requests:
     def taken(self, request: Request, *, is_released: bool = False) -> None:
         """Note that its reader has taken tokens, which makes room for as many more; of one that
         stands still for others, that it goes on."""
-        if not is_released and self.background.holds(request):
+        if not is_released and is_background(request.spec) and self.background.holds(request):
             return  # until a sweep releases it
         window = window_of(request.spec, self._config.token_window)
         request.allowed = request.output.num_taken + window

@@ -124,9 +124,15 @@ async def test_a_tenant_with_few_rows_waits_for_no_order_of_those_with_many() ->
     def take(worker: object, frame: Tokens, now: float) -> None:
         did.extend(tenant_of(row) for row in frame.rows)
 
-    book = SimpleNamespace(num_tenants=2, tenant_of=tenant_of, origin_of=origin_of)
+    queue = SimpleNamespace(num_tenants=2)
+    book = SimpleNamespace(tenant_of=tenant_of, origin_of=origin_of)
     intake = Intake(
-        trio.current_time, cast("Any", book), Delivery(), cast("Any", take), lambda: None
+        trio.current_time,
+        cast("Any", queue),
+        cast("Any", book),
+        Delivery(),
+        cast("Any", take),
+        lambda: None,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
