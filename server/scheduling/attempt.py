@@ -135,7 +135,7 @@ class Attempts:
       kv_secret: from which the keys of attempts' KV are made; 32 bytes.
 
     Attributes:
-      line: requests that wait for workers, and what those on workers were charged.
+      queue: requests that wait for workers, and what those on workers were charged.
       inputs: the same of requests for vectors: no prompt waits behind them.
       admission: what is taken on, and what is expected of it.
       recovery: what faults so far mean for the next ones.
@@ -152,11 +152,11 @@ class Attempts:
         now: float,
         kv_secret: bytes,
     ) -> None:
-        self.line: FairQueue[Request] = FairQueue(config.queue)
+        self.queue: FairQueue[Request] = FairQueue(config.queue)
         self.inputs: FairQueue[Request] = FairQueue(config.queue)
         self.recovery = Recovery(config, workers, observer, now)
         self.admission = Admission(
-            config, workers, (self.line, self.inputs), table, self.recovery, observer.overload, now
+            config, workers, (self.queue, self.inputs), table, self.recovery, observer.overload, now
         )
         self._overload = self.admission.overload
         self._config = config
@@ -167,12 +167,12 @@ class Attempts:
         self._observer = observer
         self._kv_secret = kv_secret
         kept_share = self._overload.kept_share
-        self._turns = PickNext(config, workers, self.line, self.recovery, kept_share)
-        self._input_turns = PickNext(config, workers, self.inputs, self.recovery, kept_share)
+        self._next_request = PickNext(config, workers, self.queue, self.recovery, kept_share)
+        self._next_input = PickNext(config, workers, self.inputs, self.recovery, kept_share)
 
-    def line_of(self, request: Request) -> FairQueue[Request]:
+    def queue_of(self, request: Request) -> FairQueue[Request]:
         """Return the queue of a request."""
-        return self.inputs if request.is_input else self.line
+        return self.inputs if request.is_input else self.queue
 
     def dispatch(self, now: float) -> None:
         """Begin attempts of the first requests of each queue, as long as workers have room.
@@ -182,17 +182,17 @@ class Attempts:
         first only because its class waited for so long. A request is not in the queue while its
         tenant has all that it may have.
         """
-        for line, turns in ((self.line, self._turns), (self.inputs, self._input_turns)):
-            while line and (turn := turns.next(now)) is not None:
-                request, route = turn
+        for queue, pick_next in ((self.queue, self._next_request), (self.inputs, self._next_input)):
+            while queue and (picked := pick_next.next(now)) is not None:
+                request, route = picked
                 end = (
                     route
                     if isinstance(route, Failure)
                     else self._overload.expired(request.forecast, now)
                 )
                 if end is None and isinstance(route, Route):
-                    is_over_share = line.is_over_share(request)
-                    line.take(request)
+                    is_over_share = queue.is_over_share(request)
+                    queue.take(request)
                     self._begin(request, route, now, is_over_share=is_over_share)
                 elif end is not None:
                     self.fail(request, end, now)
@@ -285,7 +285,7 @@ class Attempts:
                 self.release_attempt(
                     request, EndReason.STOP_STRING if is_ours else EndReason(end.reason)
                 )
-                self.line.end(request, len(request.relay.token_ids))
+                self.queue.end(request, len(request.relay.token_ids))
                 self._overload.ended(request.forecast, now, is_well=True)
                 self._table.finish(request, end, now)
             case Failure(outcome=how):
@@ -300,11 +300,11 @@ class Attempts:
                 self._observer.attempt_failed(cause)
                 self.release_attempt(request, EndReason.SUPERSEDED)
                 request.step(Step.RETRY)
-                self.line_of(request).give_back(request)
+                self.queue_of(request).give_back(request)
 
     def fail(self, request: Request, failure: Failure, now: float) -> None:
         """End a request wherever it is; its workers free what it has."""
-        self.line_of(request).end(request, len(request.relay.token_ids))
+        self.queue_of(request).end(request, len(request.relay.token_ids))
         self.release_attempt(request, failure.outcome.value.end)
         self._overload.ended(request.forecast, now, is_well=False)
         self._table.fail(request, failure, now)
@@ -341,15 +341,15 @@ class Attempts:
         pools = [w.capacity for w in self._workers if w.role is Role.DECODE and w.is_connected]
         kv_tokens = sum(pool.num_blocks * pool.block_size for pool in pools if pool is not None)
         rows = sum(pool.max_num_seqs for pool in pools if pool is not None)
-        self.line.note_pools(kv_tokens, rows)
+        self.queue.note_pools(kv_tokens, rows)
 
     def end_without_workers(self, now: float) -> None:
         """End what waits for workers that have been away for too long."""
-        needed = ((self.line, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))
-        for line, roles in needed:
+        needed = ((self.queue, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))
+        for queue, roles in needed:
             role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
             if role is not None:
-                for request in line:
+                for request in queue:
                     self.fail(request, outcome.no_worker_left(role), now)
 
     def begin_anew(self, cause: str, now: float) -> None:
@@ -491,7 +491,7 @@ class Attempts:
             if attempt.granted_at is not None and attempt.fork_of is None:
                 self._observer.prompt_computed(None, now - attempt.granted_at)
         elif attempt.first_token_at is not None:
-            self._turns.handed_over(now - attempt.first_token_at)
+            self._next_request.handed_over(now - attempt.first_token_at)
 
     def _refused(self, request: Request, attempt: Attempt, refusal: Refuse, now: float) -> Change:
         if refusal.reason is RefuseReason.TOO_LONG:

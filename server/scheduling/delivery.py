@@ -91,7 +91,7 @@ class RequestOutput:
         self._on_cancel((self.running,), reason)
 
 
-class RowLine:
+class RowQueue:
     """Rows that wait for their turn, by tenant. What a tenant has here goes in its order."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Intake:
         self._delivery = delivery
         self._take = take
         self._flush = flush
-        self._line = RowLine()
+        self._rows = RowQueue()
         self._has_rows = trio.Event()
         self._turn_over = ParkingLot()
 
@@ -204,19 +204,19 @@ class Intake:
             if len(own) > ROWS_PER_TURN:
                 large[tenant] = own
             else:
-                self._line.add(tenant, worker, own)
+                self._rows.add(tenant, worker, own)
         self._give_turn()
         for tenant, own in large.items():
             # Choices of one request side by side, so that one write carries what they have.
             own.sort(key=table.origin_of)
-            self._line.add(tenant, worker, own)
+            self._rows.add(tenant, worker, own)
         self._has_rows.set()
-        while self._line.has(worker):
+        while self._rows.has(worker):
             await self._turn_over.park()
 
     def _give_turn(self) -> bool:
         """Take the rows of one turn; return whether there were any."""
-        turn = self._line.next_turn()
+        turn = self._rows.next_turn()
         if turn:
             self._take_now([(worker, Tokens(0, tuple(rows))) for worker, rows in turn.items()])
             self._turn_over.unpark_all()

@@ -141,7 +141,7 @@ class Links:
 
     Attributes:
       admission: refuses before anything is spent on a request.
-      hold_s: tells for how long a line of a batch stands back for others at most.
+      hold_s: tells for how long a line of a batch is held for others at most.
     """
 
     def __init__(

@@ -104,10 +104,10 @@ class Requests:
             now,
             new_secret() if kv_secret is None else kv_secret,
         )
-        self.background = Background(self._attempts.line)
+        self.background = Background(self._attempts.queue)
         self.admission = self._attempts.admission
         self.recovery = self._attempts.recovery
-        self.queues = (self._attempts.line, self._attempts.inputs)
+        self.queues = (self._attempts.queue, self._attempts.inputs)
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
         self.sweep_times = SweepTimes(config, now)
@@ -185,11 +185,11 @@ class Requests:
             if forecast is not None:
                 request.forecast = forecast
                 self.admission.overload.took(forecast, now)
-                if not self._attempts.line:
+                if not self._attempts.queue:
                     self.admission.overload.prediction.advance(now, is_waiting=False)
             self.sweep_times.note(request.deadline)
             self.recovery.accepted()
-            self._attempts.line_of(request).add(request, request.place)
+            self._attempts.queue_of(request).add(request, request.place)
             taken.append(request)
         self._attempts.dispatch(now)
         return taken
@@ -293,7 +293,7 @@ class Requests:
 
     def sweep(self, now: float) -> None:
         """Look for whatever time alone brings about."""
-        # A line in front of absent workers says nothing of how fast they are.
+        # A queue in front of absent workers says nothing of how fast they are.
         is_able = is_ready(self._workers, self._config.routing, now)
         self.admission.sweep(now, is_able=is_able)
         for queue in self.queues:

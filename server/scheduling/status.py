@@ -60,7 +60,7 @@ class OverloadStatus:
       guard_tokens: prompt tokens that may be owed a first token; None for no limit.
       owed_tokens: that are.
       expected_returns: refused requests that were told when to come back, and are expected.
-      tokens_per_s: at which the line moves; None if that is not known.
+      tokens_per_s: at which the queue moves; None if that is not known.
       error_s: mean error of predicted first tokens, of late.
     """
 

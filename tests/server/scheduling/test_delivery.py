@@ -15,7 +15,7 @@ from server.scheduling.delivery import (
     STREAMS_PER_CHECKPOINT,
     Delivery,
     Intake,
-    RowLine,
+    RowQueue,
 )
 from transport.frames import TokenRow, Tokens
 
@@ -78,7 +78,7 @@ async def test_a_stream_that_is_due_again_at_once_keeps_nobody_waiting_for_ever(
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=300))
 def test_a_turn_has_so_many_rows_and_tenants_alternate(rows: list[tuple[str, int]]) -> None:
-    line = RowLine()
+    line = RowQueue()
     for number, (tenant, worker) in enumerate(rows):
         row = cast("TokenRow", (tenant, number))
         line.add(tenant, cast("Worker", worker), [row])

@@ -53,7 +53,7 @@ def fail_all(world: World) -> None:
 def check_done(world: World, inputs: Sequence[Request]) -> None:
     for one in inputs:
         assert isinstance(one.terminal, Finished)
-        assert one.vector == vector_of(one.request.request_id)
+        assert one.vector == vector_of(one.spec.request_id)
     world.check_idle()
 
 
@@ -123,7 +123,7 @@ def test_an_input_that_makes_steps_fail_ends_and_takes_nobody_with_it(max_attemp
     bad, *good = submit(world, [request(0, "böse"), *(request(n) for n in range(1, 6))])
     for _ in range(40):
         world.deliver()
-        if any(key.request_id == bad.request.request_id for key in world.prefill.inputs):
+        if any(key.request_id == bad.spec.request_id for key in world.prefill.inputs):
             fail_all(world)
         else:
             world.compute(world.worker(world.prefill))

@@ -171,7 +171,7 @@ def check_inputs(inputs: list[Request], *allowed: str) -> None:
             assert one.terminal.error.code in allowed
         else:
             assert isinstance(one.terminal, Finished)
-            assert one.vector == vector_of(one.request.request_id)
+            assert one.vector == vector_of(one.spec.request_id)
 
 
 def check(reader: Reader, *allowed: str) -> None:

@@ -257,7 +257,7 @@ class World:
         with it."""
         self.requests.accounting.check(self.requests.num_in_flight)
         live = self.requests.table
-        self.charges.check(one.request.request_id for one in live)
+        self.charges.check(one.spec.request_id for one in live)
         assert self.wrongly_charged == []
         for reader in self.readers:
             if reader.terminals:
