@@ -185,10 +185,10 @@ class Intake:
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
         """Take out the first frames up to one with rows that need turns."""
         small: list[AnyFrame] = []
-        has_neighbours = self._queue.num_tenants > 1
         while frames:
             frame = frames[0]
-            if has_neighbours and isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN:
+            is_large = isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN
+            if is_large and self._queue.num_tenants > 1:
                 break
             small.append(frames.popleft())
         return small

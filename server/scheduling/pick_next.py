@@ -157,15 +157,14 @@ class Background:
     Args:
       queue: of requests for tokens. Inputs have one of their own: thousands may wait there, and
         each token of a batch would look at all of them.
+
+    Attributes:
+      held: these streams, and since which sweep.
     """
 
     def __init__(self, queue: FairQueue[Request]) -> None:
         self._queue = queue
-        self._held: dict[Request, float | None] = {}
-
-    def __bool__(self) -> bool:
-        """Whether a stream is held."""
-        return bool(self._held)
+        self.held: dict[Request, float | None] = {}
 
     def is_urgent(self) -> bool:
         """Return whether an interactive request waits for its first token, and not for a limit of
@@ -189,21 +188,21 @@ class Background:
         on."""
         if not self.is_urgent():
             return False
-        self._held.setdefault(request, None)
+        self.held.setdefault(request, None)
         return True
 
     def released(self, now: float) -> list[Request]:
         """Return the streams that may go on: all once no interactive request waits, and each after
         `BACKGROUND_HOLD_S`, since others may wait for its row and blocks."""
-        if self._held and not self.is_urgent():
-            released = list(self._held)
+        if self.held and not self.is_urgent():
+            released = list(self.held)
         else:
             released = []
-            for request, since in self._held.items():
+            for request, since in self.held.items():
                 if since is None:
-                    self._held[request] = now
+                    self.held[request] = now
                 elif now - since >= BACKGROUND_HOLD_S:
                     released.append(request)
         for request in released:
-            del self._held[request]
+            del self.held[request]
         return released
