@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .queue import FairQueue
     from .recovery import Recovery
     from .request import Request, RequestTable
-    from .status import OverloadObserver, OverloadStatus
+    from .status import OverloadObserver
     from .wait_estimate import Forecast
     from .workers import Worker
 
@@ -180,10 +180,6 @@ class Admission:
     def paused(self) -> Collection[ServiceClass]:
         """Classes that are paused at the moment."""
         return (ServiceClass.BATCH,) if self.overload.brownout.pauses_batch else ()
-
-    def status(self, now: float) -> OverloadStatus:
-        """Return what there is to be seen."""
-        return self.overload.status(now)
 
     def sweep(self, now: float, *, is_able: bool) -> None:
         """Let time pass. `is_able`: there are workers that could take the requests that wait."""

@@ -219,13 +219,13 @@ class Links:
             queued=requests.num_queued,
             running=requests.num_in_flight - requests.num_queued,
             max_model_len=requests.max_model_len,
-            received=requests.accounting.received,
-            accepted=requests.accounting.accepted,
-            rejected=dict(requests.accounting.rejected),
-            ended=dict(requests.accounting.ended),
-            retries_left=requests.recovery.retries_left,
+            received=requests.table.accounting.received,
+            accepted=requests.table.accounting.accepted,
+            rejected=dict(requests.table.accounting.rejected),
+            ended=dict(requests.table.accounting.ended),
+            retries_left=requests.recovery.budget.tokens,
             quarantined=requests.recovery.num_quarantined,
-            overload=self.admission.status(trio.current_time()),
+            overload=self.admission.overload.status(trio.current_time()),
             queued_by_class=queued_by_class(requests.queues),
             queues=tuple(requests.queues),
         )
@@ -298,7 +298,7 @@ class Links:
         Raises:
           LocalProtocolError: it does not add up.
         """
-        self._requests.accounting.check(self._requests.num_in_flight)
+        self._requests.table.accounting.check(self._requests.num_in_flight)
 
     def _now(self) -> float:
         """Return the time; where this process stood still, what that means was done before."""

@@ -164,6 +164,7 @@ class Recovery:
 
     Attributes:
       paths: pairs of workers that lost one another.
+      budget: of retries; each accepted request pays a part of one in.
     """
 
     def __init__(
@@ -177,25 +178,16 @@ class Recovery:
         self._max_attempts = config.max_attempts
         self._workers = workers
         self._observer = observer
-        self._budget = RetryBudget(config.recovery, now)
+        self.budget = RetryBudget(config.recovery, now)
         self._prompts = Quarantine(config.recovery, prompt_digest)
         self._grammars = Quarantine(config.recovery, grammar_digest)
         self._explained: dict[Hashable, None] = {}
         self._shown = {worker: worker.breaker.state for worker in workers}
 
     @property
-    def retries_left(self) -> float:
-        """What the budget can afford."""
-        return self._budget.tokens
-
-    @property
     def num_quarantined(self) -> int:
         """Prompts and grammars that are refused."""
         return len(self._prompts) + len(self._grammars)
-
-    def accepted(self) -> None:
-        """Note a request that was taken on: it pays a part of a retry."""
-        self._budget.earn()
 
     def objection_to(self, request: GenerationRequest, now: float) -> outcome.Failure | None:
         """Return the end of a request with a prompt or grammar in quarantine; None for others."""
@@ -232,7 +224,7 @@ class Recovery:
         event = _event(again.cause, fault, attempt)
         if self._is_anothers(event, fault, request, worker):
             return None
-        if self._budget.is_new(event, now):
+        if self.budget.is_new(event, now):
             self._count(worker, fault, attempt, now)
         if fault.is_workers:
             request.shunned |= {worker.address}
@@ -250,7 +242,7 @@ class Recovery:
             return Outcome.NO_WORKER.failure(
                 f"{len(request.faults)} attempts failed, the last one: {_words(again.cause)}"
             )
-        if not self._budget.take(event, now):
+        if not self.budget.take(event, now):
             self._observer.retry_unaffordable()
             return Outcome.NO_WORKER.failure(
                 f"this attempt failed ({_words(again.cause)}), and too many others failed before it"
@@ -270,7 +262,7 @@ class Recovery:
 
     def sweep(self, now: float) -> None:
         """Let time pass."""
-        self._budget.advance(now)
+        self.budget.advance(now)
         self.paths.forget(now)
         for worker in self._workers:
             worker.breaker.advance(now)

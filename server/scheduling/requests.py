@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ..contract.generation import CancelReason, Charges, GenerationRequest
     from .output import RelayText
-    from .request import Accounting, Request
+    from .request import Request
     from .status import Observer
     from .workers import Worker
 
@@ -113,11 +113,6 @@ class Requests:
         self.sweep_times = SweepTimes(config, now)
 
     @property
-    def accounting(self) -> Accounting:
-        """Requests received, accepted, rejected, ended."""
-        return self.table.accounting
-
-    @property
     def num_queued(self) -> int:
         """Requests that wait for workers."""
         return sum(len(queue) for queue in self.queues)
@@ -188,7 +183,7 @@ class Requests:
                 if not self._attempts.queue:
                     self.admission.overload.prediction.advance(now, is_waiting=False)
             self.sweep_times.note(request.deadline)
-            self.recovery.accepted()
+            self.recovery.budget.earn()
             self._attempts.queue_of(request).add(request, request.place)
             taken.append(request)
         self._attempts.dispatch(now)

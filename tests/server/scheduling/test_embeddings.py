@@ -62,7 +62,7 @@ def test_each_input_gets_its_vector() -> None:
     inputs = submit(world, [request(n) for n in range(40)])
     world.settle()
     check_done(world, inputs)
-    assert world.requests.accounting.ended["embedded"] == 40
+    assert world.requests.table.accounting.ended["embedded"] == 40
     assert {fake.steps for fake in world.prefills} == {1}
 
 
@@ -220,7 +220,10 @@ def test_too_many_or_too_long_is_refused_whole() -> None:
         submit(world, [request(20), request(21, "x" * 5000)])
     world.settle()
     check_done(world, kept)
-    assert world.requests.accounting.rejected == {"overloaded": 3, "context_length_exceeded": 2}
+    assert world.requests.table.accounting.rejected == {
+        "overloaded": 3,
+        "context_length_exceeded": 2,
+    }
 
 
 def test_without_a_prefill_worker_inputs_end_while_chats_go_on() -> None:

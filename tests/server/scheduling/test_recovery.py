@@ -172,7 +172,7 @@ def test_a_step_that_fails_counts_once_however_many_were_in_it() -> None:
     assert len(world.decode.rows) == 6
     fail_step(world, world.decode)
     assert world.worker(world.decode).breaker.state.value == "closed"
-    assert world.requests.recovery.retries_left == world.config.recovery.retry_burst - 1 + 0.0
+    assert world.requests.recovery.budget.tokens == world.config.recovery.retry_burst - 1 + 0.0
     world.settle()
     assert all(reader.token_ids == completion_ids(0, 16) for reader in world.readers)
     world.check_idle()
@@ -186,7 +186,7 @@ def test_a_death_costs_one_retry_however_many_streams_there_were() -> None:
     world.lose(world.worker(world.decode))
     world.settle()
     assert all(reader.token_ids == completion_ids(0, 16) for reader in world.readers)
-    assert world.requests.recovery.retries_left == 0
+    assert world.requests.recovery.budget.tokens == 0
 
 
 def test_a_retry_that_cannot_be_paid_for_ends_the_request() -> None:
@@ -213,7 +213,7 @@ def test_what_is_nobodys_fault_is_free() -> None:
         world.prefill.waiting.clear()
     world.settle()
     assert reader.token_ids == completion_ids(0, 16)
-    assert world.requests.recovery.retries_left == 1
+    assert world.requests.recovery.budget.tokens == 1
 
 
 def test_a_request_goes_elsewhere_after_a_step_that_failed() -> None:
@@ -328,7 +328,7 @@ def test_a_long_pause_of_our_own_costs_an_attempt_and_counts_for_nobody() -> Non
     world.settle()
     assert reader.request.faults == []
     assert reader.token_ids == completion_ids(0, 200)
-    assert world.requests.recovery.retries_left == 1
+    assert world.requests.recovery.budget.tokens == 1
     world.check_idle()
 
 

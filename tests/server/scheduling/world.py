@@ -255,7 +255,7 @@ class World:
     def check_accounting(self) -> None:
         """Assert that every request has or will have exactly one terminal event, and is charged
         with it."""
-        self.requests.accounting.check(self.requests.num_in_flight)
+        self.requests.table.accounting.check(self.requests.num_in_flight)
         live = self.requests.table
         self.charges.check(one.spec.request_id for one in live)
         assert self.wrongly_charged == []
