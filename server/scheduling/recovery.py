@@ -331,12 +331,10 @@ class PoisonDetector:
 
     Attributes:
       strikes: workers and steps that failed while they computed it, at one point of its text.
-      quarantined: it made them fail.
     """
 
     def __init__(self) -> None:
         self.strikes = 0
-        self.quarantined = False
         self._role: Role | None = None
         self._struck_at = 0
 
@@ -369,8 +367,7 @@ class PoisonDetector:
             self._struck_at = num_tokens
         self.strikes += 1
         enough = ISOLATING_STRIKES if num_suspects == 1 else QUARANTINING_STRIKES
-        self.quarantined = self.strikes >= enough
-        return self.quarantined
+        return self.strikes >= enough
 
     def advanced(self, num_tokens: int) -> bool:
         """Note how many tokens it has; return whether that ends an isolation."""
