@@ -109,7 +109,7 @@ async def serve(
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
             tenancy, tenant_file = _tenancy(config, metrics)
-            peers = Peers(config.siblings) if config.siblings else None
+            peers = Peers(config.peers) if config.peers else None
             grammars = _grammars(config, text, metrics)
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
             own_name = peers.own_name if peers else ALONE
@@ -182,10 +182,10 @@ async def _drain(
 
 
 def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
-    """Open the sockets for clients, and for siblings where there are any."""
+    """Open the sockets for clients, and for peers where there are any."""
     listening = [sockets.enter_context(open_listening_socket(config))]
-    if config.siblings is not None:
-        listening.append(sockets.enter_context(open_own_socket(config.siblings)))
+    if config.peers is not None:
+        listening.append(sockets.enter_context(open_own_socket(config.peers)))
     return listening
 
 
@@ -193,8 +193,8 @@ def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
 def _quotas(config: ServerConfig, metrics: Metrics, tenancy: Tenancy) -> Iterator[Quotas]:
     """Open the accounts of tenants, which servers on one port share as well as they can."""
     tenants, quotas = config.tenants, config.tenants.quotas
-    if config.siblings is not None:
-        quotas = replace(quotas, servers=max(quotas.servers, len(config.siblings.paths)))
+    if config.peers is not None:
+        quotas = replace(quotas, servers=max(quotas.servers, len(config.peers.paths)))
     if tenants.file is not None and quotas.spend_file is None and not quotas.is_shared:
         quotas = replace(quotas, spend_file=tenants.file + SPEND_SUFFIX)
     prices = partial(tenancy.prices_of, config.model_name, *config.model_aliases)

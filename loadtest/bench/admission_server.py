@@ -30,7 +30,7 @@ from server.contract.generation import GenerationRequest
 from server.jobs.runner import receiving
 from server.metrics.metrics import Metrics
 from server.scheduling.attempt import Attempts
-from server.scheduling.request_table import RequestTable
+from server.scheduling.request import RequestTable
 from server.scheduling.requests import Requests
 from server.tenants.opening import opened_quotas
 from server.tenants.quotas import Asked
@@ -195,9 +195,9 @@ class Stopwatch:
 
     def _dispatch(self, dispatch: Callable[..., None]) -> Callable[..., None]:
         def timed(attempts: Attempts, now: float) -> None:
-            before, began_ns = len(attempts.line), perf_counter_ns()
+            before, began_ns = len(attempts.queue), perf_counter_ns()
             dispatch(attempts, now)
-            took_ns, taken = perf_counter_ns() - began_ns, before - len(attempts.line)
+            took_ns, taken = perf_counter_ns() - began_ns, before - len(attempts.queue)
             lap = _LAP.get()
             if lap is not None and not lap.ended_ns:
                 lap.steps[DISPATCH] = took_ns

@@ -203,7 +203,7 @@ def server(sources: Sources, model: ModelArgument = None) -> None:
 
         run_server(replace(with_model_name(own, model_dir), model_dir=str(model_dir)))
 
-    name = "server" if own.siblings is None else own.siblings.name
+    name = "server" if own.peers is None else own.peers.name
     run_role("server", name, settings.process, run)
 
 

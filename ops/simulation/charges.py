@@ -1,13 +1,13 @@
 """What a server says that its clients used: held against what it took on, and what they got.
 
-A `Charges` (server/contract/charges.py) without money.
+A `Charges` (server/contract/generation.py) without money.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from server.contract.charges import Charges
+from server.contract.generation import Charges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -56,7 +56,7 @@ class Checker:
                 except LocalProtocolError as error:
                     self._report(f"{server}: {error}")
                 live = server.fleet._requests.table
-                server.charges[-1].check(one.request.request_id for one in live)
+                server.charges[-1].check(one.spec.request_id for one in live)
         self._check_workers()
 
     def is_quiet(self) -> bool:
@@ -177,9 +177,9 @@ class Checker:
     def _wanted(self) -> Iterable[AttemptKey]:
         for server in self._world.servers:
             if server.fleet is not None:
-                for sequence in server.fleet._requests.table:
-                    if sequence.attempt is not None:
-                        yield sequence.attempt.key
+                for request in server.fleet._requests.table:
+                    if request.attempt is not None:
+                        yield request.attempt.key
 
     def _report(self, what: str) -> None:
         self._world.report(what)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from server.contract.generation import Event
     from server.contract.output_stream import OutputStream
-    from server.scheduling.embeddings import EmbeddingRun
+    from server.scheduling.delivery import EmbeddingRun
     from server.scheduling.links import Links
     from triolet.sampling import SamplingParams
 

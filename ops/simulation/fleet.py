@@ -15,7 +15,7 @@ import trio
 
 import decode.worker
 import prefill.worker
-from server.contract.charges import NO_CHARGES
+from server.contract.generation import NO_CHARGES
 from server.scheduling.links import Links
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from decode.speculation import GuessSource
-    from server.contract.charges import Charges
-    from server.scheduling.observer import Observer
+    from server.contract.generation import Charges
     from server.scheduling.output import RelayText
+    from server.scheduling.status import Observer
     from transport.link import Network
     from worker.engine_port import EnginePort
     from worker.worker_loop import Device

@@ -13,14 +13,14 @@ import msgspec
 
 import decode.assembly
 import server.scheduling.attempt
-import server.scheduling.progress
+import server.scheduling.frames
 from decode.intake import KvIntake
 from decode.speculation import Turn
 from engine.block_ledger import BlockLedger
 from engine.prefix_cache import TOKEN_BYTES, PrefixCache
 from prefill.links import KvLinks
 from server.scheduling.attempt import Attempts
-from server.scheduling.progress import Finish
+from server.scheduling.frames import Finish
 from server.scheduling.request import Step
 from server.scheduling.requests import Requests
 from transport.frames import EndReason, Peer
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from decode.attempt import Attempt as DecodeAttempt
     from engine.prefix_cache import Leased
-    from server.scheduling.progress import Change
+    from server.scheduling.frames import Change
     from server.scheduling.request import Attempt, Request
     from server.scheduling.workers import Worker
     from transport.frames import Grant, KvChunk, KvTarget, TokenRow, Welcome
@@ -82,15 +82,15 @@ def digest() -> list[Exchange]:
 def positions() -> list[Exchange]:
     """Rows are passed on as they come, whatever position they name."""
 
-    def take_row(sequence: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
+    def take_row(request: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
         del attempt
-        position = len(sequence.relay.token_ids)
-        sequence.step(Step.TOKEN)
-        end = sequence.relay.push(msgspec.structs.replace(row, position=position), now)
+        position = len(request.relay.token_ids)
+        request.step(Step.TOKEN)
+        end = request.relay.push(msgspec.structs.replace(row, position=position), now)
         return None if end is None else Finish(end)
 
     return [
-        Exchange(server.scheduling.progress, "take_row", take_row),
+        Exchange(server.scheduling.frames, "take_row", take_row),
         Exchange(server.scheduling.attempt, "take_row", take_row),
     ]
 
@@ -135,10 +135,10 @@ def epochs() -> list[Exchange]:
         return wanted(self, sender, key, self._identity.me.epoch)
 
     def grant_any(
-        self: Attempts, sequence: Request, attempt: Attempt, grant: Grant, now: float
+        self: Attempts, request: Request, attempt: Attempt, grant: Grant, now: float
     ) -> None:
         epoch = attempt.pair.decode.monitor.epoch
-        granted(self, sequence, attempt, msgspec.structs.replace(grant, epoch=epoch), now)
+        granted(self, request, attempt, msgspec.structs.replace(grant, epoch=epoch), now)
 
     def hear_any(
         self: PeerMonitor, epoch: int, now: float, *, progress: int = 0, has_work: bool = False
@@ -197,9 +197,9 @@ def renewal_by_name() -> list[Exchange]:
 def end() -> list[Exchange]:
     """Workers are not told that an attempt is over."""
 
-    def release_attempt(self: Attempts, sequence: Request, reason: EndReason) -> None:
+    def release_attempt(self: Attempts, request: Request, reason: EndReason) -> None:
         del self, reason
-        attempt, sequence.attempt = sequence.attempt, None
+        attempt, request.attempt = request.attempt, None
         if attempt is not None:
             for worker in attempt.pair:
                 worker.release(attempt.key)
@@ -234,14 +234,14 @@ def _named(identity: bytes) -> PeerId:
 
 def gaps() -> list[Exchange]:
     """A token that never comes is not missed."""
-    settle = server.scheduling.progress._settle
+    settle = server.scheduling.frames._settle
 
-    def forget(sequence: Request, attempt: Attempt, now: float) -> Change | None:
-        change = settle(sequence, attempt, now)
+    def forget(request: Request, attempt: Attempt, now: float) -> Change | None:
+        change = settle(request, attempt, now)
         attempt.gap_since = None
         return change
 
-    return [Exchange(server.scheduling.progress, "_settle", forget)]
+    return [Exchange(server.scheduling.frames, "_settle", forget)]
 
 
 def reference_counts() -> list[Exchange]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from server.scheduling.links import Links
-from server.scheduling.observer import Observer
+from server.scheduling.status import Observer
 from triolet.config import WorkerConfig
 from triolet.ids import Role
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from triolet.config import LendingConfig, LocalPrefill, Pinning, SiblingConfig
+from triolet.config import LendingConfig, LocalPrefill, PeerServersConfig, Pinning
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
@@ -158,8 +158,8 @@ def plan_processes(
         return ProcessSpec(name, role, argv, env, fds, (), document(own, role), arguments)
 
     def server_spec(name: str, door: Door) -> ProcessSpec:
-        siblings = None if door.own_fd is None else SiblingConfig(name, door.own_fd, paths)
-        own = of_role(settings, Role.SERVER, listen_fd=door.listen_fd, siblings=siblings)
+        peers = None if door.own_fd is None else PeerServersConfig(name, door.own_fd, paths)
+        own = of_role(settings, Role.SERVER, listen_fd=door.listen_fd, peers=peers)
         fds = tuple(fd for fd in door if fd is not None)
         return spec(name, Role.SERVER, own, _environment(threads=1), fds)
 

@@ -234,7 +234,7 @@ async def let_in(services: Services, asked: Request) -> None:
     """Decide on the HTTP request before its body is read: take its ticket, and room for its body.
 
     Refusals of one client beyond a rate wait for their answer. A request that may join a kept
-    answer needs no ticket: that costs nothing. Nor does one that a sibling owns: the sibling asks.
+    answer needs no ticket: that costs nothing. Nor does one that a peer owns: the peer asks.
 
     Raises:
       RequestError: 429, its tenant has nothing left or as much under way as it may; 429 or 503,

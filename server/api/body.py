@@ -189,7 +189,7 @@ def current_scope() -> RequestScope:
     return scope_of(request.scope)
 
 
-def own_request_id(headers: Headers) -> str:
+def client_request_id(headers: Headers) -> str:
     """Return the id that a client gives its request, if it is fit for headers and logs, else ""."""
     own = headers.get("x-request-id", "")
     return own if _REQUEST_ID.fullmatch(own) else ""
@@ -197,7 +197,7 @@ def own_request_id(headers: Headers) -> str:
 
 def shown_request_id() -> str:
     """Return the id that the answer carries: the client's own, or ours."""
-    return own_request_id(request.headers) or current_scope().request_id.hex()
+    return client_request_id(request.headers) or current_scope().request_id.hex()
 
 
 def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:

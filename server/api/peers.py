@@ -23,7 +23,7 @@ from .stream import StreamBody
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from triolet.config import SiblingConfig
+    from triolet.config import PeerServersConfig
 
     from ..contract.generation import CancelReason
     from .services import Services
@@ -128,7 +128,7 @@ class Peers:
       config: their names and sockets.
     """
 
-    def __init__(self, config: SiblingConfig) -> None:
+    def __init__(self, config: PeerServersConfig) -> None:
         self.own_name = config.name
         self._paths = {name: path for name, path in config.paths if name != config.name}
         self._ask_timeout_s = config.ask_timeout_s

@@ -263,7 +263,7 @@ class StrictModel(StrictFields):
 _Call = TypeVar("_Call", bound=StrictFields)
 
 
-def own_calls(calls: list[_Call] | None, info: ValidationInfo) -> list[_Call] | None:
+def assistant_calls(calls: list[_Call] | None, info: ValidationInfo) -> list[_Call] | None:
     """Return the calls of a turn.
 
     Raises:
@@ -300,7 +300,7 @@ class Message(StrictModel):
     def _are_the_models(
         cls, calls: list[ToolCall] | None, info: ValidationInfo
     ) -> list[ToolCall] | None:
-        return own_calls(calls, info)
+        return assistant_calls(calls, info)
 
     @field_validator("content")
     @classmethod

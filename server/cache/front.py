@@ -19,8 +19,8 @@ from transport.tokens import pack_tokens
 from triolet.errors import RequestError
 from triolet.fair_lru import Keeper
 
-from ..contract.charges import NO_CHARGES
 from ..contract.generation import (
+    NO_CHARGES,
     CacheOutcome,
     Delta,
     Failed,
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from triolet.audit import FleetAudit
     from triolet.config import ResponseCacheConfig
 
-    from ..contract.charges import Charges
-    from ..contract.generation import CancelReason, Event, GenerationRequest
+    from ..contract.generation import CancelReason, Charges, Event, GenerationRequest
     from ..scheduling.admission import Admission
-    from ..scheduling.embeddings import EmbeddingRun
+    from ..scheduling.delivery import EmbeddingRun
     from ..scheduling.links import Links
     from ..scheduling.status import FleetStatus
     from .store import Kept

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from hypercorn.typing import ASGIFramework, ResponseSummary, WWWScope
 
-    from triolet.config import ServerConfig, SiblingConfig
+    from triolet.config import PeerServersConfig, ServerConfig
 
 
 OWN_BACKLOG: Final = 256
@@ -70,7 +70,7 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
     return _listen(socket.socket(family, kind, protocol), address, config, where)
 
 
-def open_own_socket(config: SiblingConfig) -> socket.socket:
+def open_own_socket(config: PeerServersConfig) -> socket.socket:
     """Listen on this server's own socket, by which peers reach it and no other server.
 
     Raises:

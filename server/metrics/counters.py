@@ -11,7 +11,7 @@ import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 from ..contract.generation import Usage
-from ..scheduling.observer import OverloadObserver
+from ..scheduling.status import OverloadObserver
 from ..tenants.quotas import QuotaObserver
 from .collectors import counts, door_families, gauge, response_cache_families
 from .exposition import Reading
@@ -130,7 +130,7 @@ ERROR_BUCKETS: Final = (.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40)  # f
 
 
 class OverloadMetrics(OverloadObserver):
-    """Told of overload by the fleet (server/scheduling/observer.py).
+    """Told of overload by the fleet (server/scheduling/status.py).
 
     Args:
       registry: where the counters are shown.

@@ -9,8 +9,8 @@ from prometheus_client import Counter, Histogram
 
 from triolet.service_class import DEFAULT_SCHEDULING
 
-from ..scheduling.observer import Observer
 from ..scheduling.requests import FAREWELL
+from ..scheduling.status import Observer
 from .counters import NO_USAGE, REJECTED, OverloadMetrics, TenantMetrics
 from .histogram import TokenHistogram
 

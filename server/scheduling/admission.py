@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from triolet.service_class import Scheduling
 
     from ..contract.generation import GenerationRequest
-    from .observer import OverloadObserver
     from .queue import FairQueue
     from .recovery import Recovery
-    from .request import Request
-    from .request_table import RequestTable
-    from .status import OverloadStatus
+    from .request import Request, RequestTable
+    from .status import OverloadObserver
     from .wait_estimate import Forecast
     from .workers import Worker
 
@@ -183,10 +181,6 @@ class Admission:
         """Classes that are paused at the moment."""
         return (ServiceClass.BATCH,) if self.overload.brownout.pauses_batch else ()
 
-    def status(self, now: float) -> OverloadStatus:
-        """Return what there is to be seen."""
-        return self.overload.status(now)
-
     def sweep(self, now: float, *, is_able: bool) -> None:
         """Let time pass. `is_able`: there are workers that could take the requests that wait."""
         elapsed_s, self._swept_at = now - self._swept_at, now
@@ -260,7 +254,7 @@ class Admission:
             whole = demand._replace(together_tokens=together_tokens, is_under_share=is_under)
             forecast = self.overload.judge(whole, ahead, now)
             # One answer holds them all: it begins with the first, and the others may take as long.
-            forecasts.append(forecast.of_sibling(place.due) if forecasts else forecast)
+            forecasts.append(forecast.of_later_choice(place.due) if forecasts else forecast)
         return forecasts
 
     def _tokens_waiting(self, service_class: ServiceClass) -> float:

@@ -21,17 +21,19 @@ from triolet.service_class import Band
 
 from . import outcome
 from .admission import Admission, missing_role
-from .frames import embed_frame, prefill_frame, reserve_frame
-from .outcome import Failure, Outcome
-from .pick_next import PickNext, need_on, note_no_fork
-from .progress import (
+from .frames import (
     Again,
     Fault,
     Finish,
+    embed_frame,
+    prefill_frame,
+    reserve_frame,
     take_ended,
     take_first_token,
     take_row,
 )
+from .outcome import Failure, Outcome
+from .pick_next import PickNext, need_on, note_no_fork
 from .queue import FairQueue
 from .recovery import Recovery
 from .request import Attempt, Phase, Step
@@ -43,11 +45,9 @@ if TYPE_CHECKING:
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
 
-    from .frames import Outbox
-    from .observer import Observer
-    from .progress import Change
-    from .request import Request
-    from .request_table import RequestTable
+    from .frames import Change, Outbox
+    from .request import Request, RequestTable
+    from .status import Observer
     from .workers import Worker
 
 
@@ -89,40 +89,40 @@ class SweepTimes:
         return soon if is_restless else max(soon, self._due_at)
 
 
-def due_at(sequence: Request, config: ServerConfig) -> float:
-    """Return the first moment at which a sweep may have something to do for a sequence."""
-    due = sequence.deadline
-    waiting_since = sequence.relay.mailbox.waiting_since
+def due_at(request: Request, config: ServerConfig) -> float:
+    """Return the first moment at which a sweep may have something to do for a request."""
+    due = request.deadline
+    waiting_since = request.output.waiting_since
     if waiting_since is not None:
         due = min(due, waiting_since + config.stall_timeout_s)
-    attempt, forecast = sequence.attempt, sequence.forecast
+    attempt, forecast = request.attempt, request.forecast
     if attempt is None:
-        if not sequence.num_attempts and forecast is not None:
+        if not request.num_attempts and forecast is not None:
             due = min(due, forecast.first_token_by or due)
         return due
-    if sequence.phase is Phase.RESERVING:
+    if request.phase is Phase.RESERVING:
         due = min(due, attempt.grant_by)
     if attempt.gap_since is not None:
         due = min(due, attempt.gap_since + config.link.peer_timeout_s)
-    if may_decode(sequence, attempt):
-        due = min(due, quiet_since(sequence, attempt) + config.link.heartbeat_interval_s)
+    if may_decode(request, attempt):
+        due = min(due, quiet_since(request, attempt) + config.link.heartbeat_interval_s)
     return due
 
 
-def quiet_since(sequence: Request, attempt: Attempt) -> float:
+def quiet_since(request: Request, attempt: Attempt) -> float:
     """Return since when nothing has come of what decode may send, nor its credit been repeated."""
-    moments = (attempt.quiet_since, attempt.granted_at or 0.0, sequence.times.last_token_at or 0.0)
+    moments = (attempt.quiet_since, attempt.granted_at or 0.0, request.times.last_token_at or 0.0)
     return max(moments)
 
 
-def may_decode(sequence: Request, attempt: Attempt) -> bool:
+def may_decode(request: Request, attempt: Attempt) -> bool:
     """Return whether tokens may be under way of which only decode can tell."""
-    is_computing = sequence.phase is Phase.PREFILLING and attempt.pair.is_local
-    return is_computing or sequence.phase is Phase.DECODING
+    is_computing = request.phase is Phase.PREFILLING and attempt.pair.is_local
+    return is_computing or request.phase is Phase.DECODING
 
 
 class Attempts:
-    """Every attempt of every sequence.
+    """Every attempt of every request.
 
     Args:
       config: bounds and deadlines.
@@ -135,7 +135,7 @@ class Attempts:
       kv_secret: from which the keys of attempts' KV are made; 32 bytes.
 
     Attributes:
-      line: requests that wait for workers, and what those on workers were charged.
+      queue: requests that wait for workers, and what those on workers were charged.
       inputs: the same of requests for vectors: no prompt waits behind them.
       admission: what is taken on, and what is expected of it.
       recovery: what faults so far mean for the next ones.
@@ -152,11 +152,11 @@ class Attempts:
         now: float,
         kv_secret: bytes,
     ) -> None:
-        self.line: FairQueue[Request] = FairQueue(config.queue)
+        self.queue: FairQueue[Request] = FairQueue(config.queue)
         self.inputs: FairQueue[Request] = FairQueue(config.queue)
         self.recovery = Recovery(config, workers, observer, now)
         self.admission = Admission(
-            config, workers, (self.line, self.inputs), table, self.recovery, observer.overload, now
+            config, workers, (self.queue, self.inputs), table, self.recovery, observer.overload, now
         )
         self._overload = self.admission.overload
         self._config = config
@@ -167,12 +167,12 @@ class Attempts:
         self._observer = observer
         self._kv_secret = kv_secret
         kept_share = self._overload.kept_share
-        self._turns = PickNext(config, workers, self.line, self.recovery, kept_share)
-        self._input_turns = PickNext(config, workers, self.inputs, self.recovery, kept_share)
+        self._next_request = PickNext(config, workers, self.queue, self.recovery, kept_share)
+        self._next_input = PickNext(config, workers, self.inputs, self.recovery, kept_share)
 
-    def line_of(self, sequence: Request) -> FairQueue[Request]:
+    def queue_of(self, request: Request) -> FairQueue[Request]:
         """Return the queue of a request."""
-        return self.inputs if sequence.is_input else self.line
+        return self.inputs if request.is_input else self.queue
 
     def dispatch(self, now: float) -> None:
         """Begin attempts of the first requests of each queue, as long as workers have room.
@@ -182,48 +182,48 @@ class Attempts:
         first only because its class waited for so long. A request is not in the queue while its
         tenant has all that it may have.
         """
-        for line, turns in ((self.line, self._turns), (self.inputs, self._input_turns)):
-            while line and (turn := turns.next(now)) is not None:
-                sequence, route = turn
+        for queue, pick_next in ((self.queue, self._next_request), (self.inputs, self._next_input)):
+            while queue and (picked := pick_next.next(now)) is not None:
+                request, route = picked
                 end = (
                     route
                     if isinstance(route, Failure)
-                    else self._overload.expired(sequence.forecast, now)
+                    else self._overload.expired(request.forecast, now)
                 )
                 if end is None and isinstance(route, Route):
-                    is_over_share = line.is_over_share(sequence)
-                    line.take(sequence)
-                    self._begin(sequence, route, now, is_over_share=is_over_share)
+                    is_over_share = queue.is_over_share(request)
+                    queue.take(request)
+                    self._begin(request, route, now, is_over_share=is_over_share)
                 elif end is not None:
-                    self.fail(sequence, end, now)
+                    self.fail(request, end, now)
 
     def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> None:
-        """Take tokens of many sequences."""
+        """Take tokens of many requests."""
         for row in rows:
-            sequence = self._table.of_attempt(row.request_id, row.attempt)
-            attempt = None if sequence is None else sequence.attempt
+            request = self._table.of_attempt(row.request_id, row.attempt)
+            attempt = None if request is None else request.attempt
             if (
-                sequence is None
+                request is None
                 or attempt is None
                 or attempt.pair.decode is not decode
-                or sequence.is_input
+                or request.is_input
             ):
                 self._observer.frames_dropped("old_attempt")
                 continue
-            if sequence.phase is Phase.RESERVING and attempt.local_tokens:
+            if request.phase is Phase.RESERVING and attempt.local_tokens:
                 # Its GRANT was lost or overtaken: a worker that computes has granted.
-                self._compute_there(sequence, attempt, now)
+                self._compute_there(request, attempt, now)
             if not attempt.is_handed_over:
                 attempt.is_handed_over = True
                 attempt.pair.prefill.release(attempt.key)
             if not attempt.has_decoded:
                 attempt.has_decoded = True
-                self._first_decoded(sequence, attempt, now)
-            num_before = len(sequence.relay.token_ids)
-            change = take_row(sequence, attempt, row, now)
-            self._note_tokens(sequence, num_before, now)
+                self._first_decoded(request, attempt, now)
+            num_before = len(request.relay.token_ids)
+            change = take_row(request, attempt, row, now)
+            self._note_tokens(request, num_before, now)
             if change is not None:
-                self.apply(sequence, change, now)
+                self.apply(request, change, now)
 
     def take_answer(
         self, worker: Worker, frame: Grant | Refuse | FirstToken | Embedded | Ended, now: float
@@ -232,125 +232,125 @@ class Attempts:
         is_unknown = isinstance(frame, Ended) and frame.reason is EndReason.UNKNOWN
         if isinstance(frame, Ended) and not is_unknown:
             worker.release(frame.key, frame.freed_blocks)
-        sequence = self._table.running(frame.key)
-        attempt = None if sequence is None else sequence.attempt
+        request = self._table.of_attempt(*frame.key)
+        attempt = None if request is None else request.attempt
         is_vector = isinstance(frame, Embedded)
         if (
-            sequence is None
+            request is None
             or attempt is None
             or worker not in attempt.pair
-            or (is_vector != sequence.is_input and not isinstance(frame, Ended))
+            or (is_vector != request.is_input and not isinstance(frame, Ended))
         ):
             if not isinstance(frame, Ended):  # which is what a worker owes to an END
                 self._observer.frames_dropped("old_attempt")
             return
         match frame:
             case Grant():
-                self.apply(sequence, self._granted(sequence, attempt, frame, now), now)
+                self.apply(request, self._granted(request, attempt, frame, now), now)
             case Refuse():
-                self.apply(sequence, self._refused(sequence, attempt, frame, now), now)
+                self.apply(request, self._refused(request, attempt, frame, now), now)
             case FirstToken():
                 self._observer.prompt_computed(frame.queue_s, frame.compute_s)
                 attempt.first_token_at = now
                 self.recovery.worked(worker, now)
-                num_before = len(sequence.relay.token_ids)
-                change = take_first_token(sequence, attempt, frame, now)
-                self._note_tokens(sequence, num_before, now)
-                self.apply(sequence, change, now)
+                num_before = len(request.relay.token_ids)
+                change = take_first_token(request, attempt, frame, now)
+                self._note_tokens(request, num_before, now)
+                self.apply(request, change, now)
             case Embedded():
                 self._observer.prompt_computed(frame.queue_s, frame.compute_s)
                 self.recovery.worked(worker, now)
-                self.release_attempt(sequence, None)  # its worker ends it by itself
-                self.inputs.end(sequence, 0)
-                self._table.embedded(sequence, frame.vector, now)
+                self.release_attempt(request, None)  # its worker ends it by itself
+                self.inputs.end(request, 0)
+                self._table.embedded(request, frame.vector, now)
             case Ended():
-                change = take_ended(sequence, attempt, worker.role, frame, now)
+                change = take_ended(request, attempt, worker.role, frame, now)
                 if change is None and is_unknown:
                     worker.release(frame.key)
                 # If not, END goes there all the same: what began the attempt may be still to come.
-                self.apply(sequence, change, now)
+                self.apply(request, change, now)
 
-    def apply(self, sequence: Request, change: Change | None, now: float) -> None:
+    def apply(self, request: Request, change: Change | None, now: float) -> None:
         """Do what follows from a frame, a loss or a timeout."""
-        if isinstance(change, Again) and sequence.attempt and sequence.attempt.end:
-            change = Finish(sequence.attempt.end)  # all tokens are there
+        if isinstance(change, Again) and request.attempt and request.attempt.end:
+            change = Finish(request.attempt.end)  # all tokens are there
         match change:
             case None:
                 return
             case Finish(end=end):
                 is_ours = end.stop_string is not None
-                if sequence.attempt is not None:
-                    decode = sequence.attempt.pair.decode
-                    decode.prefixes.keep(sequence.whole_chain, decode.capacity)
+                if request.attempt is not None:
+                    decode = request.attempt.pair.decode
+                    decode.prefixes.keep(request.whole_chain, decode.capacity)
                 self.release_attempt(
-                    sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason)
+                    request, EndReason.STOP_STRING if is_ours else EndReason(end.reason)
                 )
-                self.line.end(sequence, len(sequence.relay.token_ids))
-                self._overload.ended(sequence.forecast, now, is_well=True)
-                self._table.finish(sequence, end, now)
+                self.queue.end(request, len(request.relay.token_ids))
+                self._overload.ended(request.forecast, now, is_well=True)
+                self._table.finish(request, end, now)
             case Failure(outcome=how):
                 if how is Outcome.GRAMMAR_TOO_COSTLY:
-                    self.recovery.condemn(sequence.request, now)
-                self.fail(sequence, change, now)
+                    self.recovery.condemn(request.spec, now)
+                self.fail(request, change, now)
             case Again(cause=cause):
-                last = self.recovery.after(sequence, change, now)
+                last = self.recovery.after(request, change, now)
                 if last is not None:
-                    self.fail(sequence, last, now)
+                    self.fail(request, last, now)
                     return
                 self._observer.attempt_failed(cause)
-                self.release_attempt(sequence, EndReason.SUPERSEDED)
-                sequence.step(Step.RETRY)
-                self.line_of(sequence).give_back(sequence)
+                self.release_attempt(request, EndReason.SUPERSEDED)
+                request.step(Step.RETRY)
+                self.queue_of(request).give_back(request)
 
-    def fail(self, sequence: Request, failure: Failure, now: float) -> None:
+    def fail(self, request: Request, failure: Failure, now: float) -> None:
         """End a request wherever it is; its workers free what it has."""
-        self.line_of(sequence).end(sequence, len(sequence.relay.token_ids))
-        self.release_attempt(sequence, failure.outcome.value.end)
-        self._overload.ended(sequence.forecast, now, is_well=False)
-        self._table.fail(sequence, failure, now)
+        self.queue_of(request).end(request, len(request.relay.token_ids))
+        self.release_attempt(request, failure.outcome.value.end)
+        self._overload.ended(request.forecast, now, is_well=False)
+        self._table.fail(request, failure, now)
 
-    def sweep(self, sequence: Request, drain_until: float | None, now: float) -> None:
-        """Look for whatever time alone brings about for one sequence."""
+    def sweep(self, request: Request, drain_until: float | None, now: float) -> None:
+        """Look for whatever time alone brings about for one request."""
         config = self._config
-        attempt = sequence.attempt
-        waiting_since = sequence.relay.mailbox.waiting_since
+        attempt = request.attempt
+        waiting_since = request.output.waiting_since
         gap_since = None if attempt is None else attempt.gap_since
-        is_over = now >= sequence.deadline or (drain_until is not None and now >= drain_until)
+        is_over = now >= request.deadline or (drain_until is not None and now >= drain_until)
         if is_over and attempt is not None and attempt.end is not None:
-            self.apply(sequence, Finish(attempt.end), now)
-        elif now >= sequence.deadline:
-            text = f"the request did not finish within its {sequence.request.deadline_s:g} s"
-            self.fail(sequence, Outcome.DEADLINE.failure(text), now)
+            self.apply(request, Finish(attempt.end), now)
+        elif now >= request.deadline:
+            text = f"the request did not finish within its {request.spec.deadline_s:g} s"
+            self.fail(request, Outcome.DEADLINE.failure(text), now)
         elif drain_until is not None and now >= drain_until:
-            self.fail(sequence, outcome.drained(), now)
+            self.fail(request, outcome.drained(), now)
         elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
-            self.fail(sequence, outcome.stalled(config.stall_timeout_s), now)
+            self.fail(request, outcome.stalled(config.stall_timeout_s), now)
         elif (
-            attempt is None and (late := self._overload.expired(sequence.forecast, now)) is not None
+            attempt is None and (late := self._overload.expired(request.forecast, now)) is not None
         ):
-            self.fail(sequence, late, now)
-        elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
-            self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
+            self.fail(request, late, now)
+        elif attempt is not None and request.phase is Phase.RESERVING and now >= attempt.grant_by:
+            self.apply(request, Again("no_grant", Fault(Role.DECODE)), now)
         elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
-            self.apply(sequence, Again("tokens_missing", Fault(Role.DECODE)), now)
-        elif attempt is not None and may_decode(sequence, attempt):
-            self._repeat_credit(sequence, attempt, now)
+            self.apply(request, Again("tokens_missing", Fault(Role.DECODE)), now)
+        elif attempt is not None and may_decode(request, attempt):
+            self._repeat_credit(request, attempt, now)
 
     def note_pools(self) -> None:
         """Take in what all decode workers can hold, of which tenants have shares."""
         pools = [w.capacity for w in self._workers if w.role is Role.DECODE and w.is_connected]
         kv_tokens = sum(pool.num_blocks * pool.block_size for pool in pools if pool is not None)
         rows = sum(pool.max_num_seqs for pool in pools if pool is not None)
-        self.line.note_pools(kv_tokens, rows)
+        self.queue.note_pools(kv_tokens, rows)
 
     def end_without_workers(self, now: float) -> None:
         """End what waits for workers that have been away for too long."""
-        needed = ((self.line, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))
-        for line, roles in needed:
+        needed = ((self.queue, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))
+        for queue, roles in needed:
             role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
             if role is not None:
-                for sequence in line:
-                    self.fail(sequence, outcome.no_worker_left(role), now)
+                for request in queue:
+                    self.fail(request, outcome.no_worker_left(role), now)
 
     def begin_anew(self, cause: str, now: float) -> None:
         """Give up every lease through this server's own fault."""
@@ -358,48 +358,48 @@ class Attempts:
             if worker.is_connected:
                 worker.lost(now, is_its_fault=False)
                 self._observer.worker_lost(str(worker), cause)
-        for sequence in self._table:
-            if sequence.attempt is not None:
-                self.apply(sequence, Again(cause), now)
+        for request in self._table:
+            if request.attempt is not None:
+                self.apply(request, Again(cause), now)
 
-    def _repeat_credit(self, sequence: Request, attempt: Attempt, now: float) -> None:
+    def _repeat_credit(self, request: Request, attempt: Attempt, now: float) -> None:
         """Say again how far a stream may run that does not, and what it has. Decode may wait for a
         credit that was lost, or believe that the last tokens of its window are here; nothing else
         would ever tell."""
-        num_tokens = len(sequence.relay.token_ids)
+        num_tokens = len(request.relay.token_ids)
         if num_tokens >= attempt.allowed:
             attempt.quiet_since = now
-        elif now - quiet_since(sequence, attempt) >= self._config.link.heartbeat_interval_s:
+        elif now - quiet_since(request, attempt) >= self._config.link.heartbeat_interval_s:
             attempt.quiet_since = now
             decode = attempt.pair.decode
             self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)
 
-    def _begin(self, sequence: Request, route: Route, now: float, *, is_over_share: bool) -> None:
-        pair, request = route.pair, sequence.request
-        times = sequence.times
+    def _begin(self, request: Request, route: Route, now: float, *, is_over_share: bool) -> None:
+        pair, spec = route.pair, request.spec
+        times = request.times
         if times.dispatched_at is None:
             times.dispatched_at = now
-            service_class = request.scheduling.service_class
+            service_class = spec.scheduling.service_class
             self._observer.request_dispatched(now - times.submitted_at, service_class)
-        self._overload.dispatched(sequence.forecast, now)
-        need = sequence.need
-        key = AttemptKey(request.request_id, sequence.num_attempts)
+        self._overload.dispatched(request.forecast, now)
+        need = request.need
+        key = AttemptKey(spec.request_id, request.num_attempts)
         attempt = Attempt(
             key=key,
             pair=pair,
-            rank=request.scheduling.rank(request.priority, is_over_share=is_over_share),
+            rank=spec.scheduling.rank(spec.priority, is_over_share=is_over_share),
             grant_by=now + self._config.link.peer_timeout_s,
-            allowed=sequence.allowed,
+            allowed=request.allowed,
             local_tokens=route.local_tokens,
             why=route.why,
             fork_of=route.fork_of,
             kv_key=kv_key(self._kv_secret, key),
         )
-        sequence.num_attempts += 1
-        sequence.attempt = attempt
-        sequence.step(Step.DISPATCH)
-        if sequence.is_input:
-            self._embed(sequence, attempt, now)
+        request.num_attempts += 1
+        request.attempt = attempt
+        request.step(Step.DISPATCH)
+        if request.is_input:
+            self._embed(request, attempt, now)
             return
         need = need_on(route, need)
         num_blocks = blocks_needed(pair.decode, need)
@@ -409,10 +409,10 @@ class Attempts:
                 key,
                 num_tokens=num_tokens,
                 is_isolated=need.is_isolated,
-                band=Band(request.scheduling.service_class, is_over_share),
+                band=Band(spec.scheduling.service_class, is_over_share),
             )
             # Soon: the next prompt finds it there.
-            pair.prefill.prefixes.keep(sequence.chain, pair.prefill.capacity)
+            pair.prefill.prefixes.keep(request.chain, pair.prefill.capacity)
         pair.decode.reserve(
             key,
             num_blocks=num_blocks,
@@ -420,28 +420,28 @@ class Attempts:
             is_isolated=need.is_isolated,
         )
         pair.decode.asked(key)
-        self._outbox.send(pair.decode, reserve_frame(sequence, attempt, self._eos_token_ids, now))
+        self._outbox.send(pair.decode, reserve_frame(request, attempt, self._eos_token_ids, now))
 
-    def _embed(self, sequence: Request, attempt: Attempt, now: float) -> None:
+    def _embed(self, request: Request, attempt: Attempt, now: float) -> None:
         """Ask prefill for a vector: nothing is leased on decode."""
         worker = attempt.pair.prefill
         worker.reserve(
             attempt.key,
-            input_tokens=len(sequence.request.prompt_ids),
-            is_isolated=sequence.poison.isolated,
-            is_suspect=sequence.poison.is_of_prompt,
+            input_tokens=len(request.spec.prompt_ids),
+            is_isolated=request.poison.isolated,
+            is_suspect=request.poison.is_of_prompt,
         )
         worker.asked(attempt.key)
         attempt.granted_at = now
-        sequence.step(Step.GRANT)
-        sequence.is_begun = True
-        self._outbox.send(worker, embed_frame(sequence, attempt, now))
+        request.step(Step.GRANT)
+        request.is_begun = True
+        self._outbox.send(worker, embed_frame(request, attempt, now))
 
     def _granted(
-        self, sequence: Request, attempt: Attempt, grant: Grant, now: float
+        self, request: Request, attempt: Attempt, grant: Grant, now: float
     ) -> Change | None:
         decode, prefill = attempt.pair
-        if sequence.phase is not Phase.RESERVING or grant.epoch != decode.monitor.epoch:
+        if request.phase is not Phase.RESERVING or grant.epoch != decode.monitor.epoch:
             self._observer.frames_dropped("doubled_or_old_life")
             return None
         assert decode.capacity is not None, "only welcomed workers are asked"
@@ -449,56 +449,56 @@ class Attempts:
         if grant.is_local:
             if not attempt.local_tokens:
                 return Again("local_unasked", Fault(Role.DECODE))
-            sequence.cached_tokens = held_tokens
-            self._compute_there(sequence, attempt, now)
+            request.cached_tokens = held_tokens
+            self._compute_there(request, attempt, now)
             return None
         if attempt.pair.is_local:
             return Again("local_refused", Fault(Role.DECODE))
         decode.granted(attempt.key)
         attempt.granted_at = now
-        sequence.step(Step.GRANT)
-        if sequence.num_attempts == 1:
-            sequence.held_tokens = held_tokens
+        request.step(Step.GRANT)
+        if request.num_attempts == 1:
+            request.held_tokens = held_tokens
         prefill.asked(attempt.key)
-        sequence.is_begun = True
+        request.is_begun = True
         self._observer.prompt_routed(Role.PREFILL, attempt.why[1])
-        frame = prefill_frame(sequence, attempt, self._eos_token_ids, grant.held_blocks, now)
+        frame = prefill_frame(request, attempt, self._eos_token_ids, grant.held_blocks, now)
         self._outbox.send(prefill, frame)
         return None
 
-    def _compute_there(self, sequence: Request, attempt: Attempt, now: float) -> None:
+    def _compute_there(self, request: Request, attempt: Attempt, now: float) -> None:
         """Take in that decode has the lease and computes the prompt itself."""
         decode, prefill = attempt.pair
         if prefill is not decode:
             prefill.release(attempt.key)
             attempt.pair = Pair(decode, decode)
-            num_tokens = tokens_to_compute(decode, sequence.need)
+            num_tokens = tokens_to_compute(decode, request.need)
             decode.shares[attempt.key].num_tokens = num_tokens
         decode.granted(attempt.key)
         attempt.granted_at = now
         attempt.is_handed_over = True  # no other worker has anything of it
-        sequence.is_begun = True
-        sequence.step(Step.GRANT)
+        request.is_begun = True
+        request.step(Step.GRANT)
         self._observer.prompt_routed(Role.DECODE, attempt.why[0])
 
-    def _first_decoded(self, sequence: Request, attempt: Attempt, now: float) -> None:
+    def _first_decoded(self, request: Request, attempt: Attempt, now: float) -> None:
         """Take in that decode has the whole prompt, whichever worker computed it."""
         decode = attempt.pair.decode
-        decode.prefixes.keep(sequence.chain, decode.capacity)
+        decode.prefixes.keep(request.chain, decode.capacity)
         self.recovery.worked(decode, now)
         if attempt.pair.is_local:
             decode.computed(attempt.key)
             if attempt.granted_at is not None and attempt.fork_of is None:
                 self._observer.prompt_computed(None, now - attempt.granted_at)
         elif attempt.first_token_at is not None:
-            self._turns.handed_over(now - attempt.first_token_at)
+            self._next_request.handed_over(now - attempt.first_token_at)
 
-    def _refused(self, sequence: Request, attempt: Attempt, refusal: Refuse, now: float) -> Change:
+    def _refused(self, request: Request, attempt: Attempt, refusal: Refuse, now: float) -> Change:
         if refusal.reason is RefuseReason.TOO_LONG:
             # Its limits are tighter than those it announced, or it restarted with less.
             return Outcome.TOO_LONG.failure("prompt and max_tokens are more than a worker can hold")
         if refusal.reason is RefuseReason.NO_FORK:
-            note_no_fork(sequence, attempt)
+            note_no_fork(request, attempt)
             return Again("refused_no_fork")
         decode = attempt.pair.decode
         pause_s = max(refusal.retry_after_s, self._config.link.sweep_interval_s)
@@ -507,29 +507,29 @@ class Attempts:
         fault = Fault(Role.DECODE, is_workers=False) if is_fault else None
         return Again(f"refused_{refusal.reason}", fault)
 
-    def release_attempt(self, sequence: Request, reason: EndReason | None) -> None:
+    def release_attempt(self, request: Request, reason: EndReason | None) -> None:
         """End the present attempt on its workers. The one path by which attempts end.
 
         Args:
-          sequence: of the attempt.
+          request: of the attempt.
           reason: what workers are told; None if the worker has ended it by itself.
         """
-        attempt, sequence.attempt = sequence.attempt, None
+        attempt, request.attempt = request.attempt, None
         if attempt is None:
             return
         for worker in attempt.pair:
             if worker.release(attempt.key) and reason is not None:
                 self._outbox.send(worker, End(*attempt.key, reason))
 
-    def _note_tokens(self, sequence: Request, num_before: int, now: float) -> None:
-        times = sequence.times
-        num_tokens = len(sequence.relay.token_ids)
-        if num_tokens > num_before:
-            self.recovery.advanced(sequence)
+    def _note_tokens(self, request: Request, num_before: int, now: float) -> None:
+        times = request.times
+        num_tokens = len(request.relay.token_ids)
+        if num_tokens > num_before and (request.faults or request.poison.strikes):
+            self.recovery.advanced(request)
         for _ in range(num_before, num_tokens):
             if times.last_token_at is None:
                 times.first_token_at = now
-                self._overload.first_token(sequence.forecast, now)
+                self._overload.first_token(request.forecast, now)
                 self._observer.first_token(now - times.submitted_at)
             else:
                 self._observer.next_token(now - times.last_token_at)

@@ -131,7 +131,7 @@ class Auditor:
 
     def server(self, now: float, connections: int, process: ProcessFacts) -> ServerAudit:
         """Return the server's own accounts."""
-        requests, accounting = self._requests, self._requests.accounting
+        requests, accounting = self._requests, self._requests.table.accounting
         deadlines = [one.deadline for one in requests.table]
         return ServerAudit(
             name=self._me.name,

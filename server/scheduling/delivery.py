@@ -1,4 +1,5 @@
-"""Takes the frames of workers and delivers their tokens to streams, both by turns of tenants.
+"""Takes the frames of workers and delivers their tokens to streams, both by turns of tenants; the
+reading ends of completions and vectors.
 
 One turn of one task does all of a small frame, from the worker's message to the clients' sockets.
 Where several tenants have streams, the rows of a larger frame are taken some at a time, tenant by
@@ -16,6 +17,8 @@ from trio.lowlevel import ParkingLot
 
 from transport.frames import Tokens
 
+from ..contract.generation import Failed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -24,9 +27,10 @@ if TYPE_CHECKING:
 
     from ..contract.generation import CancelReason, Event, GenerationRequest
     from ..contract.output_stream import OutputStream
-    from .request import Request
-    from .requests import Requests
+    from .queue import FairQueue
+    from .request import Request, RequestTable
     from .workers import Worker
+
 
 STREAMS_PER_CHECKPOINT: Final = 128
 """Streams that are delivered to before other tasks may run: two or three milliseconds."""
@@ -50,17 +54,17 @@ class RequestOutput:
         self,
         running: Request,
         on_taken: Callable[[Request], None],
-        on_cancel: Callable[[Request, CancelReason], None],
+        on_cancel: Callable[[Sequence[Request], CancelReason], None],
     ) -> None:
         self.running = running
-        self._mailbox = running.relay.mailbox
+        self._mailbox = running.output
         self._on_taken = on_taken
         self._on_cancel = on_cancel
 
     @property
     def request(self) -> GenerationRequest:
         """What was asked for."""
-        return self.running.request
+        return self.running.spec
 
     @property
     def has_begun(self) -> bool:
@@ -84,10 +88,10 @@ class RequestOutput:
 
     def cancel(self, reason: CancelReason) -> None:
         """End it now. Idempotent."""
-        self._on_cancel(self.running, reason)
+        self._on_cancel((self.running,), reason)
 
 
-class RowLine:
+class RowQueue:
     """Rows that wait for their turn, by tenant. What a tenant has here goes in its order."""
 
     def __init__(self) -> None:
@@ -130,7 +134,9 @@ class Intake:
     """Takes the frames of all workers, each worker's in their order.
 
     Args:
-      requests: says how many tenants there are, and the tenant of a row.
+      clock: tells the time, as the first thing in every turn.
+      queue: says how many tenants have requests.
+      table: says the tenant of a row.
       delivery: delivers what frames bring.
       take: acts upon one frame.
       flush: sends what follows.
@@ -138,16 +144,20 @@ class Intake:
 
     def __init__(
         self,
-        requests: Requests,
+        clock: Callable[[], float],
+        queue: FairQueue[Request],
+        table: RequestTable,
         delivery: Delivery,
         take: Callable[[Worker, AnyFrame, float], None],
         flush: Callable[[], None],
     ) -> None:
-        self._requests = requests
+        self._clock = clock
+        self._queue = queue
+        self._table = table
         self._delivery = delivery
         self._take = take
         self._flush = flush
-        self._line = RowLine()
+        self._rows = RowQueue()
         self._has_rows = trio.Event()
         self._turn_over = ParkingLot()
 
@@ -175,16 +185,16 @@ class Intake:
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
         """Take out the first frames up to one with rows that need turns."""
         small: list[AnyFrame] = []
-        has_neighbours = self._requests.table.num_tenants > 1
         while frames:
             frame = frames[0]
-            if has_neighbours and isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN:
+            is_large = isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN
+            if is_large and self._queue.num_tenants > 1:
                 break
             small.append(frames.popleft())
         return small
 
     async def _take_by_turns(self, worker: Worker, rows: Sequence[TokenRow]) -> None:
-        table = self._requests.table
+        table = self._table
         by_tenant: dict[str, list[TokenRow]] = {}
         for row in rows:
             by_tenant.setdefault(table.tenant_of(row), []).append(row)
@@ -194,27 +204,26 @@ class Intake:
             if len(own) > ROWS_PER_TURN:
                 large[tenant] = own
             else:
-                self._line.add(tenant, worker, own)
+                self._rows.add(tenant, worker, own)
         self._give_turn()
         for tenant, own in large.items():
             # Choices of one request side by side, so that one write carries what they have.
             own.sort(key=table.origin_of)
-            self._line.add(tenant, worker, own)
+            self._rows.add(tenant, worker, own)
         self._has_rows.set()
-        while self._line.has(worker):
+        while self._rows.has(worker):
             await self._turn_over.park()
 
     def _give_turn(self) -> bool:
         """Take the rows of one turn; return whether there were any."""
-        turn = self._line.next_turn()
+        turn = self._rows.next_turn()
         if turn:
             self._take_now([(worker, Tokens(0, tuple(rows))) for worker, rows in turn.items()])
             self._turn_over.unpark_all()
         return bool(turn)
 
     def _take_now(self, frames: Iterable[tuple[Worker, AnyFrame]]) -> None:
-        now = trio.current_time()
-        self._requests.wake(now)
+        now = self._clock()
         self._delivery.collect()
         try:
             for worker, frame in frames:
@@ -263,15 +272,6 @@ class Delivery:
         while num_left > 0:
             tenant = next(iter(self._due))
             of_tenant = self._due.pop(tenant)
-            if not self._due:
-                # Alone: no turns to take. Streams that become due meanwhile come after these.
-                self._due[tenant] = of_tenant
-                for _ in range(min(num_left, len(of_tenant))):
-                    num_left -= 1
-                    of_tenant.popleft().deliver(now)
-                if not of_tenant:
-                    del self._due[tenant]
-                continue
             num_left -= 1
             stream = of_tenant.popleft()
             if of_tenant:
@@ -279,3 +279,54 @@ class Delivery:
             stream.deliver(now)
         if self._due:
             self._has_due.set()
+
+
+class EmbeddingRun:
+    """All inputs of one client's request (`Links.embed`).
+
+    It owns nothing: dropping it leaves the inputs to their deadlines.
+
+    Args:
+      inputs: that were accepted.
+      on_cancel: called when inputs shall end.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Request],
+        on_cancel: Callable[[Sequence[Request], CancelReason], None],
+    ) -> None:
+        self._inputs = inputs
+        self._on_cancel = on_cancel
+        self._changed = trio.Event()
+        for one in inputs:
+            one.output.bind(self._note)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute one of them."""
+        return any(one.is_begun for one in self._inputs)
+
+    async def vectors(self) -> Sequence[bytes]:
+        """Wait for all vectors.
+
+        Raises:
+          RequestError: one of the inputs failed.
+        """
+        while True:
+            await trio.lowlevel.checkpoint()
+            self._changed = trio.Event()
+            ends = [one.terminal for one in self._inputs]
+            for end in ends:
+                if isinstance(end, Failed):
+                    raise end.error
+            if all(ends):
+                return [one.vector for one in self._inputs]
+            await self._changed.wait()
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End what is not done. Idempotent."""
+        self._on_cancel([one for one in self._inputs if one.terminal is None], reason)
+
+    def _note(self) -> None:
+        self._changed.set()

@@ -1,27 +1,41 @@
-"""Frames to workers: those that begin an attempt, and the outbox in which they wait to be sent."""
+"""Frames between the server and its workers: those that begin an attempt, the outbox in which they
+wait to be sent, and what a worker's frame means for its request."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum, auto
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from transport.frames import (
     MAX_ROWS,
     AttemptRow,
     CreditRow,
     Embed,
+    EndReason,
     KvTarget,
     Prefill,
     Reserve,
     TokenCredit,
 )
 from transport.tokens import pack_tokens
+from triolet.errors import server_error
+from triolet.ids import Role
+
+from ..contract.generation import FinishReason
+from . import outcome
+from .outcome import Failure, Outcome
+from .request import Phase, Step
 
 if TYPE_CHECKING:
-    from transport.frames import AnyFrame
+    from collections.abc import Mapping
+
+    from transport.frames import AnyFrame, Ended, FirstToken, TokenRow
     from triolet.ids import AttemptKey
     from triolet.service_class import Scheduling
 
+    from .output import RelayEnd
     from .request import Attempt, Request
     from .workers import Worker
 
@@ -30,30 +44,30 @@ TENANT_BYTES: Final = 8
 
 
 def reserve_frame(
-    sequence: Request, attempt: Attempt, eos_token_ids: tuple[int, ...], now: float
+    request: Request, attempt: Attempt, eos_token_ids: tuple[int, ...], now: float
 ) -> Reserve:
     """Return what asks decode for a lease."""
     return Reserve(
         *attempt.key,
-        prompt=pack_tokens(sequence.request.prompt_ids),
-        replay=pack_tokens(sequence.relay.token_ids),
-        sampling=sequence.request.sampling,
+        prompt=pack_tokens(request.spec.prompt_ids),
+        replay=pack_tokens(request.relay.token_ids),
+        sampling=request.spec.sampling,
         priority=attempt.rank,
         allowed=attempt.allowed,
-        remaining_s=max(sequence.deadline - now, 0.0),
+        remaining_s=max(request.deadline - now, 0.0),
         eos_token_ids=eos_token_ids,
-        salt=sequence.request.cache_salt,
+        salt=request.spec.cache_salt,
         local_tokens=attempt.local_tokens,
         fork_of=None if attempt.fork_of is None else AttemptRow(*attempt.fork_of),
-        tenant=tenant_digest(sequence.request.scheduling),
-        cache_share=sequence.request.scheduling.cache_share,
-        weight=sequence.request.scheduling.weight,
+        tenant=tenant_digest(request.spec.scheduling),
+        cache_share=request.spec.scheduling.cache_share,
+        weight=request.spec.scheduling.weight,
         kv_key=attempt.kv_key,
     )
 
 
 def prefill_frame(
-    sequence: Request,
+    request: Request,
     attempt: Attempt,
     eos_token_ids: tuple[int, ...],
     held_blocks: int,
@@ -64,32 +78,32 @@ def prefill_frame(
     assert welcome is not None, "an attempt goes to welcomed workers only"
     return Prefill(
         *attempt.key,
-        prompt=pack_tokens(sequence.request.prompt_ids),
+        prompt=pack_tokens(request.spec.prompt_ids),
         target=KvTarget(peer=welcome.peer, address=welcome.kv_address),
-        sampling=sequence.request.sampling,
+        sampling=request.spec.sampling,
         priority=attempt.rank,
-        remaining_s=max(sequence.deadline - now, 0.0),
+        remaining_s=max(request.deadline - now, 0.0),
         held_blocks=held_blocks,
         eos_token_ids=eos_token_ids,
-        salt=sequence.request.cache_salt,
-        tenant=tenant_digest(sequence.request.scheduling),
-        cache_share=sequence.request.scheduling.cache_share,
+        salt=request.spec.cache_salt,
+        tenant=tenant_digest(request.spec.scheduling),
+        cache_share=request.spec.scheduling.cache_share,
         kv_key=attempt.kv_key,
     )
 
 
-def embed_frame(sequence: Request, attempt: Attempt, now: float) -> Embed:
+def embed_frame(request: Request, attempt: Attempt, now: float) -> Embed:
     """Return what asks prefill to compute the vector of an input."""
-    form = sequence.request.form
+    form = request.spec.form
     assert form is not None, "only inputs become vectors"
     return Embed(
         *attempt.key,
-        prompt=pack_tokens(sequence.request.prompt_ids),
+        prompt=pack_tokens(request.spec.prompt_ids),
         pooling=form.pooling,
         dimensions=form.dimensions,
         is_normalized=form.is_normalized,
         priority=attempt.rank,
-        remaining_s=max(sequence.deadline - now, 0.0),
+        remaining_s=max(request.deadline - now, 0.0),
     )
 
 
@@ -145,3 +159,237 @@ class Outbox:
             ]
         self._credit = {}
         return frames
+
+
+class Verdict(Enum):
+    """What an ENDED means for the attempt, unless it is the end of the request."""
+
+    COMPLETE = auto()  # decode: all tokens exist; prefill: decode has the KV
+    RETRY = auto()  # a failure: the next attempt counts
+    MOVE = auto()  # no fault of the attempt: the next one does not count
+
+
+ENDED: Final[Mapping[Role, Mapping[EndReason, Verdict | Outcome]]] = {
+    Role.DECODE: {
+        EndReason.STOP: Verdict.COMPLETE,
+        EndReason.LENGTH: Verdict.COMPLETE,
+        EndReason.PREEMPTED: Verdict.MOVE,
+        EndReason.FORSAKEN: Verdict.MOVE,
+        EndReason.DRAIN: Verdict.MOVE,
+        EndReason.PEER_LOST: Verdict.RETRY,
+        EndReason.LEASE_EXPIRED: Verdict.RETRY,
+        EndReason.UNKNOWN: Verdict.RETRY,
+        EndReason.ERROR: Verdict.RETRY,
+        EndReason.STUCK: Outcome.STUCK,
+        EndReason.TOO_COSTLY: Outcome.GRAMMAR_TOO_COSTLY,
+    },
+    Role.PREFILL: {
+        EndReason.HANDED_OVER: Verdict.COMPLETE,
+        EndReason.EMBEDDED: Verdict.RETRY,  # before its vector: that was lost
+        EndReason.PREEMPTED: Verdict.MOVE,
+        EndReason.DRAIN: Verdict.MOVE,
+        EndReason.PEER_LOST: Verdict.RETRY,
+        EndReason.LEASE_EXPIRED: Verdict.RETRY,
+        EndReason.UNKNOWN: Verdict.RETRY,
+        EndReason.ERROR: Verdict.RETRY,
+        EndReason.STUCK: Outcome.STUCK,
+        EndReason.TOO_COSTLY: Outcome.GRAMMAR_TOO_COSTLY,
+    },
+}
+"""A reason without a row is ignored: the server gave it itself. Decode's DEADLINE has none because
+the server's own clock says when a request is too late; prefill's UNWANTED has none because decode
+has ended the attempt, and its own ENDED is on the way with the reason. Prefill's failures count
+only until decode has the KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All tokens are there."""
+
+    end: RelayEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What went wrong with an attempt.
+
+    Attributes:
+      at: the worker of its pair where it showed.
+      is_workers: that worker is at fault; else the network, this server, or nothing known.
+      is_path: the way between the two workers is what failed.
+      is_shared: other attempts fail by the same event, within moments.
+      step: the device step that raised; 0 if none did.
+      num_suspects: requests that may have made the worker or the step fail, this one
+        among them; 0 if it was not computing.
+    """
+
+    at: Role
+    is_workers: bool = True
+    is_path: bool = False
+    is_shared: bool = False
+    step: int = 0
+    num_suspects: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """This attempt is over; begin another one.
+
+    Attributes:
+      cause: a word for metrics and logs.
+      fault: what went wrong; None if nothing did, and then it does not count against
+        `max_attempts`.
+    """
+
+    cause: str
+    fault: Fault | None = None
+
+
+Change: TypeAlias = Finish | Again | Failure
+
+_TOKEN_PHASES: Final = (Phase.PREFILLING, Phase.DECODING, Phase.FINISHING)
+
+
+def take_row(request: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
+    """Take one token row of the present attempt."""
+    if attempt.end is not None:
+        return None  # decode goes on until it is told
+    if request.phase not in _TOKEN_PHASES:
+        return Again("token_without_prefill", Fault(Role.DECODE))
+    token_ids = request.relay.token_ids
+    if row.position < len(token_ids):
+        return None if token_ids[row.position] == row.token_id else _failed()
+    if row.position >= max(attempt.allowed, 1):
+        return Again("token_without_credit", Fault(Role.DECODE))
+    following: TokenRow | None = row
+    if attempt.early or row.position > len(token_ids):
+        twin = attempt.early.setdefault(row.position, row)
+        if twin.token_id != row.token_id:
+            return _failed()
+        following = attempt.early.pop(len(token_ids), None)
+    if request.phase is not Phase.DECODING:  # which it would stay, at some cost for each token
+        request.step(Step.TOKEN)
+    if not request.fingerprint:
+        request.fingerprint = attempt.pair.decode.fingerprint
+    while following is not None:
+        end = request.relay.push(following, now)
+        if end is not None:
+            return _finish(request, attempt, end, now)
+        following = attempt.early.pop(len(token_ids), None)
+    return _settle(request, attempt, now)
+
+
+def take_first_token(
+    request: Request, attempt: Attempt, frame: FirstToken, now: float
+) -> Change | None:
+    """Take position 0 as prefill sent it. With a replay it must repeat what the client has."""
+    if request.cached_tokens is None:
+        # A later attempt finds what this request has left itself.
+        request.cached_tokens = frame.cached_tokens
+    attempt.pair.prefill.computed(attempt.key)
+    if attempt.end is not None:
+        return Finish(attempt.end)
+    if request.phase is Phase.PREFILLING and request.relay.token_ids:
+        request.step(Step.TOKEN)
+    return take_row(request, attempt, frame.row, now)
+
+
+def take_ended(
+    request: Request, attempt: Attempt, role: Role, frame: Ended, now: float
+) -> Change | None:
+    """Take a worker's word that the attempt is over there."""
+    if attempt.end is not None:
+        # Behind prefill's ENDED no FIRST_TOKEN comes any more.
+        return Finish(attempt.end) if role is Role.PREFILL else None
+    if role is Role.PREFILL:
+        return _prefill_ended(request, attempt, frame)
+    verdict = ENDED[role].get(frame.reason)
+    if verdict is None or attempt.num_tokens is not None:
+        return None
+    if isinstance(verdict, Outcome):
+        return _refused(verdict)
+    if verdict is Verdict.MOVE:
+        return Again(frame.reason)
+    if verdict is Verdict.RETRY or request.phase is Phase.RESERVING:
+        return Again(frame.reason, _fault_at(role, frame, is_local=attempt.pair.is_local))
+    if frame.num_tokens < len(request.relay.token_ids):
+        return _failed()
+    request.step(Step.COMPLETE)
+    attempt.is_handed_over = True
+    attempt.num_tokens = frame.num_tokens
+    is_stop = frame.reason is EndReason.STOP
+    attempt.finish_reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
+    return _settle(request, attempt, now)
+
+
+def _failed() -> Failure:
+    """Return the end of a request whose workers contradict one another."""
+    return Failure(Outcome.ERROR, server_error())
+
+
+def _refused(how: Outcome) -> Failure:
+    """Return the end of a request that would end so on any worker."""
+    if how is Outcome.GRAMMAR_TOO_COSTLY:
+        return outcome.grammar_too_costly()
+    return how.failure(
+        "no token may follow the completion so far: the grammar allows none that this model has"
+    )
+
+
+def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
+    """Return the fault that a worker's ENDED stands for."""
+    match frame.reason:
+        case EndReason.ERROR if frame.failed_rows:
+            return Fault(
+                role, is_shared=True, step=frame.failed_step, num_suspects=frame.failed_rows
+            )
+        case EndReason.ERROR:
+            # Decode has no errors of its own but those of KV that came damaged or in disorder.
+            is_path = role is Role.DECODE and not is_local
+            return Fault(role, is_workers=not is_path, is_path=is_path)
+        case EndReason.PEER_LOST:
+            return Fault(role, is_workers=False, is_path=True, is_shared=True)
+        case _:
+            # Leases ran out: a peer was not heard, and all of its attempts here ended with it.
+            return Fault(role, is_workers=False, is_shared=True)
+
+
+def _prefill_ended(request: Request, attempt: Attempt, frame: Ended) -> Change | None:
+    reason = frame.reason
+    match ENDED[Role.PREFILL].get(reason):
+        case Verdict.COMPLETE:
+            attempt.is_handed_over = True
+            return None
+        case Outcome() as how:
+            return _refused(how)
+        case Verdict.RETRY | Verdict.MOVE as verdict if not attempt.is_handed_over:
+            if reason is EndReason.UNKNOWN and request.phase is not Phase.PREFILLING:
+                # It has forgotten what it shipped; decode has it or will miss it.
+                return None
+            fault = _fault_at(Role.PREFILL, frame) if verdict is Verdict.RETRY else None
+            return Again(f"prefill_{reason}", fault)
+        case _:
+            return None
+
+
+def _finish(request: Request, attempt: Attempt, end: RelayEnd, now: float) -> Finish | None:
+    """Finish, or wait for FIRST_TOKEN, which says how many tokens of the prompt were cached.
+
+    Prefill sends it before it ships the KV, but decode's tokens may overtake it; of a completion of
+    one token that is all there is. It is missing like a token: for `peer_timeout_s` at most.
+    """
+    prefill = attempt.pair.prefill
+    if request.cached_tokens is not None or attempt.pair.is_local or not prefill.is_connected:
+        return Finish(end)
+    attempt.end, attempt.gap_since = end, now
+    return None
+
+
+def _settle(request: Request, attempt: Attempt, now: float) -> Change | None:
+    """Note whether something is missing; finish if decode has ended and nothing is."""
+    num_have = len(request.relay.token_ids)
+    if attempt.num_tokens == num_have and attempt.finish_reason is not None:
+        return _finish(request, attempt, request.relay.end(attempt.finish_reason, now), now)
+    is_missing = bool(attempt.early) or attempt.num_tokens is not None
+    attempt.gap_since = (attempt.gap_since or now) if is_missing else None
+    return None

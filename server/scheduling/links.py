@@ -20,27 +20,24 @@ from transport.link import PeerBusy, PeerGone
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
-from ..contract.charges import NO_CHARGES
+from ..contract.generation import NO_CHARGES
 from ..contract.output_stream import OutputStream
 from .audit import Auditor
-from .delivery import Delivery, Intake, RequestOutput
-from .embeddings import EmbeddingRun
-from .observer import Observer
+from .delivery import Delivery, EmbeddingRun, Intake, RequestOutput
 from .requests import FAREWELL, Requests
 from .routing import is_ready
-from .status import FleetStatus, present, queued_by_class, worker_status
+from .status import FleetStatus, Observer, present, queued_by_class, worker_status
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence, Set
+    from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
     from triolet.audit import FleetAudit
     from triolet.config import LinkConfig, ServerConfig
 
-    from ..contract.charges import Charges
-    from ..contract.generation import CancelReason, GenerationRequest
+    from ..contract.generation import CancelReason, Charges, GenerationRequest
     from .output import RelayText
     from .request import Request
 
@@ -54,20 +51,20 @@ class _Connections:
       network: makes connections.
       me: the server, as its HELLO names it.
       link: bounds and deadlines.
-      wake: to be called before anything else in every turn.
+      now: tells the time, as the first thing in every turn.
 
     Attributes:
       connections: the present ones.
     """
 
     def __init__(
-        self, network: Network, me: PeerId, link: LinkConfig, wake: Callable[[float], None]
+        self, network: Network, me: PeerId, link: LinkConfig, now: Callable[[], float]
     ) -> None:
         self.connections: dict[Worker, Connection] = {}
         self._network = network
         self._me = me
         self._link = link
-        self._wake = wake
+        self._now = now
 
     def dial(self, worker: Worker) -> None:
         """Make a connection in the place of the present one.
@@ -112,8 +109,7 @@ class _Connections:
         connection = self.connections[worker]
         was_answered, asked_since = False, math.inf
         while True:
-            now = trio.current_time()
-            self._wake(now)
+            now = self._now()
             if worker.is_connected:
                 was_answered, asked_since = True, math.inf
             else:
@@ -145,7 +141,7 @@ class Links:
 
     Attributes:
       admission: refuses before anything is spent on a request.
-      hold_s: tells for how long a line of a batch stands back for others at most.
+      hold_s: tells for how long a line of a batch is held for others at most.
     """
 
     def __init__(
@@ -175,10 +171,11 @@ class Links:
         self.admission = self._requests.admission
         self.hold_s = self._requests.background.hold_s
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
-        self._links = _Connections(network, self._me, config.link, self._requests.wake)
+        self._links = _Connections(network, self._me, config.link, self._now)
         self._credit_due = trio.Event()
         self._delivery = Delivery()
-        self._intake = Intake(self._requests, self._delivery, self._take, self._flush)
+        queue, table = self._requests.queues[0], self._requests.table
+        self._intake = Intake(self._now, queue, table, self._delivery, self._take, self._flush)
         self._changed = ParkingLot()
         self._until_sweep = trio.CancelScope()
 
@@ -188,11 +185,9 @@ class Links:
         Raises:
           RequestError: one was refused; nothing was begun.
         """
-        now = trio.current_time()
-        self._requests.wake(now)
-        sequences = self._requests.submit(requests, now)
+        taken = self._requests.submit(requests, self._now())
         self._flush()
-        outputs = [RequestOutput(sequence, self._taken, self._cancel) for sequence in sequences]
+        outputs = [RequestOutput(request, self._taken, self._cancel) for request in taken]
         return OutputStream(outputs, self._delivery.add)
 
     def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
@@ -201,9 +196,9 @@ class Links:
         Raises:
           RequestError: refused; nothing was begun.
         """
-        run = EmbeddingRun(self._requests, self._config, self._flush)
-        run.begin(requests)
-        return run
+        inputs = self._requests.submit(requests, self._now())
+        self._flush()
+        return EmbeddingRun(inputs, self._cancel)
 
     @property
     def max_model_len(self) -> int:
@@ -224,21 +219,20 @@ class Links:
             queued=requests.num_queued,
             running=requests.num_in_flight - requests.num_queued,
             max_model_len=requests.max_model_len,
-            received=requests.accounting.received,
-            accepted=requests.accounting.accepted,
-            rejected=dict(requests.accounting.rejected),
-            ended=dict(requests.accounting.ended),
-            retries_left=requests.recovery.retries_left,
+            received=requests.table.accounting.received,
+            accepted=requests.table.accounting.accepted,
+            rejected=dict(requests.table.accounting.rejected),
+            ended=dict(requests.table.accounting.ended),
+            retries_left=requests.recovery.budget.tokens,
             quarantined=requests.recovery.num_quarantined,
-            overload=self.admission.status(trio.current_time()),
+            overload=self.admission.overload.status(trio.current_time()),
             queued_by_class=queued_by_class(requests.queues),
             queues=tuple(requests.queues),
         )
 
     def cancel_tenants(self, tenants: Set[str]) -> None:
         """End all requests of tenants that were disabled or removed."""
-        self._requests.wake(trio.current_time())
-        self._requests.cancel_tenants(tenants, trio.current_time())
+        self._requests.cancel_tenants(tenants, self._now())
         self._flush()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -269,8 +263,7 @@ class Links:
     async def drain(self) -> None:
         """Refuse new requests from now on, and wait until none runs. Those that run may finish
         until `drain_timeout_s`, then each gets its terminal event."""
-        self._requests.wake(trio.current_time())
-        self._requests.begin_drain(trio.current_time())
+        self._requests.begin_drain(self._now())
         self._flush()
         while self._requests.num_in_flight:
             await self._changed.park()
@@ -284,7 +277,7 @@ class Links:
         Raises:
           RequestError: too many audits at once.
         """
-        self._requests.wake(trio.current_time())
+        self._now()
         self._flush()  # what is counted from here on has been sent before the question
         survey = self._auditor.begin()
         try:
@@ -305,16 +298,21 @@ class Links:
         Raises:
           LocalProtocolError: it does not add up.
         """
-        self._requests.accounting.check(self._requests.num_in_flight)
+        self._requests.table.accounting.check(self._requests.num_in_flight)
 
-    def _taken(self, sequence: Request) -> None:
-        self._requests.taken(sequence)
+    def _now(self) -> float:
+        """Return the time; where this process stood still, what that means was done before."""
+        now = trio.current_time()
+        self._requests.note_pause(now)
+        return now
+
+    def _taken(self, request: Request) -> None:
+        self._requests.taken(request)
         if self._requests.outbox.has_credit:
             self._credit_due.set()
 
-    def _cancel(self, sequence: Request, reason: CancelReason) -> None:
-        self._requests.wake(trio.current_time())
-        self._requests.cancel(sequence, reason, trio.current_time())
+    def _cancel(self, requests: Iterable[Request], reason: CancelReason) -> None:
+        self._requests.cancel(requests, reason, self._now())
         self._flush()
 
     def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
@@ -343,7 +341,7 @@ class Links:
     async def _beat(self) -> None:
         """Renew the leases of everything that is still wanted."""
         while True:
-            self._requests.wake(trio.current_time())
+            self._now()
             for worker in self._workers:
                 # A heartbeat that fails begins new attempts elsewhere: their RESERVE must go before
                 # the heartbeat that names them, or they would be unknown over there.
@@ -356,8 +354,7 @@ class Links:
 
     async def _sweep(self) -> None:
         while True:
-            self._requests.wake(trio.current_time())
-            self._requests.sweep(trio.current_time())
+            self._requests.sweep(self._now())
             if self._requests.outbox.has_credit:
                 self._credit_due.set()
             with trio.CancelScope() as self._until_sweep:
@@ -370,7 +367,7 @@ class Links:
             await self._credit_due.wait()
             self._credit_due = trio.Event()
             # A link that broke while this server stood still is noticed by the first send.
-            self._requests.wake(trio.current_time())
+            self._now()
             for worker, frame in self._requests.outbox.drain_credit():
                 self._send(worker, frame)
             self._flush()

@@ -122,11 +122,6 @@ def no_worker_left(role: str) -> Failure:
     return Outcome.NO_WORKER.failure(f"no {role} worker is there to take this request")
 
 
-def other_model() -> Failure:
-    """Return the end of a request that no worker can continue exactly."""
-    return Outcome.NO_WORKER.failure("the model was replaced while this request ran; send it again")
-
-
 def quarantined() -> Failure:
     """Return the end of a request whose prompt made workers fail, and of others with it."""
     return Outcome.QUARANTINED.failure(

@@ -9,7 +9,9 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from triolet.config import BACKGROUND_WINDOW
 from triolet.sampling import end_token_ids, first_end
+from triolet.service_class import ServiceClass
 
 from ..contract.generation import Delta, FinishReason, TokenLogprob
 from ..text.detokenizer import Scan, StopMatcher
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
 
     from ..contract.generation import Event, Failed, Finished, GenerationRequest
     from ..text.detokenizer import TokenText
+
+
+def is_background(request: GenerationRequest) -> bool:
+    """Return whether a request gives way to all others."""
+    return request.scheduling.service_class is ServiceClass.BATCH
+
+
+def window_of(request: GenerationRequest, token_window: int) -> int:
+    """Return how far a stream may run ahead of its reader."""
+    return min(token_window, BACKGROUND_WINDOW) if is_background(request) else token_window
 
 
 class Scores(NamedTuple):
@@ -91,12 +103,6 @@ class Mailbox:
         if self.waiting_since is not None:
             on_filled()
 
-    def put_text(
-        self, text: str, token_ids: Sequence[int], scores: Sequence[Scores], now: float
-    ) -> None:
-        """Add new text and the tokens that it came with."""
-        self.put(Put(text, tuple(token_ids), tuple(scores)), now)
-
     def put(self, put: Put, now: float) -> None:
         """Add what came at once."""
         assert not self._is_closed, "nothing comes after the terminal event"
@@ -111,10 +117,10 @@ class Mailbox:
         self._filled(now)
         self._on_filled = None  # the reader holds this object: they would hold one another
 
-    def excuse(self, absence_s: float) -> None:
+    def discount(self, pause_s: float) -> None:
         """Take back time in which its reader was not let run."""
         if self.waiting_since is not None:
-            self.waiting_since += absence_s
+            self.waiting_since += pause_s
 
     def take(self, now: float) -> list[Event]:
         """Return what is here; of what is heavy a part, and the rest waits as if it came now."""
@@ -187,7 +193,7 @@ class RelayText(Protocol):
 
 
 class RelayEnd(NamedTuple):
-    """The sequence is over, by the server's own reading of its tokens.
+    """The request is over, by the server's own reading of its tokens.
 
     Attributes:
       reason: why.
@@ -218,7 +224,7 @@ class _MarkedText:
 
 
 class Relay:
-    """One sequence.
+    """One request.
 
     Attributes:
       token_ids: completion tokens so far, the end token included.
@@ -248,7 +254,7 @@ class Relay:
         """Take the token at the next position.
 
         Returns:
-          How the sequence ends with this token, or None if it goes on.
+          How the request ends with this token, or None if it goes on.
         """
         assert row.position == len(self.token_ids), "positions come once and in order"
         sampling = self._request.sampling
@@ -268,14 +274,14 @@ class Relay:
             end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
             is_models = row.token_id in self._text.eos_token_ids
             end = end._replace(is_by_stop_token=is_end and not is_models)
-        self.mailbox.put_text(scan.text, (row.token_id,), self._scores(row), now)
+        self.mailbox.put(Put(scan.text, (row.token_id,), self._scores(row)), now)
         return end
 
     def end(self, reason: FinishReason, now: float) -> RelayEnd:
         """End where the worker says so, after the tokens so far."""
         end, scan = self._end(Scan("", None), reason)
         if scan.text:
-            self.mailbox.put_text(scan.text, (), (), now)
+            self.mailbox.put(Put(scan.text, (), ()), now)
         return end
 
     def _end(self, scan: Scan, reason: FinishReason) -> tuple[RelayEnd, Scan]:

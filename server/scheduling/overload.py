@@ -12,9 +12,17 @@ from triolet.service_class import ServiceClass
 from triolet.units import SECONDS
 
 from .outcome import Failure, Outcome
-from .returns import MOST_S, PATIENCE_S, Returns
 from .status import OverloadStatus
-from .wait_estimate import Forecast, Outstanding, Prediction, Stage, Standing
+from .wait_estimate import (
+    MOST_S,
+    PATIENCE_S,
+    Forecast,
+    Outstanding,
+    Prediction,
+    Returns,
+    Stage,
+    Standing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
     from triolet.errors import RequestError
     from triolet.service_class import Scheduling
 
-    from .observer import OverloadObserver
+    from .status import OverloadObserver
     from .wait_estimate import Capacity
 
 
@@ -55,18 +63,14 @@ class Brownout:
 
     Attributes:
       level: as of the last call of `advance`.
+      pressure: of the default class, smoothed.
     """
 
     def __init__(self, config: BrownoutConfig, now: float) -> None:
         self.level = Level.NORMAL
         self._config = config
-        self._pressure = self._critical_pressure = 0.0
+        self.pressure = self._critical_pressure = 0.0
         self._advanced_at = self._changed_at = self._steady_since = now
-
-    @property
-    def pressure(self) -> float:
-        """The default class's, smoothed."""
-        return self._pressure
 
     def advance(self, pressure: float, critical_pressure: float, now: float) -> bool:
         """Let time pass; return whether the level changed.
@@ -80,7 +84,7 @@ class Brownout:
             return False
         kept = math.exp(-(now - self._advanced_at) / SMOOTHING_S)
         self._advanced_at = now
-        self._pressure = kept * self._pressure + (1 - kept) * pressure
+        self.pressure = kept * self.pressure + (1 - kept) * pressure
         self._critical_pressure = kept * self._critical_pressure + (1 - kept) * critical_pressure
         step = self._wanted_step()
         if step == 0:
@@ -139,7 +143,7 @@ class Brownout:
             Level.PAUSE_BATCH: config.pause_batch_at,
             Level.CAP_DEFAULT: config.cap_default_at,
         }.get(level)
-        return begins_at is not None and self._pressure >= share * begins_at
+        return begins_at is not None and self.pressure >= share * begins_at
 
 
 LEAST_SAMPLES: Final = 16
@@ -548,7 +552,7 @@ class Overload:
         if queue_s is None:
             return None
         after_s = self.prediction.residence_s(own, self._backlog(own, num_tokens), now)
-        return self.prediction.corrected_s(own, queue_s) + after_s
+        return self.prediction.bias[own] * queue_s + after_s
 
     def _backlog(self, own: ServiceClass, num_tokens: int = 1) -> int:
         """Return the prompt tokens that workers compute before such a prompt, this server's and

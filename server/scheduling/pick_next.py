@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from triolet.config import BACKGROUND_HOLD_S, BACKGROUND_WINDOW
+from triolet.config import BACKGROUND_HOLD_S
 from triolet.service_class import Band, ServiceClass
 
-from . import outcome
+from .outcome import Failure, Outcome
+from .output import is_background
 from .request import Phase
 from .routing import Pair, Route, Why, choose_route, has_room, is_model_gone
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
-    from ..contract.generation import GenerationRequest
     from .queue import FairQueue
     from .recovery import Recovery
     from .request import Attempt, Request
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from .workers import Worker
 
 
-def fork_route(sequence: Request, now: float) -> Route | None:
-    """Return the way to the prompt that a sequence can share, or None if there is none now.
+def fork_route(request: Request, now: float) -> Route | None:
+    """Return the way to the prompt that a request can share, or None if there is none now.
 
     What may be what workers fail by goes alone: a fork and its origin would be struck together.
     """
-    origin = None if sequence.origin is None else sequence.origin.attempt
-    if origin is None or sequence.faults or sequence.poison.is_of_prompt:
+    origin = None if request.origin is None else request.origin.attempt
+    if origin is None or request.faults or request.poison.is_of_prompt:
         return None
     decode = origin.pair.decode
-    if not decode.is_usable or sequence.fingerprint not in ("", decode.fingerprint):
+    if not decode.is_usable or request.fingerprint not in ("", decode.fingerprint):
         return None
     route = Route(Pair(decode, decode), 1, (Why.FORK, Why.FORK), origin.key)
-    need = need_on(route, sequence.need)
-    if sequence.poison.isolated or not has_room(decode, need, now):
+    need = need_on(route, request.need)
+    if request.poison.isolated or not has_room(decode, need, now):
         return None
     return route
 
 
 def need_on(route: Route, need: Need) -> Need:
-    """Return what a sequence takes of the workers of a route. A fork takes its own blocks only, and
+    """Return what a request takes of the workers of a route. A fork takes its own blocks only, and
     has the prompt's last token to be computed."""
     capacity = route.pair.decode.capacity
     assert capacity is not None, "an attempt goes to welcomed workers only"
@@ -55,12 +55,12 @@ def need_on(route: Route, need: Need) -> Need:
     return need._replace(prompt_tokens=1, kv_tokens=own_tokens, chain=None)
 
 
-def note_no_fork(sequence: Request, attempt: Attempt) -> None:
+def note_no_fork(request: Request, attempt: Attempt) -> None:
     """Take in that decode does not have the prompt that an attempt was to share. Unless its origin
     has moved on meanwhile, nothing will change that."""
-    origin = None if sequence.origin is None else sequence.origin.attempt
+    origin = None if request.origin is None else request.origin.attempt
     if origin is None or origin.key == attempt.fork_of:
-        sequence.origin = None
+        request.origin = None
 
 
 HANDOVER_TRUST: Final = 0.2
@@ -97,44 +97,46 @@ class PickNext:
         """Learn from a transfer of KV: the seconds from the first token until decode had it."""
         self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
 
-    def next(self, now: float) -> tuple[Request, Route | outcome.Failure] | None:
+    def next(self, now: float) -> tuple[Request, Route | Failure] | None:
         """Return the request that leaves the queue now, and its workers or its end."""
         queue = self._queue
         try:
-            sequence = queue.first()
-            while sequence is not None:
-                turn = self._turn_of(sequence, now)
+            request = queue.first()
+            while request is not None:
+                turn = self._turn_of(request, now)
                 if turn is not None:
-                    return sequence, turn
-                if self._waits_for_isolation(self._need(sequence, now), now):
-                    queue.set_aside(sequence)
-                    sequence = queue.first()
-                elif queue.lets_pass(sequence):
-                    sequence = queue.first(is_aged_too=False)
+                    return request, turn
+                if self._waits_for_isolation(self._need(request, now), now):
+                    queue.set_aside(request)
+                    request = queue.first()
+                elif queue.lets_pass(request):
+                    request = queue.first(is_aged_too=False)
                 else:
                     return None
         finally:
             queue.restore()
         return None
 
-    def _turn_of(self, sequence: Request, now: float) -> Route | outcome.Failure | None:
+    def _turn_of(self, request: Request, now: float) -> Route | Failure | None:
         """Return the workers or the end of a request that is first; None if it has to wait."""
-        need = self._need(sequence, now)
-        route = fork_route(sequence, now) or self._route(need, now)
+        need = self._need(request, now)
+        route = fork_route(request, now) or self._route(need, now)
         if route is not None:
-            return self._recovery.objection_to(sequence.request, now) or route
+            return self._recovery.objection_to(request.spec, now) or route
         if is_model_gone(self._workers, need, self._routing):
-            return outcome.other_model()
+            return Outcome.NO_WORKER.failure(
+                "the model was replaced while this request ran; send it again"
+            )
         return None
 
-    def _need(self, sequence: Request, now: float) -> Need:
+    def _need(self, request: Request, now: float) -> Need:
         """Return what a request that waits asks of workers now."""
-        own = sequence.request.scheduling.service_class
+        own = request.spec.scheduling.service_class
         kept_share, band = (
             self._kept_share(own, now),
-            Band(own, self._queue.is_over_share(sequence)),
+            Band(own, self._queue.is_over_share(request)),
         )
-        return sequence.need._replace(kept_share=kept_share, band=band)
+        return request.need._replace(kept_share=kept_share, band=band)
 
     def _waits_for_isolation(self, need: Need, now: float) -> bool:
         """Return whether there is room, but not for a request that may make workers fail."""
@@ -149,40 +151,29 @@ class PickNext:
 _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)
 
 
-def is_background(request: GenerationRequest) -> bool:
-    """Return whether a request gives way to all others."""
-    return request.scheduling.service_class is ServiceClass.BATCH
-
-
-def window_of(request: GenerationRequest, token_window: int) -> int:
-    """Return how far a stream may run ahead of its reader."""
-    return min(token_window, BACKGROUND_WINDOW) if is_background(request) else token_window
-
-
 class Background:
     """Streams of batches that are held while interactive requests wait.
 
     Args:
       queue: of requests for tokens. Inputs have one of their own: thousands may wait there, and
         each token of a batch would look at all of them.
+
+    Attributes:
+      held: these streams, and since which sweep.
     """
 
     def __init__(self, queue: FairQueue[Request]) -> None:
         self._queue = queue
-        self._held: dict[Request, float | None] = {}
-
-    def __bool__(self) -> bool:
-        """Whether a stream is held."""
-        return bool(self._held)
+        self.held: dict[Request, float | None] = {}
 
     def is_urgent(self) -> bool:
         """Return whether an interactive request waits for its first token, and not for a limit of
         its tenant: held streams would not help that."""
         return any(
-            sequence.phase in _BEFORE_FIRST_TOKEN
-            and not is_background(sequence.request)
-            and not self._queue.is_held(sequence)
-            for sequence in self._queue.live()
+            request.phase in _BEFORE_FIRST_TOKEN
+            and not is_background(request.spec)
+            and not self._queue.is_held(request)
+            for request in self._queue.live()
         )
 
     def hold_s(self) -> float:
@@ -192,25 +183,26 @@ class Background:
             return math.inf
         return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
 
-    def holds(self, sequence: Request) -> bool:
-        """Return whether a stream gets no more credit for now; it is held from then on."""
-        if not is_background(sequence.request) or not self.is_urgent():
+    def holds(self, request: Request) -> bool:
+        """Return whether a stream of a batch gets no more credit for now; it is held from then
+        on."""
+        if not self.is_urgent():
             return False
-        self._held.setdefault(sequence, None)
+        self.held.setdefault(request, None)
         return True
 
     def released(self, now: float) -> list[Request]:
         """Return the streams that may go on: all once no interactive request waits, and each after
         `BACKGROUND_HOLD_S`, since others may wait for its row and blocks."""
-        if self._held and not self.is_urgent():
-            released = list(self._held)
+        if self.held and not self.is_urgent():
+            released = list(self.held)
         else:
             released = []
-            for sequence, since in self._held.items():
+            for request, since in self.held.items():
                 if since is None:
-                    self._held[sequence] = now
+                    self.held[request] = now
                 elif now - since >= BACKGROUND_HOLD_S:
-                    released.append(sequence)
-        for sequence in released:
-            del self._held[sequence]
+                    released.append(request)
+        for request in released:
+            del self.held[request]
         return released

@@ -1,35 +1,48 @@
-"""One accepted request: its phases and the steps between them, its attempt, its times.
+"""Accepted requests: the phases of one and the steps between them, its attempt, its times; the
+table of all that are live, and the accounts: received == accepted + rejected, and accepted ==
+ended + in flight.
 
-A step that the table does not have raises and changes nothing. A request may go round: the loss of
-a worker leads back to QUEUED and from there through a new attempt. END leads from everywhere to
-FINISHED, once. An input (a request for a vector) needs no lease of decode: its attempt begins in
-PREFILLING and ends with the vector.
+A step that the table of phases does not have raises and changes nothing. A request may go round:
+the loss of a worker leads back to QUEUED and from there through a new attempt. END leads from
+everywhere to FINISHED, once. An input (a request for a vector) needs no lease of decode: its
+attempt begins in PREFILLING and ends with the vector. A request begins and ends nowhere else, so
+that the accounts are right by construction.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
+
+import structlog
 
 from triolet.errors import LocalProtocolError
 from triolet.service_class import Band
 
-from ..contract.generation import Failed, Finished, Usage
-from .poison import PoisonDetector
+from ..contract.generation import NO_CHARGES, Failed, Finished, FinishReason, Usage
+from .outcome import FINISHED, Outcome
+from .output import Relay, window_of
 from .queue import Place
+from .recovery import PoisonDetector
 from .routing import Need, Why
 from .workers import PrefixChain
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator
 
     from transport.frames import TokenRow
+    from triolet.config import ServerConfig
+    from triolet.errors import RequestError
     from triolet.ids import AttemptKey
+    from triolet.service_class import Scheduling
 
-    from ..contract.generation import FinishReason, GenerationRequest
-    from .output import Relay, RelayEnd
+    from ..contract.generation import Charges, GenerationRequest
+    from .outcome import Failure
+    from .output import Mailbox, RelayEnd, RelayText
     from .routing import Pair
+    from .status import Observer
     from .wait_estimate import Forecast
     from .workers import Worker
 
@@ -122,7 +135,7 @@ class Attempt:
       first_token_at: when prefill's first token came.
       num_tokens: completion tokens there are in all, once decode has said so.
       finish_reason: how decode said that it ended.
-      end: how the sequence ends, once prefill's FIRST_TOKEN has said what its usage lacks.
+      end: how the request ends, once prefill's FIRST_TOKEN has said what its usage lacks.
     """
 
     key: AttemptKey
@@ -161,9 +174,10 @@ class Request:
     """An accepted request until its terminal event.
 
     Attributes:
-      request: what was asked for.
+      spec: what was asked for.
       order: rises with each accepted request.
-      relay: its tokens, text and reader.
+      relay: its tokens and their text.
+      output: where its reader finds the events.
       deadline: when it ends whatever it has.
       times: for usage and metrics.
       allowed: positions below this may be produced: what the reader took, and a window.
@@ -187,7 +201,7 @@ class Request:
       terminal: its end, once it is there.
     """
 
-    request: GenerationRequest
+    spec: GenerationRequest
     order: int
     relay: Relay
     deadline: float
@@ -207,13 +221,15 @@ class Request:
     held_tokens: int = 0
     forecast: Forecast | None = None
     chain: PrefixChain = field(init=False)
+    output: Mailbox = field(init=False)
     turn: int = 0
     input_share: float = 0.0
     vector: bytes = b""
     terminal: Finished | Failed | None = None
 
     def __post_init__(self) -> None:
-        self.chain = PrefixChain(self.request.prompt_ids, self.request.cache_salt)
+        self.output = self.relay.mailbox
+        self.chain = PrefixChain(self.spec.prompt_ids, self.spec.cache_salt)
 
     def step(self, step: Step) -> None:
         """Move on.
@@ -224,9 +240,14 @@ class Request:
         self.phase = after(self.phase, step)
 
     @property
+    def is_prefilling(self) -> bool:
+        """Whether its prompt is being computed."""
+        return self.phase is Phase.PREFILLING
+
+    @property
     def is_input(self) -> bool:
         """Whether it ends with a vector: prefill computes it, and decode is not asked."""
-        return self.request.form is not None
+        return self.spec.form is not None
 
     def needs(self, worker: Worker) -> bool:
         """Return whether its present attempt is over without this worker."""
@@ -252,31 +273,31 @@ class Request:
         attempt = self.attempt
         return attempt is not None and attempt.granted_at is not None and attempt.granted_at <= when
 
-    def excuse(self, absence_s: float) -> None:
+    def discount(self, pause_s: float) -> None:
         """Take back time in which this server did not listen, to its reader and its workers."""
-        self.relay.mailbox.excuse(absence_s)
+        self.output.discount(pause_s)
         if self.attempt is not None:
-            self.attempt.grant_by += absence_s
+            self.attempt.grant_by += pause_s
             if self.attempt.gap_since is not None:
-                self.attempt.gap_since += absence_s
+                self.attempt.gap_since += pause_s
 
     @property
     def place(self) -> Place:
         """What the queue has to know of it."""
-        request = self.request
+        spec = self.spec
         return Place(
-            request.scheduling,
-            request.priority,
+            spec.scheduling,
+            spec.priority,
             self.turn if self.is_input else self.deadline,
             self.order,
-            len(request.prompt_ids),
-            request.sampling.max_tokens,
+            len(spec.prompt_ids),
+            spec.sampling.max_tokens,
         )
 
     @property
     def need(self) -> Need:
         """What its next attempt asks of workers."""
-        prompt_tokens = len(self.request.prompt_ids)
+        prompt_tokens = len(self.spec.prompt_ids)
         return Need(
             prompt_tokens,
             prompt_tokens + len(self.relay.token_ids),
@@ -285,24 +306,24 @@ class Request:
             self.poison.isolated,
             self.poison.is_of_prompt,
             self.chain,
-            band=Band(self.request.scheduling.service_class),
+            band=Band(self.spec.scheduling.service_class),
             input_share=self.input_share,
         )
 
     @property
     def whole_chain(self) -> PrefixChain:
         """Names the blocks of prompt and completion, with which the next turn of a chat begins."""
-        token_ids = (*self.request.prompt_ids, *self.relay.token_ids)
-        return PrefixChain(token_ids, self.request.cache_salt)
+        token_ids = (*self.spec.prompt_ids, *self.relay.token_ids)
+        return PrefixChain(token_ids, self.spec.cache_salt)
 
     def usage(self, now: float) -> Usage:
         """Return counts and times as of now."""
         times = self.times
         until = now if times.dispatched_at is None else times.dispatched_at
         first = times.first_token_at
-        reasoning = self.request.sampling.reasoning
+        reasoning = self.spec.sampling.reasoning
         return Usage(
-            prompt_tokens=len(self.request.prompt_ids),
+            prompt_tokens=len(self.spec.prompt_ids),
             completion_tokens=len(self.relay.token_ids),
             # Decode's first tokens may overtake prefill's, which says how many; the end waits.
             cached_tokens=self.held_tokens if self.cached_tokens is None else self.cached_tokens,
@@ -312,3 +333,230 @@ class Request:
             if reasoning is None
             else reasoning.num_reasoning(self.relay.token_ids),
         )
+
+
+log = structlog.get_logger()
+
+MIN_SWEPT: Final = 128
+SWEEP_TURNS: Final = 4
+"""A thousand requests, each looked at in every sweep, would take a twentieth of a core."""
+MAX_SWEPT: Final = 512
+"""Half a millisecond, for which everything else waits. Beyond two thousand requests, nearly all of
+which can only wait, turns take longer instead: of ten thousand each is looked at once a second."""
+
+
+@dataclass(slots=True)
+class Accounting:
+    """Counters since the server's start.
+
+    Attributes:
+      received: submitted.
+      accepted: of these, will get a terminal event.
+      rejected: of these, were refused at once; by error code.
+      ended: terminal events given out; by the outcome's column.
+    """
+
+    received: int = 0
+    accepted: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+
+    def check(self, in_flight: int) -> None:
+        """Raise unless the sums are right.
+
+        Raises:
+          LocalProtocolError: a request was lost or answered twice.
+        """
+        if self.received != self.accepted + self.rejected.total():
+            raise LocalProtocolError(f"requests do not add up: {self}")
+        if self.accepted != self.ended.total() + in_flight:
+            raise LocalProtocolError(f"terminal events do not add up, {in_flight} run: {self}")
+
+
+@dataclass(slots=True)
+class _Choices:
+    """The completions of one prompt.
+
+    Attributes:
+      num: in all.
+      num_live: without a terminal event.
+      longest_tokens: of those that have ended.
+    """
+
+    num: int = 0
+    num_live: int = 0
+    longest_tokens: int = 0
+
+
+class RequestTable:
+    """Live requests, and the accounts.
+
+    Attributes:
+      accounting: what came and how it ended.
+      text: the model's.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        text: RelayText,
+        observer: Observer,
+        charges: Charges = NO_CHARGES,
+    ) -> None:
+        self.accounting = Accounting()
+        self._config = config
+        self.text = text
+        self._observer = observer
+        self._charges = charges
+        self._requests: dict[bytes, Request] = {}
+        self._unswept: list[Request] = []
+        self._choices: dict[bytes, _Choices] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Go through the live requests; they may end meanwhile."""
+        return iter(list(self._requests.values()))
+
+    def __contains__(self, request_id: bytes) -> bool:
+        return request_id in self._requests
+
+    def next_swept(self) -> list[Request]:
+        """Return the requests of this sweep: all where there are few, else a part, so that each
+        has had its turn after `SWEEP_TURNS`, or as many as `MAX_SWEPT` makes it."""
+        if not self._unswept:
+            self._unswept = list(self._requests.values())
+        count = min(max(MIN_SWEPT, -(-len(self._requests) // SWEEP_TURNS)), MAX_SWEPT)
+        swept, self._unswept = self._unswept[:count], self._unswept[count:]
+        return [request for request in swept if request.spec.request_id in self._requests]
+
+    @property
+    def has_unswept(self) -> bool:
+        """Whether some have still to have their turn."""
+        return bool(self._unswept)
+
+    def of_attempt(self, request_id: bytes, number: int) -> Request | None:
+        """Return the request of a present attempt, or None for any other attempt."""
+        request = self._requests.get(request_id)
+        if request is None or request.attempt is None or request.attempt.key.attempt != number:
+            return None
+        return request
+
+    def tenant_of(self, row: TokenRow) -> str:
+        """Return the tenant of a token; empty without a live request."""
+        request = self._requests.get(row.request_id)
+        return "" if request is None else request.spec.scheduling.tenant
+
+    def origin_of(self, row: TokenRow) -> bytes:
+        """Return the request_id of the first choice beside a token's request."""
+        request = self._requests.get(row.request_id)
+        return row.request_id if request is None else request.spec.origin_id or row.request_id
+
+    def receive(self) -> None:
+        """Count a request that arrived."""
+        self.accounting.received += 1
+
+    def reject(self, scheduling: Scheduling, error: RequestError) -> None:
+        """Count a request that was refused, and note in the error that it was counted."""
+        error.is_of_queue = True
+        self.accounting.rejected[error.code] += 1
+        self._observer.request_rejected(error.code, scheduling)
+
+    def accept(self, spec: GenerationRequest, now: float, *, turn: int = 0) -> Request:
+        """Take a request on.
+
+        Args:
+          spec: what is asked for.
+          now: the time.
+          turn: of an input, rises with its place in its client's request.
+        """
+        is_input = spec.form is not None
+        self.accounting.accepted += 1
+        self._observer.request_accepted(None if is_input else spec.sampling.max_tokens)
+        self._charges.accepted(spec.request_id)
+        taken = Request(
+            spec=spec,
+            order=self.accounting.accepted,
+            relay=Relay(spec, self.text),
+            deadline=now + spec.deadline_s,
+            times=Times(submitted_at=now),
+            allowed=window_of(spec, self._config.token_window),
+            origin=self._requests.get(spec.origin_id),
+            turn=turn,
+            input_share=self._config.embedding.credit_share if is_input else 0.0,
+        )
+        self._requests[spec.request_id] = taken
+        if not is_input:
+            first_id = spec.origin_id or spec.request_id
+            choices = self._choices.setdefault(first_id, _Choices())
+            choices.num += 1
+            choices.num_live += 1
+        return taken
+
+    def finish(self, request: Request, end: RelayEnd, now: float) -> None:
+        """Give out the good end of a completion."""
+        terminal = Finished(
+            end.reason,
+            request.usage(now),
+            end.stop_string,
+            request.fingerprint,
+            end.is_by_stop_token,
+        )
+        self._close(request, terminal, FINISHED[end.reason], now)
+
+    def embedded(self, request: Request, vector: bytes, now: float) -> None:
+        """Give out the good end of an input."""
+        request.vector = vector
+        terminal = Finished(FinishReason.STOP, request.usage(now))
+        self._close(request, terminal, Outcome.EMBEDDED, now)
+
+    def fail(self, request: Request, failure: Failure, now: float) -> None:
+        """Give out the bad end."""
+        terminal = Failed(failure.error, request.usage(now))
+        self._close(request, terminal, failure.outcome, now)
+
+    def _close(
+        self, request: Request, terminal: Finished | Failed, outcome: Outcome, now: float
+    ) -> None:
+        phase = request.phase
+        request.step(Step.END)
+        del self._requests[request.spec.request_id]
+        if not request.is_input:
+            self._note_choice(request)
+        self.accounting.ended[outcome.account] += 1
+        elapsed_s = now - request.times.submitted_at
+        usage = terminal.usage
+        if request.spec.origin_id:  # another completion: the first counts their prompt
+            usage = replace(usage, prompt_tokens=0, cached_tokens=0)
+        self._observer.request_ended(outcome.account, usage, elapsed_s, request.spec.scheduling)
+        cost = self._charges.ended(
+            request.spec.request_id,
+            terminal.usage,
+            is_begun=request.is_begun,
+        )
+        log.info(
+            "input_ended" if request.is_input else "request_ended",
+            request_id=request.spec.request_id.hex(),
+            client_request_id=request.spec.client_request_id,
+            outcome=outcome.account,
+            phase=phase.name.lower(),
+            prompt_tokens=terminal.usage.prompt_tokens,
+            completion_tokens=terminal.usage.completion_tokens,
+            queue_s=round(terminal.usage.queue_s, 4),
+            ttft_s=None if terminal.usage.ttft_s is None else round(terminal.usage.ttft_s, 4),
+            elapsed_s=round(elapsed_s, 4),
+            **({} if cost is None else {"cost": cost}),
+        )
+        request.terminal = terminal
+        request.output.close(terminal, now)
+
+    def _note_choice(self, request: Request) -> None:
+        """Count the completions of a prompt when the last of them has ended."""
+        first_id = request.spec.origin_id or request.spec.request_id
+        choices = self._choices[first_id]
+        choices.num_live -= 1
+        choices.longest_tokens = max(choices.longest_tokens, len(request.relay.token_ids))
+        if not choices.num_live:
+            del self._choices[first_id]
+            self._observer.choices_ended(choices.num, choices.longest_tokens)

@@ -20,16 +20,15 @@ from transport.frames import (
 from transport.liveness import PeerEvent, PeerState, SelfFence
 from triolet.ids import new_secret
 
-from ..contract.charges import NO_CHARGES
+from ..contract.generation import NO_CHARGES
 from . import outcome
 from .admission import Ask, Refusal, limits_of
 from .attempt import Attempts, SweepTimes, due_at
-from .frames import Outbox
+from .frames import Again, Fault, Outbox
 from .outcome import Outcome
-from .pick_next import Background, window_of
-from .progress import Again, Fault
-from .request import Phase
-from .request_table import RequestTable
+from .output import is_background, window_of
+from .pick_next import Background
+from .request import Phase, RequestTable
 from .routing import is_ready
 
 if TYPE_CHECKING:
@@ -39,12 +38,10 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.ids import AttemptKey
 
-    from ..contract.charges import Charges
-    from ..contract.generation import CancelReason, GenerationRequest
-    from .observer import Observer
+    from ..contract.generation import CancelReason, Charges, GenerationRequest
     from .output import RelayText
     from .request import Request
-    from .request_table import Accounting
+    from .status import Observer
     from .workers import Worker
 
 
@@ -107,18 +104,13 @@ class Requests:
             now,
             new_secret() if kv_secret is None else kv_secret,
         )
-        self.background = Background(self._attempts.line)
+        self.background = Background(self._attempts.queue)
         self.admission = self._attempts.admission
         self.recovery = self._attempts.recovery
-        self.queues = (self._attempts.line, self._attempts.inputs)
+        self.queues = (self._attempts.queue, self._attempts.inputs)
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
         self.sweep_times = SweepTimes(config, now)
-
-    @property
-    def accounting(self) -> Accounting:
-        """Requests received, accepted, rejected, ended."""
-        return self.table.accounting
 
     @property
     def num_queued(self) -> int:
@@ -133,7 +125,7 @@ class Requests:
     @property
     def is_restless(self) -> bool:
         """Whether what a sweep looks for may come at any time, so that none may be left out."""
-        return bool(self.num_queued or self.background) or self.is_draining
+        return bool(self.num_queued or self.background.held) or self.is_draining
 
     @property
     def max_model_len(self) -> int:
@@ -145,8 +137,8 @@ class Requests:
         """Whether nothing new is taken."""
         return self._drain_until is not None
 
-    def wake(self, now: float) -> None:
-        """Take back the time of a standstill; called first in every turn.
+    def note_pause(self, now: float) -> None:
+        """Take back the time in which this process stood still; called first in every turn.
 
         It must not be taken for the silence of workers, nor may leases go on that were not renewed.
         """
@@ -156,81 +148,81 @@ class Requests:
             limit_s = link.lease_ttl_s - link.heartbeat_interval_s
             self._fence = SelfFence(link, now, limit_s)
         is_fenced = self._fence.beat(now)
-        absence_s = self._fence.absence_s
-        if not absence_s:
+        pause_s = self._fence.absence_s
+        if not pause_s:
             return
-        self._observer.server_paused(absence_s)
-        for sequence in self.table:
-            sequence.excuse(absence_s)
+        self._observer.server_paused(pause_s)
+        for request in self.table:
+            request.discount(pause_s)
         for worker in self._workers:
-            worker.excuse(absence_s)
+            worker.discount(pause_s)
         if is_fenced:
             self._attempts.begin_anew(OWN_PAUSE, now)
 
-    def submit(self, requests: Iterable[GenerationRequest], now: float) -> list[Request]:
+    def submit(self, specs: Iterable[GenerationRequest], now: float) -> list[Request]:
         """Accept requests, all of them or none; each returned one gets its events.
 
         Raises:
           RequestError: one was refused, and nothing was begun.
         """
-        requests = tuple(requests)
-        for _ in requests:
+        specs = tuple(specs)
+        for _ in specs:
             self.table.receive()
-        decision = self.admission.decide(Ask.of(requests), now)
+        decision = self.admission.decide(Ask.of(specs), now)
         if isinstance(decision, Refusal):
-            for request in requests:
-                self.table.reject(request.scheduling, decision.error)
+            for spec in specs:
+                self.table.reject(spec.scheduling, decision.error)
             raise decision.error
-        sequences = []
-        for at, (request, forecast) in enumerate(zip(requests, decision.forecasts, strict=True)):
+        taken = []
+        for at, (spec, forecast) in enumerate(zip(specs, decision.forecasts, strict=True)):
             turn = at // INPUTS_PER_TURN if forecast is None else 0
-            sequence = self.table.accept(request, now, turn=turn)
+            request = self.table.accept(spec, now, turn=turn)
             if forecast is not None:
-                sequence.forecast = forecast
+                request.forecast = forecast
                 self.admission.overload.took(forecast, now)
-                if not self._attempts.line:
+                if not self._attempts.queue:
                     self.admission.overload.prediction.advance(now, is_waiting=False)
-            self.sweep_times.note(sequence.deadline)
-            self.recovery.accepted()
-            self._attempts.line_of(sequence).add(sequence, sequence.place)
-            sequences.append(sequence)
+            self.sweep_times.note(request.deadline)
+            self.recovery.budget.earn()
+            self._attempts.queue_of(request).add(request, request.place)
+            taken.append(request)
         self._attempts.dispatch(now)
-        return sequences
+        return taken
 
-    def cancel(self, sequence: Request, reason: CancelReason, now: float) -> None:
-        """End a request from outside. Idempotent."""
-        self.end((sequence,), outcome.cancelled(reason, self._config), now)
+    def cancel(self, requests: Iterable[Request], reason: CancelReason, now: float) -> None:
+        """End requests from outside. Idempotent."""
+        self._end(requests, outcome.cancelled(reason, self._config), now)
 
     def cancel_tenants(self, tenants: Set[str], now: float) -> None:
         """End all requests of tenants that were disabled or removed."""
         failure = Outcome.DISMISSED.failure(
             "the tenant of this request was disabled or removed while it ran"
         )
-        ended = [one for one in self.table if one.request.scheduling.tenant in tenants]
-        self.end(ended, failure, now)
+        ended = [one for one in self.table if one.spec.scheduling.tenant in tenants]
+        self._end(ended, failure, now)
 
-    def end(self, sequences: Iterable[Request], failure: outcome.Failure, now: float) -> None:
+    def _end(self, requests: Iterable[Request], failure: outcome.Failure, now: float) -> None:
         """End requests that are live in one way. Idempotent."""
-        for sequence in sequences:
-            if sequence.phase is not Phase.FINISHED:
-                self._attempts.fail(sequence, failure, now)
+        for request in requests:
+            if request.phase is not Phase.FINISHED:
+                self._attempts.fail(request, failure, now)
         self._attempts.dispatch(now)
 
-    def taken(self, sequence: Request, *, is_released: bool = False) -> None:
+    def taken(self, request: Request, *, is_released: bool = False) -> None:
         """Note that its reader has taken tokens, which makes room for as many more; of one that
         stands still for others, that it goes on."""
-        if not is_released and self.background.holds(sequence):
+        if not is_released and is_background(request.spec) and self.background.holds(request):
             return  # until a sweep releases it
-        window = window_of(sequence.request, self._config.token_window)
-        sequence.allowed = sequence.relay.mailbox.num_taken + window
-        attempt = sequence.attempt
+        window = window_of(request.spec, self._config.token_window)
+        request.allowed = request.output.num_taken + window
+        attempt = request.attempt
         # A quarter at a time: a frame per token would cost more than the token.
-        if attempt is None or sequence.allowed - attempt.allowed < max(window // 4, 1):
+        if attempt is None or request.allowed - attempt.allowed < max(window // 4, 1):
             return
         # Streams that have taken half of that join, and from then on they need one frame together.
         decode = attempt.pair.decode
         for key in decode.shares:
-            other = self.table.running(key)
+            other = self.table.of_attempt(*key)
             if other is None or other.attempt is None:
                 continue
             if other.allowed - other.attempt.allowed >= max(window // 8, 1):
@@ -253,7 +245,7 @@ class Requests:
         worker.lost(now, is_its_fault=not left)
         self._attempts.note_pools()
         self._observer.worker_lost(str(worker), cause)
-        struck = [sequence for sequence in self.table if sequence.needs(worker)]
+        struck = [request for request in self.table if request.needs(worker)]
         has_died = not left and cause not in NO_DEATH
         suspects = {s for s in struck if s.computes_on(worker)} if has_died else set()
         if cause == PeerEvent.WEDGED.value:
@@ -261,13 +253,13 @@ class Requests:
             since = now - self._config.link.progress_timeout_s
             suspects = {s for s in suspects if s.began_before(since)}
         # What is quarantined by this first: the others are told that they did not cause it.
-        struck.sort(key=lambda sequence: not sequence.poison.isolated)
-        for sequence in struck:
-            num_suspects = len(suspects) if sequence in suspects else 0
+        struck.sort(key=lambda request: not request.poison.isolated)
+        for request in struck:
+            num_suspects = len(suspects) if request in suspects else 0
             # Its breaker knows: `Worker.lost` told it.
             fault = Fault(worker.role, is_workers=False, is_shared=True, num_suspects=num_suspects)
             again = Again(f"{worker.role}_left") if left else Again(f"{worker.role}_lost", fault)
-            self._attempts.apply(sequence, again, now)
+            self._attempts.apply(request, again, now)
         self._attempts.dispatch(now)
 
     def received(self, worker: Worker, frame: AnyFrame, now: float) -> None:
@@ -296,7 +288,7 @@ class Requests:
 
     def sweep(self, now: float) -> None:
         """Look for whatever time alone brings about."""
-        # A line in front of absent workers says nothing of how fast they are.
+        # A queue in front of absent workers says nothing of how fast they are.
         is_able = is_ready(self._workers, self._config.routing, now)
         self.admission.sweep(now, is_able=is_able)
         for queue in self.queues:
@@ -306,15 +298,15 @@ class Requests:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
             self.sweep_times.note(worker.monitor.due_at)
-        for sequence in self.table.next_swept():
-            due = due_at(sequence, self._config)
+        for request in self.table.next_swept():
+            due = due_at(request, self._config)
             if due <= now or self.is_draining:
-                self._attempts.sweep(sequence, self._drain_until, now)
-                due = max(now, due_at(sequence, self._config))
+                self._attempts.sweep(request, self._drain_until, now)
+                due = max(now, due_at(request, self._config))
             self.sweep_times.note(due)
         self.sweep_times.swept(now, is_round_over=not self.table.has_unswept)
-        for sequence in self.background.released(now):
-            self.taken(sequence, is_released=True)
+        for request in self.background.released(now):
+            self.taken(request, is_released=True)
         self._attempts.end_without_workers(now)
         self._attempts.dispatch(now)
 
@@ -326,6 +318,6 @@ class Requests:
 
     def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
         """Return whether a request in flight has this as its present attempt, on this worker."""
-        sequence = self.table.running(key)
-        attempt = None if sequence is None else sequence.attempt
+        request = self.table.of_attempt(*key)
+        attempt = None if request is None else request.attempt
         return attempt is not None and worker in attempt.pair

@@ -175,7 +175,7 @@ MIN_GAIN_TOKENS: Final = 64
 
 
 class Need(NamedTuple):
-    """What a sequence asks for.
+    """What a request asks for.
 
     Attributes:
       prompt_tokens: to prefill.
@@ -246,7 +246,7 @@ def choose_route(
     handover_s: float,
     now: float,
 ) -> Route | None:
-    """Return where a sequence goes now, or None if it has to wait.
+    """Return where a request goes now, or None if it has to wait.
 
     Args:
       workers: every worker.
@@ -350,7 +350,7 @@ def is_ready(workers: Iterable[Worker], config: RoutingConfig, now: float) -> bo
 
 
 def choose_decode(workers: Iterable[Worker], need: Need, now: float) -> Worker | None:
-    """Return the decode worker for a sequence whose prompt it computes, or None."""
+    """Return the decode worker for a request whose prompt it computes, or None."""
     usable = [w for w in workers if w.is_usable]
     decodes = [w for w in _admitted(usable, Role.DECODE, need) if has_room(w, need, now)]
     return next(iter(_ranked(decodes, need)), None)
@@ -407,7 +407,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 def choose_pair(
     workers: Iterable[Worker], need: Need, paths: BrokenPaths, now: float
 ) -> Pair | None:
-    """Return the workers to send a sequence to, or None if it has to wait."""
+    """Return the workers to send a request to, or None if it has to wait."""
     usable = [w for w in workers if w.is_usable]
     prefills = [w for w in _admitted(usable, Role.PREFILL, need) if _has_token_credit(w, need)]
     decodes = [w for w in _admitted(usable, Role.DECODE, need) if has_room(w, need, now)]
@@ -468,14 +468,14 @@ def streams_on(worker: Worker) -> int:
 
 
 def _is_tight(worker: Worker, need: Need) -> bool:
-    """Return whether a sequence would leave hardly anything for others to grow into."""
+    """Return whether a request would leave hardly anything for others to grow into."""
     assert worker.capacity is not None, "only welcomed workers are asked"
     left = _spare_blocks(worker) - blocks_needed(worker, need)
     return left < TIGHT_SHARE * worker.capacity.num_blocks
 
 
 def is_model_gone(workers: Iterable[Worker], need: Need, config: RoutingConfig) -> bool:
-    """Return whether a sequence can never go on: workers of a role that it needs are there, all
+    """Return whether a request can never go on: workers of a role that it needs are there, all
     with another model than it began with."""
     if not need.fingerprint:
         return False
@@ -495,7 +495,7 @@ def needed_roles(config: RoutingConfig) -> tuple[Role, ...]:
 
 
 def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:
-    """Return the workers of a role that may have this sequence at all, room or not."""
+    """Return the workers of a role that may have this request at all, room or not."""
     pool = [w for w in usable if w.role is role]
     left_out = ejected(pool, lambda w: w.breaker)
     return [
@@ -531,7 +531,7 @@ def blocks_needed(worker: Worker, need: Need) -> int:
 
 
 def has_room(worker: Worker, need: Need, now: float) -> bool:
-    """Return whether a decode worker has a row and blocks for a sequence, as far as is known."""
+    """Return whether a decode worker has a row and blocks for a request, as far as is known."""
     if worker.beat is None or now < worker.busy_until:
         return False
     # Of few rows at least one is for every class.

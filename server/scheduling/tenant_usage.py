@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -14,25 +15,23 @@ MEMORY_TURNS: Final = 64
 """Dispatches for which a tenant without requests still counts as one that may come again."""
 
 
+@dataclass(slots=True, eq=False)
 class TenantUsage:
     """One tenant.
 
     Attributes:
+      completion_tokens: expected of the next request.
       num_requests: that wait or run, of all classes.
       num_running: of these, on workers.
       kv_tokens: KV that these hold or are expected to hold in the end.
-      completion_tokens: expected of the next request.
       weight: of the latest request.
     """
 
-    __slots__ = ("completion_tokens", "kv_tokens", "num_requests", "num_running", "weight")
-
-    def __init__(self, completion_tokens: float) -> None:
-        self.num_requests = 0
-        self.num_running = 0
-        self.kv_tokens = 0
-        self.completion_tokens = completion_tokens
-        self.weight = 0.0
+    completion_tokens: float
+    num_requests: int = 0
+    num_running: int = 0
+    kv_tokens: int = 0
+    weight: float = 0.0
 
 
 class TenantUsages:

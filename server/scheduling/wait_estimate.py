@@ -1,8 +1,10 @@
-"""Predicts when a new request gets its first token, and learns from the error of each prediction.
+"""When a request gets its first token: predicted for a new one, promised to a refused one.
 
 The wait in the queue is `tokens_ahead / rate`. The rate of the queue is measured while requests
 wait, and guessed before that from what workers announce. The time on workers is the tokens that are
-computed before by the workers' rate, plus what came on top lately.
+computed before by the workers' rate, plus what came on top lately. Each prediction is corrected by
+the error of those before it. Refused requests are told to return by a virtual schedule of each
+tenant; due times are remembered in a bounded table, by key.
 """
 
 from __future__ import annotations
@@ -11,10 +13,16 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.service_class import ServiceClass
 from triolet.units import MILLISECONDS, SECONDS
+
+if TYPE_CHECKING:
+    from triolet.config import AdmissionConfig
+    from triolet.service_class import Scheduling
+
 
 MEMORY_S: Final = 15 * SECONDS
 """Over which the rate of the queue is measured: several generations long, so that a batch that ends
@@ -152,7 +160,7 @@ class Forecast:
     computing_s: float = 0.0
     key: int = 0
 
-    def of_sibling(self, due: float) -> Forecast:
+    def of_later_choice(self, due: float) -> Forecast:
         """Return the forecast of another one of the same client's request, which waits for the
         first and is due with the answer: its wait teaches nothing."""
         by = None if self.first_token_by is None else due
@@ -282,10 +290,6 @@ class Prediction:
             return None
         return max(rate - self._higher_rate(service_class, now), LEAST_SHARE * rate, 1e-3)
 
-    def corrected_s(self, service_class: ServiceClass, wait_s: float) -> float:
-        """Return a wait, corrected by the error of such predictions."""
-        return wait_s * self.bias[service_class]
-
     def own_s(self, num_tokens: int) -> float:
         """Return the seconds that a prompt alone computes; 0 if no rate is known."""
         rate = self.capacity.fastest_tokens_per_s
@@ -350,3 +354,133 @@ def _bias(believed: float, predicted_s: float, seen_s: float) -> float:
 
 def _moved(believed: float, seen: float) -> float:
     return believed + TRUST * (seen - believed) if believed else seen
+
+
+EARLY_S: Final = 50 * MILLISECONDS
+"""A request that comes so much before its due time is in time: clocks and rounding."""
+GRACE_S: Final = 3 * SECONDS
+"""So much after it, too: `Retry-After` has whole seconds, and networks take their time."""
+SHOWN_TRUST: Final = 0.03
+"""How far one request that returns, or does not, moves `shown_share`."""
+LEAST_S: Final = 0.1
+"""Shortest time that is told: less would be over before the answer has arrived."""
+PATIENCE_S: Final = 120 * SECONDS
+"""Official clients do not retry at all when told to wait longer; others do."""
+NEVER: Final = (-inf, "")
+MOST_S: Final = 3600 * SECONDS
+"""Longest time that is told; a request that would be due later is not remembered."""
+
+
+class Returns:
+    """The refused requests of one server.
+
+    Args:
+      config: bounds, and the pace of the schedule.
+
+    Attributes:
+      shown_share: of the requests that were told a time, how many return; 1 before any is due, as a
+        burst is over before the first of it can return.
+    """
+
+    def __init__(self, config: AdmissionConfig) -> None:
+        self.shown_share = 1.0
+        self._config = config
+        self._due: dict[int, tuple[float, str]] = {}  # and of which tenant, by key
+        self._num_of: Counter[str] = Counter()
+        self._schedules: dict[str, tuple[float, float]] = {}  # end and weight, by tenant
+        self._weight = 0.0  # of all that have a schedule
+        self._forget_at = 0.0
+        self._soonest = inf  # due, or earlier until the next scan
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def is_due(self, key: int, now: float) -> bool:
+        """Return whether a request comes when it was told to."""
+        due, _ = self._due.get(key, NEVER)
+        return -EARLY_S <= now - due <= GRACE_S
+
+    def are_due_by(self, moment: float) -> bool:
+        """Return whether a refused request is expected until a moment."""
+        return self._soonest <= moment
+
+    def told_s(
+        self,
+        key: int,
+        scheduling: Scheduling,
+        work_s: float,
+        *,
+        room_in_s: float,
+        draw: float,
+        now: float,
+        most_s: float = MOST_S,
+    ) -> float:
+        """Return after how many seconds a refused request should come back, and remember that.
+
+        Args:
+          key: names what is asked for; 0 for what cannot be known again, or never be in time.
+          scheduling: of its tenant, and its class: a critical request is behind no schedule.
+          work_s: computing time of its prompt, at the rate that the critical class leaves.
+          room_in_s: when the requests that wait now will have made room for it.
+          draw: between 0 and 1, at random.
+          now: the time.
+          most_s: the longest time that is told.
+        """
+        config = self._config
+        standing, _ = self._due.get(key, NEVER)
+        if standing - now > EARLY_S:
+            return standing - now  # came too early; its place is as it was
+        self.came(key, now)
+        end, weight = self._schedules.get(scheduling.tenant, (now, 0.0))
+        is_behind = scheduling.service_class is not ServiceClass.CRITICAL
+        weights = self._weight + scheduling.weight - weight
+        step_s = (
+            self.shown_share * work_s * weights / (config.return_rate_share * scheduling.weight)
+        )
+        begin_s = max(room_in_s, end - now) if is_behind else room_in_s
+        done_s = begin_s + work_s
+        last_s = most_s / config.retry_jitter_most
+        spread = config.retry_jitter_most - config.retry_jitter_least
+        jitter = config.retry_jitter_least + spread * draw
+        wait_s = max(jitter * min(done_s, last_s), LEAST_S)
+        if key and done_s <= last_s and self._has_room_for(scheduling.tenant):
+            self._due[key] = now + wait_s, scheduling.tenant
+            self._num_of[scheduling.tenant] += 1
+            self._soonest = min(self._soonest, now + wait_s)
+            if is_behind:
+                self._weight = weights
+                self._schedules[scheduling.tenant] = now + begin_s + step_s, scheduling.weight
+        return wait_s
+
+    def came(self, key: int, now: float) -> None:
+        """Count a request that came and was decided upon: it is not expected any more."""
+        if key not in self._due:
+            return
+        if now >= self._drop(key) - EARLY_S:
+            self._learn(1.0)
+
+    def forget(self, now: float) -> None:
+        """Drop requests that did not return, as often as one can become late."""
+        if now < self._forget_at:
+            return
+        self._forget_at = now + GRACE_S
+        for key in [key for key, (due, _) in self._due.items() if due + GRACE_S < now]:
+            self._drop(key)
+            self._learn(0.0)
+        self._soonest = min((due for due, _ in self._due.values()), default=inf)
+        self._schedules = {name: one for name, one in self._schedules.items() if one[0] > now}
+        self._weight = sum(weight for _, weight in self._schedules.values())
+
+    def _has_room_for(self, tenant: str) -> bool:
+        """Whether one more of a tenant's is remembered: half of what the others leave, at most."""
+        return self._num_of[tenant] < self._config.max_expected_returns - len(self._due)
+
+    def _drop(self, key: int) -> float:
+        due, tenant = self._due.pop(key)
+        self._num_of[tenant] -= 1
+        if not self._num_of[tenant]:
+            del self._num_of[tenant]
+        return due
+
+    def _learn(self, shown: float) -> None:
+        self.shown_share += SHOWN_TRUST * (shown - self.shown_share)

@@ -439,11 +439,11 @@ class Worker:
         share = self.shares.pop(key, None)
         return share is not None and share.is_asked
 
-    def excuse(self, absence_s: float) -> None:
+    def discount(self, pause_s: float) -> None:
         """Take back time in which this server did not listen."""
-        self.monitor.excuse(absence_s)
+        self.monitor.excuse(pause_s)
         if self.missing_since is not None:
-            self.missing_since += absence_s
+            self.missing_since += pause_s
 
     def lost(self, now: float, *, is_its_fault: bool = True) -> None:
         """Give this life up; what it had has to be done elsewhere."""

@@ -11,7 +11,7 @@ import trio
 
 from triolet.errors import RequestError, invalid_request
 
-from ..contract.charges import Charges
+from ..contract.generation import Charges
 from .accounts import MINUTE_S, NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
 
 if TYPE_CHECKING:

@@ -317,7 +317,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
         "redis_",
         "tenancy.py",
     ),
-    "server/scheduling": ("delivery.py", "embeddings.py", "links.py"),
+    "server/scheduling": ("delivery.py", "links.py"),
 }
 SANS_IO = (
     "engine/batch.py",

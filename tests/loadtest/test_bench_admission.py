@@ -29,7 +29,7 @@ from server import app
 from server.api import generate
 from server.api.openai import chat as completions
 from server.scheduling.attempt import Attempts
-from server.scheduling.request_table import RequestTable
+from server.scheduling.request import RequestTable
 from server.scheduling.requests import Requests
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy

@@ -21,7 +21,7 @@ from triolet.config import (
     LendingConfig,
     LinkConfig,
     MemorySharing,
-    SiblingConfig,
+    PeerServersConfig,
     WireConfig,
 )
 from triolet.errors import ConfigError
@@ -61,7 +61,7 @@ def test_a_process_understands_all_that_its_supervisor_means(role: Role) -> None
         "process.log_level=debug",
     )
     meant = of_role(
-        meant, Role.SERVER, link=LINK, siblings=SiblingConfig("a", 3, (("a", "/x"), ("b", "/y")))
+        meant, Role.SERVER, link=LINK, peers=PeerServersConfig("a", 3, (("a", "/x"), ("b", "/y")))
     )
     meant = of_role(meant, Role.PREFILL, link=LINK, lending=LendingConfig("/x/cores", 0, 3))
     meant = of_role(meant, Role.DECODE, link=LINK, name="decode-0", kv_address="ipc:///k")

@@ -16,7 +16,7 @@ import trio
 from ops.simulation.fleet import worker_of
 from server.contract.generation import Delta, Failed, GenerationRequest, TokenLogprob
 from server.scheduling.links import Links
-from server.scheduling.observer import Observer
+from server.scheduling.status import Observer
 from tests.server.scheduling.fakes import server_config
 from tests.server.tiny_text import tiny_text
 from transport.memory_network import MemoryConnection, MemoryNetwork

@@ -110,7 +110,7 @@ MUTANTS: Final = (
            "scope.deadline = began_at + allowed_s + 3600",
            f"{_HTTP}::test_a_slow_body_is_ended"),
     Mutant("A9", "server/edge/tcp.py", "return self._left_s <= 0", "return False",
-           "server/edge/test_patience.py::"
+           "server/edge/test_write_deadline.py::"
            "test_who_takes_less_than_enough_is_not_waited_for_for_ever"),
     Mutant("A10", _HEAD_GUARD, "if len(head) > self._max_bytes:", "if len(head) < 0:", _HEADS),
     Mutant("A10", _HEAD_GUARD, "if len(fields) > self._max_fields:", "if len(fields) < 0:",
@@ -378,7 +378,7 @@ MUTANTS: Final = (
     Mutant("A31", "engine/sampler.py", "return constraint.late()", "raise",
            f"{_MASKS}::test_a_row_whose_mask_does_not_come_is_left_out_alone"),
     Mutant("A31", "server/scheduling/attempt.py",
-           "self.recovery.condemn(sequence.request, now)", "pass",
+           "self.recovery.condemn(request.spec, now)", "pass",
            "server/scheduling/test_suspects.py::"
            "test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its_tenant"),
     Mutant("A35", "transport/gate.py", "        if peer.role not in credential.roles:\n",

@@ -23,7 +23,7 @@ from .scheduling import (
 
 
 @dataclass(frozen=True, slots=True)
-class SiblingConfig:
+class PeerServersConfig:
     """One server among several that share a port.
 
     The kernel gives each new connection to one of them; what is asked of all of them, such as the
@@ -493,7 +493,7 @@ class ServerConfig:
     listen_fd: int | None = None
     """A bound socket that the parent of this process holds too: it outlives the process, so that
     a successor can accept on it before this one has ended."""
-    siblings: SiblingConfig | None = None
+    peers: PeerServersConfig | None = None
     """Other servers on the same port; None where this is the only one."""
     handover_s: float = 1.0 * SECONDS
     """After a successor has taken over the port, requests on connections that are open already are

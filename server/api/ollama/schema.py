@@ -16,7 +16,7 @@ from ..schemas import (
     CommonSamplingFields,
     ServiceFields,
     StrictModel,
-    own_calls,
+    assistant_calls,
 )
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class OllamaTurn(OllamaModel):
     def _are_the_models(
         cls, calls: list[OllamaCall] | None, info: ValidationInfo
     ) -> list[OllamaCall] | None:
-        return own_calls(calls, info)
+        return assistant_calls(calls, info)
 
 
 class AnyRequest(OllamaModel, ServiceFields):

@@ -22,7 +22,7 @@ from triolet.units import KIB
 from ...tenants.tenancy import current_tenant
 from ...text.threads import current_line
 from ..access import SUBPROTOCOL, check_key
-from ..body import INLINE_BYTES, INLINE_OBJECTS, in_parser_thread, own_request_id, parse_object
+from ..body import INLINE_BYTES, INLINE_OBJECTS, client_request_id, in_parser_thread, parse_object
 from ..door import TokenBucket
 from ..errors import echo, http_error, unsupported
 from ..limits import rate_headers
@@ -166,7 +166,7 @@ class ResponsesSession:
             create,
             self._services,
             self._conversations,
-            own_request_id(self._socket.headers),
+            client_request_id(self._socket.headers),
             self._connection,
             hold,
         )

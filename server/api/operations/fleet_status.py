@@ -309,7 +309,7 @@ async def own_usage(services: Services) -> Response:
     usage = await _usage(tenant, services)
     if not usage["is_shared"]:
         # Names are letters, digits, dots, - and _.
-        for others in await _asked_of_siblings(f"{OWN_USAGE}?tenant={tenant.name}", services):
+        for others in await _asked_of_peers(f"{OWN_USAGE}?tenant={tenant.name}", services):
             _add_usage(usage, others.get(tenant.name))
     return json_response({"object": "usage", **usage})
 
@@ -318,14 +318,14 @@ async def fleet_usage(services: Services) -> Response:
     """Show an operator the usage of all tenants."""
     found = await _usages(services.tenancy.all_tenants, services)
     if not all(usage["is_shared"] for usage in found):
-        for others in await _asked_of_siblings(OWN_USAGE, services):
+        for others in await _asked_of_peers(OWN_USAGE, services):
             for usage in found:
                 _add_usage(usage, others.get(usage["tenant"]))
     return json_response({"object": "list", "data": found})
 
 
 async def server_usage(services: Services) -> Response:
-    """Show a sibling what this server alone counts, of all tenants or of the named one."""
+    """Show a peer what this server alone counts, of all tenants or of the named one."""
     name = request.args.get("tenant")
     tenants = [one for one in services.tenancy.all_tenants if name is None or one.name == name]
     return json_response({"object": "list", "data": await _usages(tenants, services)})
@@ -364,7 +364,7 @@ async def _usage(tenant: Tenant, services: Services) -> dict[str, Any]:
     }
 
 
-async def _asked_of_siblings(target: str, services: Services) -> list[dict[str, dict[str, Any]]]:
+async def _asked_of_peers(target: str, services: Services) -> list[dict[str, dict[str, Any]]]:
     """Return what each of the others on this port says, by tenant."""
     if services.peers is None:
         return []

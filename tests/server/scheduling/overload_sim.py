@@ -15,8 +15,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from server.scheduling.observer import OverloadObserver
 from server.scheduling.overload import Demand, Overload
+from server.scheduling.status import OverloadObserver
 from server.scheduling.wait_estimate import Capacity
 from triolet.errors import RequestError
 from triolet.service_class import Scheduling, ServiceClass

@@ -45,7 +45,7 @@ def brought_to(world: World, phase: Phase, *, max_tokens: int = 200) -> Reader:
         world.decode.rows.clear()
         world.down[decode].append(Ended(*key, EndReason.STOP, num_tokens=9, freed_blocks=2))
         world.deliver()
-    assert reader.sequence.phase is phase
+    assert reader.request.phase is phase
     return reader
 
 

@@ -10,10 +10,10 @@ import pytest
 from server.contract.generation import input_request
 from server.scheduling.admission import Admission, Admit, Ask, Refusal
 from server.scheduling.attempt import due_at
-from server.scheduling.observer import OverloadObserver
 from server.scheduling.overload import LEAST_SAMPLES, AimdLimiter, Demand, Level, Overload
 from server.scheduling.queue import FairQueue
 from server.scheduling.request import Phase
+from server.scheduling.status import OverloadObserver
 from server.scheduling.wait_estimate import Capacity, Outstanding, Stage, Standing
 from triolet.config import (
     AdmissionConfig,
@@ -334,11 +334,11 @@ def test_who_waits_in_vain_is_swept_when_its_first_token_is_too_late() -> None:
     scheduling = Scheduling("limited", max_running=1)
     world.submit(make_request(1, scheduling=scheduling))
     waiting = world.submit(make_request(2, scheduling=scheduling))
-    assert waiting.sequence.phase is Phase.QUEUED
-    assert due_at(waiting.sequence, world.config) <= world.now + 2.5
+    assert waiting.request.phase is Phase.QUEUED
+    assert due_at(waiting.request, world.config) <= world.now + 2.5
     for _ in range(60):
         world.sweep(TICK_S)
-    assert waiting.sequence.phase is Phase.FINISHED
+    assert waiting.request.phase is Phase.FINISHED
 
 
 def test_brownout_pauses_inputs_of_batches_too() -> None:
@@ -368,7 +368,7 @@ def test_who_waits_by_its_own_limit_holds_up_no_batch() -> None:
     world.submit(make_request(1, max_tokens=100, scheduling=scheduling))
     world.settle(read=False)
     waiting = world.submit(make_request(2, scheduling=scheduling))
-    assert waiting.sequence.phase is Phase.QUEUED
+    assert waiting.request.phase is Phase.QUEUED
     assert not world.requests.background.is_urgent()
     world.submit(make_request(3))
     assert world.requests.background.is_urgent()

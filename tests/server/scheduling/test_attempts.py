@@ -57,7 +57,7 @@ def test_a_lost_prefill_worker_before_the_hand_over_begins_again() -> None:
     world.lose(world.worker(world.prefill))
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
-    assert reader.sequence.num_attempts == 2
+    assert reader.request.num_attempts == 2
     world.check_idle()
 
 
@@ -67,7 +67,7 @@ def test_a_lost_prefill_worker_after_the_hand_over_does_not_matter() -> None:
     world.lose(world.worker(world.prefill))
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
-    assert reader.sequence.num_attempts == 1
+    assert reader.request.num_attempts == 1
 
 
 def test_a_prefill_worker_lost_while_it_ships_begins_again_with_the_token_it_gave() -> None:
@@ -104,7 +104,7 @@ def test_preemption_does_not_count_as_a_failure() -> None:
         world.deliver()
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
-    assert reader.sequence.num_attempts == 5
+    assert reader.request.num_attempts == 5
     world.check_idle()
 
 
@@ -119,7 +119,7 @@ def test_attempts_that_fail_are_bounded() -> None:
     world.settle()
     assert reader.failed.error.code == "no_worker"
     assert reader.failed.error.status == 503
-    assert reader.sequence.num_attempts == 3
+    assert reader.request.num_attempts == 3
     world.check_idle()
 
 
@@ -137,7 +137,7 @@ def test_a_stream_that_gets_on_outlives_any_number_of_workers() -> None:
         world.lose(world.worker(busy))
         world.greet(world.worker(next(fake for fake in world.decodes if fake.epoch > busy.epoch)))
         world.decodes.reverse()
-    assert reader.sequence.num_attempts == 9
+    assert reader.request.num_attempts == 9
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
     world.check_idle()
@@ -152,7 +152,7 @@ def test_a_refusal_waits_a_moment_and_counts_for_nothing(reason: RefuseReason) -
     reader = world.submit(make_request())
     for _ in range(5):
         world.deliver()
-        assert reader.sequence.phase is Phase.QUEUED
+        assert reader.request.phase is Phase.QUEUED
         world.sweep(0.25)
     world.decode.refusal = None
     world.settle()
@@ -186,7 +186,7 @@ def test_a_lost_reserve_leads_to_a_new_attempt() -> None:
     reader = brought_to(world, Phase.RESERVING)
     world.sweep(2.0)
     world.settle()
-    assert reader.sequence.num_attempts == 2
+    assert reader.request.num_attempts == 2
     assert reader.token_ids == completion_ids(0, 200)
 
 
@@ -219,7 +219,7 @@ def test_another_model_does_not_continue_what_one_began() -> None:
         fake.fingerprint = "other/f32"
         world.greet(world.worker(fake))
     reader = brought_to(world, Phase.DECODING)
-    assert reader.sequence.fingerprint == "tiny/f32"
+    assert reader.request.fingerprint == "tiny/f32"
     world.lose(world.worker(world.decode))
     world.settle()
     assert reader.failed.error.code == "no_worker"
@@ -236,7 +236,7 @@ def test_a_request_that_has_begun_nothing_takes_the_other_model() -> None:
     reader = brought_to(world, Phase.RESERVING)
     world.lose(world.worker(world.decode))
     world.settle()
-    assert reader.sequence.fingerprint == "other/f32"
+    assert reader.request.fingerprint == "other/f32"
     assert reader.token_ids == completion_ids(0, 200)
 
 
@@ -248,7 +248,7 @@ def test_a_prefill_that_ends_without_a_token_leads_to_a_new_attempt(reason: EndR
     del world.prefill.waiting[key]
     ended = Ended(*key, reason, num_tokens=0, freed_blocks=0)
     world.hear(world.worker(world.prefill), ended)
-    assert len(reader.sequence.faults) == (reason is not EndReason.DRAIN)
+    assert len(reader.request.faults) == (reason is not EndReason.DRAIN)
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
     world.check_idle()

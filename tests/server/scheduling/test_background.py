@@ -6,8 +6,7 @@ import math
 import sys
 
 from server.contract.generation import input_request
-from server.scheduling.delivery import RequestOutput
-from server.scheduling.embeddings import EmbeddingRun
+from server.scheduling.delivery import EmbeddingRun, RequestOutput
 from triolet.config import BACKGROUND_HOLD_S
 from triolet.pooling import VectorForm
 from triolet.service_class import Scheduling, ServiceClass
@@ -28,9 +27,9 @@ def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
         world.deliver()
         for worker in world.workers:
             world.compute(worker)
-        if reader.sequence.relay.token_ids:
+        if reader.request.relay.token_ids:
             break
-    assert reader.sequence.relay.token_ids
+    assert reader.request.relay.token_ids
     assert len(world.requests.queues[0]) == 1
     assert not background.is_urgent()
     world.submit(make_request(3, scheduling=Scheduling("other")))
@@ -53,11 +52,11 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     scheduling = Scheduling(service_class=ServiceClass.BATCH)
     for queue in world.requests.queues:
         queue.pause({ServiceClass.BATCH})
-    sequence = world.submit(make_request(1, scheduling=scheduling)).sequence
-    stream = RequestOutput(sequence, lambda _: None, lambda *_: None)
+    request = world.submit(make_request(1, scheduling=scheduling)).request
+    stream = RequestOutput(request, lambda _: None, lambda *_: None)
     asked = input_request(bytes(16), (1, 2), VectorForm(), 600.0, scheduling=scheduling)
-    run = EmbeddingRun(world.requests, world.config, world.collect)
-    run.begin([asked])
+    run = EmbeddingRun(world.requests.submit([asked], world.now), lambda *_: None)
+    world.collect()
     world.deliver()
     assert (stream.has_begun, run.has_begun) == (False, False)
     world.sweep(1.0)  # there is no brownout

@@ -15,7 +15,7 @@ from server.scheduling.delivery import (
     STREAMS_PER_CHECKPOINT,
     Delivery,
     Intake,
-    RowLine,
+    RowQueue,
 )
 from transport.frames import TokenRow, Tokens
 
@@ -78,7 +78,7 @@ async def test_a_stream_that_is_due_again_at_once_keeps_nobody_waiting_for_ever(
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=300))
 def test_a_turn_has_so_many_rows_and_tenants_alternate(rows: list[tuple[str, int]]) -> None:
-    line = RowLine()
+    line = RowQueue()
     for number, (tenant, worker) in enumerate(rows):
         row = cast("TokenRow", (tenant, number))
         line.add(tenant, cast("Worker", worker), [row])
@@ -124,9 +124,16 @@ async def test_a_tenant_with_few_rows_waits_for_no_order_of_those_with_many() ->
     def take(worker: object, frame: Tokens, now: float) -> None:
         did.extend(tenant_of(row) for row in frame.rows)
 
-    book = SimpleNamespace(num_tenants=2, tenant_of=tenant_of, origin_of=origin_of)
-    requests = SimpleNamespace(table=book, wake=lambda now: None)
-    intake = Intake(cast("Any", requests), Delivery(), cast("Any", take), lambda: None)
+    queue = SimpleNamespace(num_tenants=2)
+    book = SimpleNamespace(tenant_of=tenant_of, origin_of=origin_of)
+    intake = Intake(
+        trio.current_time,
+        cast("Any", queue),
+        cast("Any", book),
+        Delivery(),
+        cast("Any", take),
+        lambda: None,
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         nursery.start_soon(intake.receive, cast("Any", "worker"), cast("Any", FrameOnce(frame)))

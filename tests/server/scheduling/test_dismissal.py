@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def test_a_dismissed_tenants_sequences_end_in_every_phase(phase: Phase) -> None:
     world = World()
     reader = brought_to(world, phase)
-    world.requests.cancel_tenants({reader.sequence.request.scheduling.tenant}, world.now)
+    world.requests.cancel_tenants({reader.request.spec.scheduling.tenant}, world.now)
     world.read(reader)
     error = reader.failed.error
     assert (error.status, error.code) == (403, "permission_denied")

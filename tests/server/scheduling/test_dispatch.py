@@ -266,7 +266,7 @@ def test_limits_follow_what_workers_said_last() -> None:
     with pytest.raises(RequestError, match="the context of this model is 4096"):
         world.submit(make_request(max_tokens=5000))
     world.check_accounting()
-    assert world.requests.accounting.rejected == {"context_length_exceeded": 3}
+    assert world.requests.table.accounting.rejected == {"context_length_exceeded": 3}
 
 
 def test_a_long_line_is_refused_by_the_conductor() -> None:

@@ -70,7 +70,7 @@ def test_no_sweep_is_left_out_while_an_input_waits_and_its_deadline_is_kept_late
     assert first.attempt is not None
     assert second.attempt is None
     assert world.requests.is_restless
-    world.requests.cancel(second, CancelReason.CLIENT_GONE, world.now)
+    world.requests.cancel([second], CancelReason.CLIENT_GONE, world.now)
     assert not world.requests.is_restless
     assert due_at(first, world.config) == first.deadline
     world.sweep(601.0)
@@ -93,7 +93,7 @@ def test_no_sweep_is_left_out_while_somebody_is_held_back() -> None:
     world.down[world.worker(world.decode)].clear()
     urgent = world.submit(make_request(2))
     world.read(line)
-    assert urgent.sequence.phase is Phase.RESERVING
+    assert urgent.request.phase is Phase.RESERVING
     assert world.requests.is_restless
     world.settle()
     assert world.requests.is_restless  # until a sweep sees that none waits
@@ -107,10 +107,10 @@ def test_no_sweep_is_left_out_while_somebody_is_held_back() -> None:
 def test_no_deadline_passes_unseen(phase: Phase) -> None:
     world = World()
     reader = brought_to(world, phase)
-    assert due_at(reader.sequence, world.config) <= reader.sequence.deadline
-    world.now = reader.sequence.deadline
+    assert due_at(reader.request, world.config) <= reader.request.deadline
+    world.now = reader.request.deadline
     world.sweep()
-    assert reader.sequence.phase is Phase.FINISHED
+    assert reader.request.phase is Phase.FINISHED
 
 
 def test_a_stalled_reader_is_due_when_its_patience_ends() -> None:
@@ -118,12 +118,12 @@ def test_a_stalled_reader_is_due_when_its_patience_ends() -> None:
     reader = world.submit(make_request(max_tokens=100))
     world.settle(read=False)
     world.sweep()
-    since = reader.sequence.relay.mailbox.waiting_since
+    since = reader.request.output.waiting_since
     assert since is not None
     world.now = since + world.config.stall_timeout_s
-    assert due_at(reader.sequence, world.config) <= world.now
+    assert due_at(reader.request, world.config) <= world.now
     world.sweep()
-    assert reader.sequence.phase is Phase.FINISHED
+    assert reader.request.phase is Phase.FINISHED
 
 
 def test_nobody_rests_while_a_stream_waits_for_credit_that_was_lost() -> None:

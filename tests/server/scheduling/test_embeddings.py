@@ -53,7 +53,7 @@ def fail_all(world: World) -> None:
 def check_done(world: World, inputs: Sequence[Request]) -> None:
     for one in inputs:
         assert isinstance(one.terminal, Finished)
-        assert one.vector == vector_of(one.request.request_id)
+        assert one.vector == vector_of(one.spec.request_id)
     world.check_idle()
 
 
@@ -62,7 +62,7 @@ def test_each_input_gets_its_vector() -> None:
     inputs = submit(world, [request(n) for n in range(40)])
     world.settle()
     check_done(world, inputs)
-    assert world.requests.accounting.ended["embedded"] == 40
+    assert world.requests.table.accounting.ended["embedded"] == 40
     assert {fake.steps for fake in world.prefills} == {1}
 
 
@@ -123,7 +123,7 @@ def test_an_input_that_makes_steps_fail_ends_and_takes_nobody_with_it(max_attemp
     bad, *good = submit(world, [request(0, "böse"), *(request(n) for n in range(1, 6))])
     for _ in range(40):
         world.deliver()
-        if any(key.request_id == bad.request.request_id for key in world.prefill.inputs):
+        if any(key.request_id == bad.spec.request_id for key in world.prefill.inputs):
             fail_all(world)
         else:
             world.compute(world.worker(world.prefill))
@@ -168,7 +168,7 @@ def test_a_cancel_ends_it_here_and_there(is_sent: bool) -> None:
     inputs = submit(world, [request(n) for n in range(2)])
     world.deliver()
     for one in inputs:
-        world.requests.cancel(one, CancelReason.CLIENT_GONE, world.now)
+        world.requests.cancel([one], CancelReason.CLIENT_GONE, world.now)
     world.collect()
     world.deliver()
     sent = [type(frame) for frame in world.prefill.received]
@@ -220,7 +220,10 @@ def test_too_many_or_too_long_is_refused_whole() -> None:
         submit(world, [request(20), request(21, "x" * 5000)])
     world.settle()
     check_done(world, kept)
-    assert world.requests.accounting.rejected == {"overloaded": 3, "context_length_exceeded": 2}
+    assert world.requests.table.accounting.rejected == {
+        "overloaded": 3,
+        "context_length_exceeded": 2,
+    }
 
 
 def test_without_a_prefill_worker_inputs_end_while_chats_go_on() -> None:

@@ -129,7 +129,7 @@ def test_a_preempted_origin_takes_its_forks_along() -> None:
         world.hear(worker, frame)
     world.settle()
     check_answers(readers)
-    assert all(reader.sequence.num_attempts == 2 for reader in readers)
+    assert all(reader.request.num_attempts == 2 for reader in readers)
     world.check_idle()
 
 
@@ -159,7 +159,7 @@ def test_all_are_taken_or_none() -> None:
         world.submit_together(choices(4, first=10))
     assert refusal.value.is_crowded_out
     assert world.requests.num_queued == 2
-    assert world.requests.accounting.rejected["overloaded"] == 4
+    assert world.requests.table.accounting.rejected["overloaded"] == 4
     world.submit_together(choices(2, first=20))
     world.check_accounting()
 

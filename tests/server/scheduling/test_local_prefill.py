@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from server.contract.generation import CancelReason
-from server.scheduling.observer import Observer
 from server.scheduling.request import Phase
+from server.scheduling.status import Observer
 from transport.frames import EndReason, Grant, Prefill, Reserve, Tokens
 from triolet.config import LocalPrefill, RoutingConfig
 
@@ -71,7 +71,7 @@ def test_a_cancel_is_one_end_to_one_worker(phase: Phase) -> None:
     if phase is Phase.DECODING:
         world.compute(world.worker(world.decode))
         world.deliver()
-    assert reader.sequence.phase is phase
+    assert reader.request.phase is phase
     world.cancel(reader, CancelReason.CLIENT_GONE)
     world.settle()
     assert reader.failed
@@ -87,7 +87,7 @@ def test_tokens_that_overtake_their_grant_stand_for_it() -> None:
     assert isinstance(grant, Grant)
     world.compute(worker)
     world.deliver()
-    assert reader.sequence.phase is Phase.DECODING
+    assert reader.request.phase is Phase.DECODING
     world.hear(worker, grant)
     world.settle()
     assert reader.token_ids == completion_ids(0, 5)
@@ -103,7 +103,7 @@ def test_a_window_whose_every_row_was_lost_is_said_again() -> None:
     world.deliver()
     while world.compute(worker):
         world.down[worker].clear()
-    assert reader.sequence.phase is Phase.PREFILLING
+    assert reader.request.phase is Phase.PREFILLING
     for _ in range(3):
         world.sweep(world.config.link.heartbeat_interval_s)
     credits = [frame for frame in world.up[worker] if type(frame).__name__ == "TokenCredit"]
@@ -158,8 +158,8 @@ def test_what_kills_prefill_does_not_meet_decode_and_is_convicted() -> None:
         world.sweep(RoutingConfig().prefill_grace_s)
         world.deliver()
         if innocent is not None:
-            assert culprit.sequence.phase is Phase.QUEUED
-            assert innocent.sequence.phase is Phase.PREFILLING, "it passes, and decode computes it"
+            assert culprit.request.phase is Phase.QUEUED
+            assert innocent.request.phase is Phase.PREFILLING, "it passes, and decode computes it"
         world.greet(world.worker(world.prefill))
     world.settle()
     assert culprit.failed.error.code == "quarantined"
@@ -171,7 +171,7 @@ def test_a_prompt_that_decode_dies_of_is_convicted_like_one_that_prefill_dies_of
     culprit = world.submit(make_request(1, max_tokens=60))
     for _ in range(2):
         world.deliver()
-        assert culprit.sequence.phase is Phase.PREFILLING
+        assert culprit.request.phase is Phase.PREFILLING
         fail_step(world, world.decode)
     world.settle()
     assert culprit.failed.error.code == "quarantined"
@@ -183,7 +183,7 @@ def test_a_suspect_does_not_wait_for_ever_for_a_prefill_worker() -> None:
     world.deliver()
     world.lose(world.worker(world.prefill))
     world.sweep(RoutingConfig().prefill_grace_s)
-    assert reader.sequence.phase is Phase.QUEUED
+    assert reader.request.phase is Phase.QUEUED
     world.sweep(RoutingConfig().suspect_grace_s)
     world.settle()
     assert reader.token_ids == completion_ids(0, 16)
@@ -219,10 +219,10 @@ def test_whoever_came_to_a_worker_that_stood_still_is_not_what_it_stands_still_b
     world.now += world.config.link.progress_timeout_s
     late = world.submit(make_request(2, max_tokens=60))
     world.deliver()
-    assert late.sequence.phase is Phase.PREFILLING
+    assert late.request.phase is Phase.PREFILLING
     world.lose(world.worker(world.decode), "wedged")
-    assert early.sequence.poison.strikes == 1
-    assert late.sequence.poison.strikes == 0
+    assert early.request.poison.strikes == 1
+    assert late.request.poison.strikes == 0
     world.greet(world.worker(world.decode))
     world.settle()
     for reader in (early, late):

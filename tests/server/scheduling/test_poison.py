@@ -7,12 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.scheduling.poison import (
-    CLEARING_TOKENS,
-    PoisonDetector,
-    Quarantine,
-    prompt_digest,
-)
+from server.scheduling.recovery import CLEARING_TOKENS, PoisonDetector, Quarantine, prompt_digest
 from triolet.config import RecoveryConfig
 from triolet.ids import Role
 
@@ -70,14 +65,15 @@ def test_deaths_far_apart_in_its_text_are_not_its_doing() -> None:
 def test_quarantine_takes_two_deaths_within_a_few_tokens(events: list[tuple[int, int]]) -> None:
     poison, num_tokens = PoisonDetector(), 0
     struck: list[int] = []
+    is_quarantined = False
     for more_tokens, num_suspects in events:
         num_tokens += more_tokens
         if num_suspects == 0:
             poison.advanced(num_tokens)
-        elif not poison.quarantined:
+        elif not is_quarantined:
             struck.append(num_tokens)
-            poison.strike(Role.DECODE, num_tokens, num_suspects)
-    if poison.quarantined:
+            is_quarantined = poison.strike(Role.DECODE, num_tokens, num_suspects)
+    if is_quarantined:
         assert len(struck) >= 2
         assert struck[-1] - struck[-2] < CLEARING_TOKENS
 

@@ -39,7 +39,7 @@ def test_doubled_rows_are_shown_once() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
     decode = world.worker(world.decode)
-    key = reader.sequence.attempt.key if reader.sequence.attempt else None
+    key = reader.request.attempt.key if reader.request.attempt else None
     assert key is not None
     rows = [TokenRow(*key, p, i) for p, i in enumerate(completion_ids(0, 4))]
     world.hear(decode, Tokens(9, tuple(rows)))
@@ -68,7 +68,7 @@ def test_rows_out_of_order_are_shown_in_order() -> None:
 def test_two_answers_for_one_position_are_an_error(position: int) -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
-    attempt = reader.sequence.attempt
+    attempt = reader.request.attempt
     assert attempt is not None
     right = completion_ids(0, 200)[position]
     for token_id in (right, right + 1):
@@ -82,16 +82,16 @@ def test_two_answers_for_one_position_are_an_error(position: int) -> None:
 def test_the_end_waits_for_tokens_that_ended_overtook() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING, max_tokens=200)
-    attempt = reader.sequence.attempt
+    attempt = reader.request.attempt
     assert attempt is not None
-    have = len(reader.sequence.relay.token_ids)
+    have = len(reader.request.relay.token_ids)
     ids = completion_ids(0, have + 2)
     world.decode.rows.clear()
     ended = Ended(*attempt.key, EndReason.STOP, num_tokens=have + 2, freed_blocks=1)
     world.hear(attempt.pair.decode, ended)
-    assert reader.sequence.phase is Phase.FINISHING
+    assert reader.request.phase is Phase.FINISHING
     for position in (have, have + 1):
-        assert reader.sequence.phase is Phase.FINISHING
+        assert reader.request.phase is Phase.FINISHING
         row = TokenRow(*attempt.key, position, ids[position])
         world.hear(attempt.pair.decode, Tokens(1, (row,)))
     world.read(reader)
@@ -145,7 +145,7 @@ def test_an_end_does_not_wait_for_a_first_token_that_will_not_come(event: str) -
         case "decode lost":
             world.lose(world.worker(world.decode))
         case "deadline":
-            reader.sequence.deadline = world.now + LINK.peer_timeout_s / 2
+            reader.request.deadline = world.now + LINK.peer_timeout_s / 2
             world.sweep(LINK.peer_timeout_s * 0.6)
         case _:
             world.sweep(LINK.peer_timeout_s * 0.9)
@@ -162,7 +162,7 @@ def test_tokens_that_never_come_lead_to_a_new_attempt() -> None:
     world = World()
     reader = brought_to(world, Phase.FINISHING)
     world.sweep(1.0)
-    assert reader.sequence.phase is Phase.FINISHING
+    assert reader.request.phase is Phase.FINISHING
     world.sweep(1.0)
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
@@ -183,13 +183,13 @@ def test_more_tokens_than_credit_end_the_attempt() -> None:
 def test_frames_of_attempts_that_are_over_change_nothing() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
-    attempt = reader.sequence.attempt
+    attempt = reader.request.attempt
     assert attempt is not None
     old = attempt.key
     world.lose(world.worker(world.decode))
     world.greet(world.worker(world.decode))
     decode, prefill = world.worker(world.decode), world.worker(world.prefill)
-    before = list(reader.sequence.relay.token_ids)
+    before = list(reader.request.relay.token_ids)
     row = TokenRow(*old, len(before), 1)
     for frame in (
         Tokens(1, (row,)),
@@ -200,7 +200,7 @@ def test_frames_of_attempts_that_are_over_change_nothing() -> None:
         world.hear(decode, frame)
     late_first = FirstToken(*old, row, cached_tokens=0, queue_s=0, compute_s=0)
     world.hear(prefill, late_first)
-    assert reader.sequence.relay.token_ids == before
+    assert reader.request.relay.token_ids == before
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
     world.check_idle()
@@ -209,11 +209,11 @@ def test_frames_of_attempts_that_are_over_change_nothing() -> None:
 def test_a_grant_of_an_earlier_life_is_not_taken() -> None:
     world = World()
     reader = brought_to(world, Phase.RESERVING)
-    attempt = reader.sequence.attempt
+    attempt = reader.request.attempt
     assert attempt is not None
     grant = Grant(*attempt.key, epoch=world.decode.epoch + 7)
     world.hear(attempt.pair.decode, grant)
-    assert reader.sequence.phase is Phase.RESERVING
+    assert reader.request.phase is Phase.RESERVING
 
 
 def test_a_frame_that_no_worker_says_ends_the_link() -> None:
@@ -223,7 +223,7 @@ def test_a_frame_that_no_worker_says_ends_the_link() -> None:
     world.hear(world.worker(world.decode), hello)
     world.decode.rows.clear()
     world.settle()
-    assert reader.sequence.num_attempts == 2
+    assert reader.request.num_attempts == 2
     assert reader.token_ids == completion_ids(0, 200)
 
 
@@ -262,7 +262,7 @@ def test_a_prefill_that_has_forgotten_what_it_shipped_does_not_matter() -> None:
 def test_an_attempt_that_decode_does_not_know_yet_is_ended_before_it_begins() -> None:
     world = World(max_attempts=1)
     reader = brought_to(world, Phase.RESERVING)
-    attempt = reader.sequence.attempt
+    attempt = reader.request.attempt
     assert attempt is not None
     unknown = Ended(*attempt.key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0)
     world.hear(attempt.pair.decode, unknown)
@@ -278,18 +278,18 @@ def test_an_attempt_that_decode_does_not_know_yet_is_ended_before_it_begins() ->
 def test_what_decode_says_after_it_has_ended_changes_nothing(reason: EndReason) -> None:
     world = World(max_attempts=1)
     reader = brought_to(world, Phase.FINISHING)
-    attempt = reader.sequence.attempt
+    attempt = reader.request.attempt
     assert attempt is not None
     again = Ended(*attempt.key, reason, num_tokens=9, freed_blocks=0)
     world.hear(attempt.pair.decode, again)
-    assert reader.sequence.phase is Phase.FINISHING
+    assert reader.request.phase is Phase.FINISHING
     assert not reader.terminals
 
 
 def test_fewer_tokens_than_the_client_has_are_an_error() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
-    attempt = reader.sequence.attempt
+    attempt = reader.request.attempt
     assert attempt is not None
     ended = Ended(*attempt.key, EndReason.LENGTH, num_tokens=1, freed_blocks=0)
     world.hear(attempt.pair.decode, ended)
@@ -309,7 +309,7 @@ def test_tokens_of_decode_prove_the_hand_over() -> None:
     world.lose(prefill)
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
-    assert reader.sequence.num_attempts == 1
+    assert reader.request.num_attempts == 1
 
 
 def test_a_first_token_that_the_client_has_already_still_counts_as_computed() -> None:
@@ -317,9 +317,9 @@ def test_a_first_token_that_the_client_has_already_still_counts_as_computed() ->
     reader = brought_to(world, Phase.DECODING)
     world.lose(world.worker(world.decode))
     world.deliver()
-    assert reader.sequence.phase is Phase.PREFILLING
+    assert reader.request.phase is Phase.PREFILLING
     prefill = world.worker(world.prefill)
     world.compute(prefill)
     world.deliver()
-    assert reader.sequence.phase.name == "DECODING"
+    assert reader.request.phase.name == "DECODING"
     assert prefill.waiting_tokens == 0

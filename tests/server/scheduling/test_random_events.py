@@ -114,7 +114,7 @@ class Chaos:
         """Ask for vectors, or cancel one that was asked for."""
         world = self.world
         if value == 0 and self.inputs:
-            world.requests.cancel(self.inputs[-1], CancelReason.CLIENT_GONE, world.now)
+            world.requests.cancel([self.inputs[-1]], CancelReason.CLIENT_GONE, world.now)
         else:
             asked = []
             for _ in range(1 + value % 3):
@@ -171,11 +171,11 @@ def check_inputs(inputs: list[Request], *allowed: str) -> None:
             assert one.terminal.error.code in allowed
         else:
             assert isinstance(one.terminal, Finished)
-            assert one.vector == vector_of(one.request.request_id)
+            assert one.vector == vector_of(one.spec.request_id)
 
 
 def check(reader: Reader, *allowed: str) -> None:
-    request = reader.sequence.request
+    request = reader.request.spec
     seed, max_tokens = request.sampling.seed, request.sampling.max_tokens
     expected = completion_ids(seed, max_tokens, END_AT)
     [terminal] = reader.terminals

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.scheduling.observer import Observer
 from server.scheduling.request import Phase
 from server.scheduling.requests import FAREWELL
+from server.scheduling.status import Observer
 from server.scheduling.workers import BreakerState
 from transport.frames import Ended, EndReason, Grant, Reserve, TokenRow, Tokens
 from transport.liveness import PeerState
@@ -172,7 +172,7 @@ def test_a_step_that_fails_counts_once_however_many_were_in_it() -> None:
     assert len(world.decode.rows) == 6
     fail_step(world, world.decode)
     assert world.worker(world.decode).breaker.state.value == "closed"
-    assert world.requests.recovery.retries_left == world.config.recovery.retry_burst - 1 + 0.0
+    assert world.requests.recovery.budget.tokens == world.config.recovery.retry_burst - 1 + 0.0
     world.settle()
     assert all(reader.token_ids == completion_ids(0, 16) for reader in world.readers)
     world.check_idle()
@@ -186,7 +186,7 @@ def test_a_death_costs_one_retry_however_many_streams_there_were() -> None:
     world.lose(world.worker(world.decode))
     world.settle()
     assert all(reader.token_ids == completion_ids(0, 16) for reader in world.readers)
-    assert world.requests.recovery.retries_left == 0
+    assert world.requests.recovery.budget.tokens == 0
 
 
 def test_a_retry_that_cannot_be_paid_for_ends_the_request() -> None:
@@ -213,7 +213,7 @@ def test_what_is_nobodys_fault_is_free() -> None:
         world.prefill.waiting.clear()
     world.settle()
     assert reader.token_ids == completion_ids(0, 16)
-    assert world.requests.recovery.retries_left == 1
+    assert world.requests.recovery.budget.tokens == 1
 
 
 def test_a_request_goes_elsewhere_after_a_step_that_failed() -> None:
@@ -231,13 +231,13 @@ def test_a_pair_that_lost_one_another_is_not_paired_again_if_there_is_another(
 ) -> None:
     world = World(num_prefills, num_decodes)
     reader = brought_to(world, Phase.PREFILLING)
-    assert reader.sequence.attempt is not None
-    before = reader.sequence.attempt.pair
+    assert reader.request.attempt is not None
+    before = reader.request.attempt.pair
     world.prefill.waiting.clear()
-    lost = Ended(*reader.sequence.attempt.key, EndReason.PEER_LOST, 0, 0)
+    lost = Ended(*reader.request.attempt.key, EndReason.PEER_LOST, 0, 0)
     world.hear(before.prefill, lost)
-    assert reader.sequence.attempt is not None
-    after = reader.sequence.attempt.pair
+    assert reader.request.attempt is not None
+    after = reader.request.attempt.pair
     assert (after == before) == (num_prefills == num_decodes == 1)
     assert all(worker.breaker.state.value == "closed" for worker in world.workers)
     world.sweep(world.config.recovery.path_avoid_s + 1.0)
@@ -253,10 +253,10 @@ def test_prefill_whose_kv_is_unwanted_leaves_the_word_to_decode() -> None:
     [key] = world.decode.rows
     world.prefill.waiting.clear()
     world.hear(world.worker(world.prefill), Ended(*key, EndReason.UNWANTED, 0, 0))
-    assert reader.sequence.num_attempts == 1
+    assert reader.request.num_attempts == 1
     world.hear(world.worker(world.decode), world.decode.end(key, EndReason.PREEMPTED))
     world.settle()
-    assert reader.sequence.faults == []
+    assert reader.request.faults == []
     assert reader.token_ids == completion_ids(0, 200)
     world.check_idle()
 
@@ -265,8 +265,8 @@ def test_frames_that_count_for_nothing_are_counted_by_reason() -> None:
     world = World(num_decodes=2)
     seen = Seen(world)
     reader = brought_to(world, Phase.DECODING)
-    assert reader.sequence.attempt is not None
-    attempt = reader.sequence.attempt
+    assert reader.request.attempt is not None
+    attempt = reader.request.attempt
     decode = world.worker(world.decode)
     world.hear(decode, Grant(*attempt.key, epoch=world.decode.epoch))
     world.hear(decode, Tokens(1, (TokenRow(b"?" * 16, 0, 0, 1),)))
@@ -281,13 +281,13 @@ def test_workers_that_leave_by_themselves_are_held_against_nobody(phase: Phase) 
     seen = Seen(world)
     reader = brought_to(world, phase)
     for _ in range(5):
-        attempt = reader.sequence.attempt
+        attempt = reader.request.attempt
         assert attempt is not None
         for worker in attempt.pair:
             world.lose(worker, FAREWELL)
             world.greet(worker)
     world.settle()
-    assert reader.sequence.poison.strikes == 0
+    assert reader.request.poison.strikes == 0
     assert reader.token_ids == completion_ids(0, len(reader.token_ids))
     assert reader.finished
     assert not seen.breakers
@@ -297,27 +297,27 @@ def test_workers_that_leave_by_themselves_are_held_against_nobody(phase: Phase) 
 def test_a_short_pause_of_our_own_is_held_against_nobody() -> None:
     world = World(num_decodes=2)
     seen = Seen(world)
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     reader = brought_to(world, Phase.RESERVING)
     world.now += LINK.lease_ttl_s - LINK.heartbeat_interval_s
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     world.requests.sweep(world.now)
     assert seen.pauses == [1.5]
     assert all(worker.monitor.state is PeerState.ALIVE for worker in world.workers)
-    assert reader.sequence.num_attempts == 1
+    assert reader.request.num_attempts == 1
     world.now += 0.4
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     world.requests.sweep(world.now)
-    assert reader.sequence.num_attempts == 1
+    assert reader.request.num_attempts == 1
 
 
 def test_a_long_pause_of_our_own_costs_an_attempt_and_counts_for_nobody() -> None:
     world = World(num_decodes=2, max_attempts=1, recovery=POOR)
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     reader = brought_to(world, Phase.DECODING)
     world.now += LINK.lease_ttl_s
-    world.requests.wake(world.now)
-    assert reader.sequence.phase is Phase.QUEUED
+    world.requests.note_pause(world.now)
+    assert reader.request.phase is Phase.QUEUED
     assert not any(worker.is_connected for worker in world.workers)
     world.decode.rows.clear()  # its leases ran out
     for down in world.down.values():
@@ -326,23 +326,23 @@ def test_a_long_pause_of_our_own_costs_an_attempt_and_counts_for_nobody() -> Non
         world.greet(worker)
         assert worker.breaker.state.value == "closed"
     world.settle()
-    assert reader.sequence.faults == []
+    assert reader.request.faults == []
     assert reader.token_ids == completion_ids(0, 200)
-    assert world.requests.recovery.retries_left == 1
+    assert world.requests.recovery.budget.tokens == 1
     world.check_idle()
 
 
 def test_a_pause_is_not_held_against_a_client_that_does_not_read() -> None:
     world = World(token_window=8)
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     reader = world.submit(make_request(max_tokens=50))
     world.settle(read=False)
     world.now += world.config.stall_timeout_s + 5.0
-    world.requests.wake(world.now)
+    world.requests.note_pause(world.now)
     for worker in world.workers:
         world.greet(worker)
     world.sweep()
-    assert reader.sequence.phase is not Phase.FINISHED
+    assert reader.request.phase is not Phase.FINISHED
     world.sweep(world.config.stall_timeout_s)
     world.read(reader)
     assert reader.failed.error.code == "request_timeout"

@@ -11,7 +11,7 @@ import pytest
 from server.contract.generation import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
 from server.contract.generation import Finished as FinishedEvent
 from server.scheduling.frames import Outbox
-from server.scheduling.output import MAX_WEIGHT, Mailbox, Relay, RelayEnd, Scores, packed
+from server.scheduling.output import MAX_WEIGHT, Mailbox, Put, Relay, RelayEnd, Scores, packed
 from tests.server.tiny_text import EOS_ID, PAD_ID
 from transport.frames import End, EndReason, TokenRow, TopToken
 from triolet.ids import AttemptKey
@@ -135,8 +135,8 @@ def as_it_is(scores: Scores) -> TokenLogprob:
 def test_a_mailbox_knows_how_long_its_oldest_event_waits() -> None:
     mailbox = Mailbox(as_it_is)
     assert mailbox.waiting_since is None
-    mailbox.put_text("a", (1,), (), now=5.0)
-    mailbox.put_text("", (2,), (), now=6.0)
+    mailbox.put(Put("a", (1,), ()), now=5.0)
+    mailbox.put(Put("", (2,), ()), now=6.0)
     assert mailbox.waiting_since == 5.0
     assert mailbox.take(now=9.0) == [Delta("a", (1, 2))]
     assert mailbox.waiting_since is None
@@ -183,7 +183,7 @@ def test_nothing_comes_behind_the_terminal_event() -> None:
     terminal = FinishedEvent(FinishReason.STOP, Usage(1, 2))
     mailbox.close(terminal, now=1.0)
     with pytest.raises(AssertionError):
-        mailbox.put_text("a", (1,), (), now=2.0)
+        mailbox.put(Put("a", (1,), ()), now=2.0)
     with pytest.raises(AssertionError):
         mailbox.close(terminal, now=2.0)
     assert mailbox.take(now=9.0) == [terminal]

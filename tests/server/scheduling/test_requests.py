@@ -108,11 +108,11 @@ def test_a_reader_that_does_not_read_pauses_decode_at_the_window() -> None:
     world = World(token_window=8)
     reader = world.submit(make_request(max_tokens=100))
     world.settle(read=False)
-    assert len(reader.sequence.relay.token_ids) == 8
+    assert len(reader.request.relay.token_ids) == 8
     world.read(reader)
     assert reader.token_ids == completion_ids(0, 8)
     world.settle(read=False)
-    assert len(reader.sequence.relay.token_ids) == 16
+    assert len(reader.request.relay.token_ids) == 16
     world.settle()
     assert reader.token_ids == completion_ids(0, 100)
     world.check_idle()
@@ -157,8 +157,8 @@ def test_credit_of_many_streams_shares_a_frame() -> None:
     readers = [world.submit(make_request(n, max_tokens=40)) for n in range(1, 5)]
     world.settle(read=False)
     for reader in readers:
-        reader.take(reader.sequence.relay.mailbox.take(now=9.0))
-        world.requests.taken(reader.sequence)
+        reader.take(reader.request.output.take(now=9.0))
+        world.requests.taken(reader.request)
     [outgoing] = world.requests.outbox.drain_credit()
     assert isinstance(outgoing.frame, TokenCredit)
     assert len(outgoing.frame.rows) == 4
@@ -171,7 +171,7 @@ def test_cancel_in_every_phase_ends_once_and_frees_both_workers(
 ) -> None:
     world = World()
     reader = brought_to(world, phase)
-    attempt = reader.sequence.attempt
+    attempt = reader.request.attempt
     world.cancel(reader, reason)
     world.cancel(reader, reason)
     world.read(reader)
@@ -265,10 +265,10 @@ def test_a_prompt_that_no_worker_was_told_to_compute_costs_nothing() -> None:
     for is_granted in (False, True):
         world = World()
         reader = world.submit(make_request())
-        assert reader.sequence.phase is Phase.RESERVING
+        assert reader.request.phase is Phase.RESERVING
         if is_granted:
             world.deliver()
         world.cancel(reader, CancelReason.CLIENT_GONE)
-        assert world.charges.of[reader.sequence.request.request_id].is_begun is is_granted
+        assert world.charges.of[reader.request.spec.request_id].is_begun is is_granted
         world.settle()
         world.check_idle()

@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from server.scheduling.observer import OverloadObserver
 from server.scheduling.overload import Demand, Level, Overload
-from server.scheduling.returns import GRACE_S, MOST_S, PATIENCE_S, Returns
-from server.scheduling.wait_estimate import Capacity
+from server.scheduling.status import OverloadObserver
+from server.scheduling.wait_estimate import GRACE_S, MOST_S, PATIENCE_S, Capacity, Returns
 from triolet.config import AdmissionConfig, OverloadConfig, SloConfig
 from triolet.errors import ConfigError, RequestError
 from triolet.service_class import Scheduling, ServiceClass

@@ -39,11 +39,11 @@ def test_suspects_meet_again_and_isolated_ones_do_not() -> None:
         first = world.decode
         world.greet(world.worker(first))
     world.deliver()
-    assert all(reader.sequence.poison.isolated for reader in readers)
-    assert [reader.sequence.phase for reader in readers][1:] == [Phase.QUEUED] * 2
+    assert all(reader.request.poison.isolated for reader in readers)
+    assert [reader.request.phase for reader in readers][1:] == [Phase.QUEUED] * 2
     newcomer = world.submit(make_request(4, prompt="neu"))
     world.deliver()
-    assert newcomer.sequence.phase is Phase.PREFILLING, "others may pass"
+    assert newcomer.request.phase is Phase.PREFILLING, "others may pass"
     world.settle()
     for reader in readers:
         assert reader.token_ids == completion_ids(0, 60)
@@ -64,8 +64,8 @@ def test_a_prompt_is_no_lone_suspect_while_an_input_is_on_its_worker() -> None:
         for key in list(world.decode.rows):
             world.decode.end(key, EndReason.CANCEL)
         world.greet(worker)
-    assert [s.poison.strikes for s in (one, reader.sequence)] == [2, 2]
-    assert reader.sequence.poison.isolated
+    assert [s.poison.strikes for s in (one, reader.request)] == [2, 2]
+    assert reader.request.poison.isolated
     world.settle()
     assert reader.token_ids
     assert one.vector
@@ -90,22 +90,22 @@ def test_what_a_quarantined_request_did_is_held_against_nobody_else(is_culprit_f
     neighbour = world.submit(make_request(3, prompt="neu", max_tokens=60))
     all_decode(world)
     fail_step(world, world.decode)
-    assert len(neighbour.sequence.faults) == 1
-    assert neighbour.sequence.poison.strikes == 1
+    assert len(neighbour.request.faults) == 1
+    assert neighbour.request.poison.strikes == 1
     all_decode(world)
-    assert culprit.sequence.phase is neighbour.sequence.phase is Phase.DECODING
-    assert other.sequence.phase is Phase.QUEUED, "only one isolated request at a time"
+    assert culprit.request.phase is neighbour.request.phase is Phase.DECODING
+    assert other.request.phase is Phase.QUEUED, "only one isolated request at a time"
     if not is_culprit_first:
         world.decode.rows = dict(reversed(world.decode.rows.items()))
     fail_step(world, world.decode)
     world.read(culprit)
     assert culprit.failed.error.code == "quarantined"
-    assert len(neighbour.sequence.faults) == 1
-    assert neighbour.sequence.poison.strikes == 1
+    assert len(neighbour.request.faults) == 1
+    assert neighbour.request.poison.strikes == 1
     world.deliver()
     [key] = [k for k in world.decode.rows if k.request_id == (3).to_bytes(16, "big")]
     world.hear(world.worker(world.decode), world.decode.end(key, EndReason.ERROR))
-    assert neighbour.sequence.faults == [key], "what the culprit did before is forgotten too"
+    assert neighbour.request.faults == [key], "what the culprit did before is forgotten too"
     world.settle()
     for reader in (other, neighbour):
         assert reader.token_ids == completion_ids(0, 60)
@@ -129,7 +129,7 @@ def test_a_prompt_in_quarantine_ends_where_it_waits() -> None:
     world.settle()
     assert culprit.failed.error.code == "quarantined"
     assert twin.failed.error.code == "quarantined"
-    assert twin.sequence.num_attempts == 0
+    assert twin.request.num_attempts == 0
 
 
 def test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its_tenant() -> None:
@@ -159,5 +159,5 @@ def test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its
     world.settle()
     for reader in (neighbour, other, waiting):
         assert reader.token_ids == completion_ids(0, 60)
-    assert not neighbour.sequence.faults
+    assert not neighbour.request.faults
     world.check_idle()

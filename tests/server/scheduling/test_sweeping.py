@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from server.contract.generation import FinishReason
-from server.scheduling.observer import Observer
 from server.scheduling.output import RelayEnd
-from server.scheduling.request_table import MAX_SWEPT, MIN_SWEPT, SWEEP_TURNS, RequestTable
+from server.scheduling.request import MAX_SWEPT, MIN_SWEPT, SWEEP_TURNS, RequestTable
+from server.scheduling.status import Observer
 
 from .fakes import make_request, server_config
 from .world import TEXT
@@ -27,17 +27,17 @@ def test_few_are_all_looked_after_every_time() -> None:
 def test_many_have_their_turns_and_newcomers_theirs() -> None:
     book = book_of(10 * MIN_SWEPT)
     first = list(book)
-    swept = [sequence for _ in range(SWEEP_TURNS) for sequence in book.next_swept()]
+    swept = [request for _ in range(SWEEP_TURNS) for request in book.next_swept()]
     assert swept == first
     late = book.accept(make_request(10 * MIN_SWEPT), now=1.0)
-    assert late in [sequence for _ in range(SWEEP_TURNS) for sequence in book.next_swept()]
+    assert late in [request for _ in range(SWEEP_TURNS) for request in book.next_swept()]
 
 
 def test_no_turn_is_longer_than_others_can_wait_for() -> None:
     book = book_of(SWEEP_TURNS * MAX_SWEPT + MIN_SWEPT)
     turns = [book.next_swept() for _ in range(SWEEP_TURNS + 1)]
     assert [len(turn) for turn in turns] == [MAX_SWEPT] * SWEEP_TURNS + [MIN_SWEPT]
-    assert [sequence for turn in turns for sequence in turn] == list(book)
+    assert [request for turn in turns for request in turn] == list(book)
 
 
 def test_who_has_ended_is_looked_after_no_more() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ops.simulation.charges import RecordingCharges
 from server.contract.generation import Delta, Failed, Finished
-from server.scheduling.observer import Observer
 from server.scheduling.requests import Requests
+from server.scheduling.status import Observer
 from server.scheduling.workers import Worker
 from tests.server.tiny_text import tiny_text
 from transport.frames import AttemptRow, ServerHeartbeat
@@ -28,7 +28,7 @@ TEXT = tiny_text()
 
 
 class Reader:
-    """The client of one sequence.
+    """The client of one request.
 
     Attributes:
       text: what it has read.
@@ -36,8 +36,8 @@ class Reader:
       terminals: the ends that it was given.
     """
 
-    def __init__(self, sequence: Request) -> None:
-        self.sequence = sequence
+    def __init__(self, request: Request) -> None:
+        self.request = request
         self.text = ""
         self.token_ids: list[int] = []
         self.terminals: list[Finished | Failed] = []
@@ -128,14 +128,14 @@ class World:
 
     def submit_together(self, requests: Iterable[GenerationRequest]) -> list[Reader]:
         """Submit several requests, all of them or none."""
-        readers = [Reader(sequence) for sequence in self.requests.submit(requests, self.now)]
+        readers = [Reader(request) for request in self.requests.submit(requests, self.now)]
         self.readers += readers
         self.collect()
         return readers
 
     def cancel(self, reader: Reader, reason: CancelReason) -> None:
         """Let a client leave."""
-        self.requests.cancel(reader.sequence, reason, self.now)
+        self.requests.cancel([reader.request], reason, self.now)
         self.collect()
 
     def hear(self, worker: Worker, frame: AnyFrame) -> None:
@@ -145,10 +145,10 @@ class World:
 
     def read(self, reader: Reader) -> None:
         """Let a client take what is there."""
-        mailbox = reader.sequence.relay.mailbox
+        mailbox = reader.request.output
         if mailbox.waiting_since is not None:
             reader.take(mailbox.take(now=9.0))
-            self.requests.taken(reader.sequence)
+            self.requests.taken(reader.request)
             self.collect()
 
     def greet(self, worker: Worker) -> None:
@@ -226,7 +226,7 @@ class World:
                     moved = True
                 moved |= self.compute(worker)
             for reader in self.readers if read else []:
-                moved |= reader.sequence.relay.mailbox.waiting_since is not None
+                moved |= reader.request.output.waiting_since is not None
                 self.read(reader)
             if not moved:
                 return
@@ -255,13 +255,13 @@ class World:
     def check_accounting(self) -> None:
         """Assert that every request has or will have exactly one terminal event, and is charged
         with it."""
-        self.requests.accounting.check(self.requests.num_in_flight)
+        self.requests.table.accounting.check(self.requests.num_in_flight)
         live = self.requests.table
-        self.charges.check(one.request.request_id for one in live)
+        self.charges.check(one.spec.request_id for one in live)
         assert self.wrongly_charged == []
         for reader in self.readers:
             if reader.terminals:
-                charge = self.charges.of[reader.sequence.request.request_id]
+                charge = self.charges.of[reader.request.spec.request_id]
                 assert charge.usage == reader.terminals[0].usage
 
     def collect(self) -> None:

@@ -18,7 +18,7 @@ from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet, FakeGrammars, by_hand, fake_services
 from tests.server.support.surface import CONFIG, PATIENCE_S, Surface, request_bytes
 from tests.server.support.tenants import tenancy_of
-from triolet.config import SiblingConfig
+from triolet.config import PeerServersConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -50,7 +50,7 @@ class Pair:
 
     def __init__(self, servers: list[Surface]) -> None:
         self.servers = servers
-        ring = Peers(SiblingConfig(NAMES[0], 0, tuple((name, "") for name in NAMES)))
+        ring = Peers(PeerServersConfig(NAMES[0], 0, tuple((name, "") for name in NAMES)))
         self.owned = {ring.owner_of(f"key{n}"): f"key{n}" for n in range(64)}
 
     def by_key(self, owner: int) -> tuple[str, Surface, Surface]:
@@ -78,7 +78,7 @@ async def pair(
             for name, path in paths:
                 door = held.enter_context(socket.socket(socket.AF_UNIX))
                 door.bind(path)
-                config = SiblingConfig(name, door.fileno(), paths)
+                config = PeerServersConfig(name, door.fileno(), paths)
                 fleet, grammars, metrics = (
                     FakeFleet(script),
                     FakeGrammars(),
@@ -177,8 +177,8 @@ async def test_a_client_that_leaves_is_seen_to_leave_by_the_owner(tmp_path: Path
 async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:
     async with pair(tmp_path, by_hand) as both:
         key, owner, other = both.by_key(0)
-        siblings = other.services.peers
-        assert isinstance(siblings, Peers)
+        peers = other.services.peers
+        assert isinstance(peers, Peers)
         client = await begin(other, key, STREAM)
         generation = await owner.fleet.nth(0)
         generation.say("one ")
@@ -186,7 +186,7 @@ async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:
         is_drained = trio.Event()
 
         async def drain() -> None:
-            await siblings.drain(PATIENCE_S)
+            await peers.drain(PATIENCE_S)
             is_drained.set()
 
         with trio.fail_after(PATIENCE_S / 2):
@@ -199,7 +199,7 @@ async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:
                 generation.finish()
                 await client.until(b"[DONE]")
         await client.stream.aclose()
-        await siblings.drain(0.0)
+        await peers.drain(0.0)
 
 
 async def test_errors_come_back_as_they_are(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from server.tenants.quotas import Asked, QuotaObserver
 from server.tenants.tenancy import Tenancy
 from tests.server.support.surface import PATIENCE_S, RawClient, request_bytes
 from tests.server.support.tenants import tenant, tenants_of
-from tests.server.test_siblings import NAMES, two_servers
-from triolet.config import QuotaConfig, SiblingConfig
+from tests.server.test_peers import NAMES, two_servers
+from triolet.config import PeerServersConfig, QuotaConfig
 from triolet.tenants import Plan, Prices
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ async def test_whichever_is_asked_the_parts_of_all_are_added_up(tmp_path: Path) 
 
 async def test_one_that_does_not_answer_is_not_counted(tmp_path: Path) -> None:
     paths = (("server-0", str(tmp_path / "server-0")), ("nobody", str(tmp_path / "nobody")))
-    alone = Peers(SiblingConfig("server-0", 0, paths))
+    alone = Peers(PeerServersConfig("server-0", 0, paths))
     async with both(tmp_path, peers=[alone] * 2):
         usage = await usage_of_alice(tmp_path, "server-0")
     assert usage["limits"]["tokens_per_minute"] == 300

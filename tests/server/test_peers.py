@@ -15,7 +15,7 @@ from server.edge.listen import Edge, open_own_socket
 from server.metrics.metrics import Metrics
 from tests.server.support.fakes import FakeFleet, fake_services
 from tests.server.support.surface import CONFIG
-from triolet.config import SiblingConfig
+from triolet.config import PeerServersConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -43,13 +43,13 @@ async def two_servers(
             for number, (name, path) in enumerate(paths):
                 door = held.enter_context(socket.socket(socket.AF_UNIX))
                 door.bind(path)
-                config = SiblingConfig(name, door.fileno(), paths, ask_timeout_s)
+                config = PeerServersConfig(name, door.fileno(), paths, ask_timeout_s)
                 fleet = FakeFleet()
                 fleet.status().queued = number + 1
                 metrics = Metrics("demo", "none")
-                siblings = Peers(config)
+                peers = Peers(config)
                 parts = {part: of_each[number] for part, of_each in more.items()}
-                services = fake_services(CONFIG, fleet, metrics, peers=siblings)
+                services = fake_services(CONFIG, fleet, metrics, peers=peers)
                 services = replace(services, **parts)
                 metrics.watch(services.fleet.status, lambda: 0)
                 edge = Edge(build_app(services), CONFIG)
@@ -57,7 +57,7 @@ async def two_servers(
                 door.detach()  # the edge's from now on
                 await nursery.start(edge.run, own)
                 edges.append(edge)
-                asked.append(siblings)
+                asked.append(peers)
         yield asked
         for edge in edges:
             edge.stop(within_s=0.5)
@@ -78,7 +78,7 @@ async def test_load_and_metrics_are_those_of_all(tmp_path: Path) -> None:
 
 async def test_one_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     paths = (("server-0", str(tmp_path / "a")), ("server-1", str(tmp_path / "b")))
-    assert await Peers(SiblingConfig("server-0", 0, paths)).ask("/load") == {"server-1": None}
+    assert await Peers(PeerServersConfig("server-0", 0, paths)).ask("/load") == {"server-1": None}
 
 
 async def test_one_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
@@ -87,5 +87,5 @@ async def test_one_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(path)
         mute.listen()
-        siblings = Peers(SiblingConfig("server-0", 0, paths, ask_timeout_s=0.05))
-        assert await siblings.ask("/load") == {"server-1": None}
+        peers = Peers(PeerServersConfig("server-0", 0, paths, ask_timeout_s=0.05))
+        assert await peers.ask("/load") == {"server-1": None}
