@@ -8,11 +8,11 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import trio
-from quart import Response, request, websocket
+from quart import Request, Response, request, websocket
 
 from triolet.errors import RequestError
 from triolet.loopback import is_loopback
-from triolet.tenants import TenantRole
+from triolet.tenants import Tenant, TenantRole
 
 from ..tenants.tenancy import current_tenant, enter_tenant
 from ..text.threads import current_line, enter_line
@@ -20,18 +20,14 @@ from .errors import http_error
 from .limits import enter_batch, enter_request
 from .origins import check_host, check_origin, preflight_headers, shown_origin
 from .peers import is_proxied, owner_elsewhere
-from .request_scope import scope_of
+from .request_scope import Entry, scope_of
 from .resuming import has_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from quart import Request
     from werkzeug.datastructures import Headers
 
-    from triolet.tenants import Tenant
-
-    from .request_scope import Entry
     from .services import Services
 
 

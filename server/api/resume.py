@@ -14,14 +14,13 @@ import trio
 
 from triolet.errors import RequestError, server_error
 
-from ..contract.generation import CancelReason, Failed
+from ..contract.generation import CancelReason, Event, Events, Failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from triolet.config import ResumeConfig
 
-    from ..contract.generation import Event, Events
     from ..contract.output_stream import OutputStream
     from .stream import Serializer
 

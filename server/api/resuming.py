@@ -16,23 +16,20 @@ from quart import Response, request
 
 from triolet.errors import RequestError, invalid_request
 
-from ..contract.generation import Failed, Usage
+from ..contract.generation import Failed, GenerationRequest, Usage
 from ..tenants.tenancy import current_tenant
 from .body import KEY, LAST_EVENT_ID, current_key, current_scope
 from .errors import echo
 from .limits import reserved
-from .resume import Name, ResumableAnswer
-from .stream import StreamBody
+from .resume import Name, ResumableAnswer, ResumingReader
+from .stream import Serializer, StreamBody
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pydantic import BaseModel
 
-    from ..contract.generation import GenerationRequest
-    from .resume import ResumingReader
     from .services import Services
-    from .stream import Serializer
 
 JOINED: Final = "idempotency-replayed"
 """Header of an answer that another request began."""

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from triolet.grammar import (
     GrammarError,
     GrammarTooCostly,
+    LLMatcher,
+    LLTokenizer,
     build_tokenizer,
     compile_grammar,
 )
@@ -26,8 +28,6 @@ from triolet.sampling import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from triolet.grammar import LLMatcher, LLTokenizer
 
 
 WALKS: Final = ("first", "longest", "any")

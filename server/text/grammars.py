@@ -19,7 +19,7 @@ import trio
 from triolet.errors import RequestError, invalid_request, overloaded
 
 from .grammar_process import LENGTH, MAX_ANSWER_BYTES, Answer, question
-from .threads import Turns, current_line, join_line
+from .threads import Job, Turns, current_line, join_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from triolet.config import GrammarConfig
     from triolet.sampling import Grammar
 
-    from .threads import Job
 
 log = structlog.get_logger()
 

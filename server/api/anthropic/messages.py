@@ -14,16 +14,25 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from triolet.errors import invalid_request
+from triolet.errors import RequestError, invalid_request
 
-from ...contract.generation import Delta, Failed, Finished, FinishReason
+from ...contract.generation import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Usage,
+)
 from ...tenants.tenancy import current_tenant
-from ...text.reasoning import reader_of
-from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
+from ...text.reasoning import Thinking, reader_of
+from ...text.tool_calls import Arguments, CallBegins, Piece, PieceReader, Reasoning, Text, ToolForm
 from ..body import current_scope, read_fields, shown_request_id
 from ..errors import UNSUPPORTED_PARAMETER, params_called
 from ..fields import Function, FunctionName, NamedTool, Tool
 from ..generate import (
+    Plan,
     begin_stream,
     begin_whole,
     check_fields,
@@ -37,8 +46,8 @@ from ..limits import message_tier
 from ..openai.chat import encode_chat, plan_chat
 from ..openai.tools import parsed_arguments, plan_tools
 from ..schemas import ChatRequest, Message, shared_fields
-from ..stream import Serializer
-from .schema import CountRequest, MessagesRequest
+from ..stream import Answer, Serializer
+from .schema import CountRequest, MessagesRequest, OfferedTool, PromptFields, ToolUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,15 +55,7 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-    from triolet.errors import RequestError
-
-    from ...contract.generation import Event, GenerationRequest, Usage
-    from ...text.reasoning import Thinking
-    from ...text.tool_calls import Piece, PieceReader, ToolForm
-    from ..generate import Plan
     from ..services import Services
-    from ..stream import Answer
-    from .schema import OfferedTool, PromptFields, ToolUse
 
 
 _encode = msgspec.json.Encoder().encode

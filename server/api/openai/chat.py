@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from triolet.errors import invalid_request
 
-from ...text.reasoning import SWITCHES
+from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
 from ..body import INLINE_BYTES, in_parser_thread, read_fields
 from ..constraints import read_grammar
 from ..generate import Plan, check_fields, head, refuse_early, stream_response, whole_response
 from ..sampling import chat_logprobs, completion_logprobs, unknown_token
-from ..schemas import ChatRequest, CompletionRequest, Message
+from ..schemas import ChatRequest, CompletionRequest, Message, Prompt
 from .chunks import ChatChunks, CompletionChunks, ToolChunks, reason_of, whole_message
 from .tools import parsed_arguments, plan_tools
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-    from ...text.reasoning import Reasoner, ReasoningPlan
     from ...text.tokenizer import ChatPrompt
-    from ..schemas import Prompt
     from ..services import Services
     from ..stream import Answer
 

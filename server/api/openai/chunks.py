@@ -11,22 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ...contract.generation import Delta, Finished, FinishReason
-from ...text.reasoning import reader_of
-from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
+from ...contract.generation import Delta, Event, Finished, FinishReason, Usage
+from ...text.reasoning import Thinking, reader_of
+from ...text.tool_calls import Arguments, CallBegins, Piece, PieceReader, Reasoning, Text, ToolForm
 from ..errors import error_body
 from ..sampling import chat_logprobs, completion_logprobs
-from ..stream import Serializer
+from ..stream import Answer, Serializer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from triolet.errors import RequestError
-
-    from ...contract.generation import Event, Usage
-    from ...text.reasoning import Thinking
-    from ...text.tool_calls import Piece, PieceReader, ToolForm
-    from ..stream import Answer
 
 
 DONE: Final = b"data: [DONE]\n\n"

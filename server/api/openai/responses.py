@@ -20,6 +20,7 @@ from ..body import current_scope, read_fields
 from ..errors import echo, params_called
 from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
 from ..generate import (
+    Plan,
     begin_stream,
     begin_whole,
     check_fields,
@@ -32,6 +33,7 @@ from ..schemas import ChatRequest, Message, shared_fields
 from .chat import encode_chat, plan_chat
 from .responses_events import (
     CallItem,
+    Item,
     MessageItem,
     ReasoningItem,
     ResponseDocument,
@@ -39,7 +41,14 @@ from .responses_events import (
     message_frame,
     sse_frame,
 )
-from .responses_schema import InputTokensRequest, ResponseRequest
+from .responses_schema import (
+    FunctionChoice,
+    FunctionTool,
+    InputItem,
+    InputTokensRequest,
+    ResponseFields,
+    ResponseRequest,
+)
 from .tools import plan_tools
 
 if TYPE_CHECKING:
@@ -47,11 +56,8 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-    from ..generate import Plan
     from ..services import Services
     from ..stream import Answer
-    from .responses_events import Item
-    from .responses_schema import FunctionChoice, FunctionTool, InputItem, ResponseFields
 
 
 Turns: TypeAlias = "tuple[Message, ...]"

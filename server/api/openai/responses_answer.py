@@ -15,28 +15,23 @@ import trio
 
 from triolet.ids import new_request_id
 
-from ...contract.generation import CancelReason
+from ...contract.generation import CancelReason, Events, GenerationRequest
 from ...tenants.tenancy import current_tenant
 from ..body import KEY, LAST_EVENT_ID
 from ..errors import echo, http_error, params_called
-from ..generate import generation_requests, submit_all
+from ..generate import Plan, generation_requests, submit_all
 from ..limits import enter_answer, renew_tenant, reserved
-from ..request_scope import RequestScope
-from ..resume import Name, ResumableAnswer
-from .responses import answer_of, plan_response, turns_of
+from ..request_scope import ClientConnection, RequestScope
+from ..resume import Name, ResumableAnswer, ResumingReader
+from .responses import Conversations, Turns, answer_of, plan_response, turns_of
 from .responses_events import ResponseDocument, ResponseEvents, message_frame
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ...contract.generation import Events, GenerationRequest
     from ...contract.output_stream import OutputStream
     from ..door import BodyHold
-    from ..generate import Plan
-    from ..request_scope import ClientConnection
-    from ..resume import ResumingReader
     from ..services import Services
-    from .responses import Conversations, Turns
     from .responses_schema import ResponseCreate, ResponseResume
 
 

@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 from pydantic import BaseModel
 
-from ...contract.generation import Delta, Failed, Finished, FinishReason
-from ...text.reasoning import reader_of
-from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
+from ...contract.generation import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Usage,
+)
+from ...text.reasoning import Thinking, reader_of
+from ...text.tool_calls import Arguments, CallBegins, Piece, PieceReader, Reasoning, Text, ToolForm
 from ..errors import error_object
 from ..limits import tier_field
 from ..sampling import chat_logprobs
@@ -26,9 +34,6 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
 
-    from ...contract.generation import Event, GenerationRequest, Usage
-    from ...text.reasoning import Thinking
-    from ...text.tool_calls import Piece, PieceReader, ToolForm
     from .responses_schema import ResponseFields
 
 

@@ -16,18 +16,16 @@ from triolet.sampling import MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 
 from ...text.closed_schema import closed
 from ...text.scanning import HALF_PAIR
-from ...text.tool_calls import CallRules, CallSchema, UnenforceableSchemaError
+from ...text.tool_calls import CallRules, CallSchema, ToolForm, UnenforceableSchemaError
 from ...text.tool_forms.repeats import OnceEach
 from ..body import holds_many_values
 from ..constraints import check_bounds, json_schema
-from ..fields import NamedTool
+from ..fields import Function, NamedTool, ToolFields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...contract.generation import TextWatch
-    from ...text.tool_calls import ToolForm
-    from ..fields import Function, ToolFields
     from ..services import Services
 
 NO_ARGUMENTS: Final[dict[str, Any]] = {

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..reasoning import marked
 from ..scanning import overlap
-from ..tool_calls import Arguments, CallBegins, Reasoning, Text, argument_json
+from ..tool_calls import Arguments, CallBegins, CallRules, Piece, Reasoning, Text, argument_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..tool_calls import CallRules, Piece
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"

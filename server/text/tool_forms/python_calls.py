@@ -13,6 +13,9 @@ from ..tool_calls import (
     MAX_BLANKS,
     Arguments,
     CallBegins,
+    CallRules,
+    CallSchema,
+    Piece,
     SteppedReader,
     Text,
     UnenforceableSchemaError,
@@ -31,7 +34,6 @@ from .typed_values import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..tool_calls import CallRules, CallSchema, Piece
 
 START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"

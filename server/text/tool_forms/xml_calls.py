@@ -14,6 +14,9 @@ from ..tool_calls import (
     MAX_BLANKS,
     Arguments,
     CallBegins,
+    CallRules,
+    CallSchema,
+    Piece,
     SteppedReader,
     Text,
     UnenforceableSchemaError,
@@ -33,7 +36,6 @@ from .typed_values import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..tool_calls import CallRules, CallSchema, Piece
 
 OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"
