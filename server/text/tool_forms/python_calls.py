@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from ..scanning import overlap, written
 from ..tool_calls import (
     MAX_BLANKS,
-    Arguments,
-    CallBegins,
     CallRules,
     CallSchema,
+    HoldingReader,
     Piece,
-    SteppedReader,
     Text,
     UnenforceableSchemaError,
     argument_json,
@@ -32,7 +30,7 @@ from .typed_values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
 
 START: Final = "<|python_start|>"
@@ -128,29 +126,27 @@ class _State(Enum):
     TEXT = "text"
 
 
-class PythonCallReader(SteppedReader):
+class PythonCallReader(HoldingReader):
     """Reads one completion."""
 
     def __init__(self) -> None:
         super().__init__()
         self._state = _State.START
         self._is_first = True  # no argument of the call has been shown
-        self._end = _LiteralEnd()
-        self._scanned = 0  # characters of the held value that `_end` has seen
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
         is_half_call = is_cut and self._is_half_call()
         held = self._take_all()
         if self._state is _State.ARGUMENTS and not is_cut:
-            return self._finish_call(held)
+            self._finish_call(held)
+            return self._taken()
         is_open = not self.num_calls or (self._state is _State.TEXT and bool(held.strip()))
         return [Text(held)] if held and is_open and not is_half_call else []
 
-    def _finish_call(self, held: str) -> list[Piece]:
+    def _finish_call(self, held: str) -> None:
         """End a call whose last brackets are missing. One whose last argument is broken stays
         without its end: it is no JSON, and is not run with what was guessed."""
-        pieces: list[Piece] = []
         # Llama's marker is no part of an argument, but for one that stands in a whole string.
         before_end = held.partition(END)[0].rstrip()
         is_broken = _BEGUN_ARGUMENT.fullmatch(before_end) is not None
@@ -159,10 +155,11 @@ class PythonCallReader(SteppedReader):
             whole = [source for source in sources if python_json(source) is not None]
             is_broken = not whole
             for source in whole[:1]:
-                self._show(found[1], source, pieces)
+                self._show(found[1], source)
         if not is_broken:
-            return [*pieces, self._end_of_call()]
-        return [Arguments(self.num_calls - 1, "{")] if self._is_first else []
+            self._end_call()
+        elif self._is_first:
+            self._show_arguments("{")
 
     def _is_half_call(self) -> bool:
         """Whether what is held is part of a call if the completion is cut behind it: behind a
@@ -173,110 +170,96 @@ class PythonCallReader(SteppedReader):
         has_bracket = found is not None and found["bracket"] is not None
         return has_bracket or (self._opened or self._held).lstrip().startswith(START)
 
-    def _step(self, pieces: list[Piece]) -> bool:
-        match self._state:
-            case _State.START:
-                return self._take_start(pieces)
-            case _State.CALL:
-                return self._take_call(pieces)
-            case _State.ARGUMENTS:
-                return self._take_argument(pieces)
-            case _State.AFTER:
-                return self._take_after()
-            case _State.TEXT:
-                return self._take_text(pieces)
-
-    def _take_start(self, pieces: list[Piece]) -> bool:
-        begin = self._held.lstrip()
-        rest = begin.removeprefix(START).lstrip()
-        num_blanks = len(self._held) - len(rest) - len(START) * begin.startswith(START)
-        if num_blanks > MAX_BLANKS:
-            self._state = _State.TEXT
-            return True
-        if not rest or START.startswith(rest):
-            return False
-        if rest[0] != "[":
-            self._state = _State.TEXT
-            return True
-        self._opened = self._held[: len(self._held) - len(rest) + 1]
-        self._held, self._state = rest[1:], _State.CALL
-        return True
-
-    def _take_call(self, pieces: list[Piece]) -> bool:
-        begin = self._held.lstrip()
-        is_near = len(self._held) - len(begin) <= MAX_BLANKS
-        if is_near and (found := _CALL.match(begin)):
-            self._held, self._opened = begin[found.end() :], ""
-            self._is_first = True
-            pieces.append(CallBegins(self.num_calls, found[1]))
-            self.num_calls += 1
-            self._state = _State.ARGUMENTS
-            return True
-        if is_near and (not begin or _BEGUN_CALL.fullmatch(begin)):
-            return False
-        self._held, self._opened = self._opened + self._held, ""
+    def _read(self) -> Iterator[None]:
+        if (yield from self._take_start()):
+            while (yield from self._take_call()):
+                yield from self._take_arguments()
+                self._state = _State.AFTER
+                if (yield from self._first()) != ",":
+                    self._held = self._held.removeprefix("]")
+                    break
+                self._held = self._held[1:]
         self._state = _State.TEXT
-        return True
+        while True:
+            self._take_rest()
+            yield
 
-    def _take_argument(self, pieces: list[Piece]) -> bool:
-        if not self._scanned:
-            self._held = self._held.lstrip(" \r\n\t,")
-        begin = self._held
-        if not begin:
-            return False
-        if begin[0] == ")":
-            pieces.append(self._end_of_call())
-            self._held, self._state = begin[1:], _State.AFTER
-            return True
-        found = _ARGUMENT.match(begin)
-        if found is None and _BEGUN_ARGUMENT.fullmatch(begin):
-            return False
-        value = begin[found.end() :] if found else begin
-        if not value:
-            return False
-        self._scanned += self._end.push(value[self._scanned :])
-        if not self._end.is_over:
-            return False
-        if found:  # what has no name is passed over
-            self._show(found[1], value[: self._scanned], pieces)
-        # A bracket that nothing opened is passed over by itself.
-        self._held = value[self._scanned :] if found or self._scanned else value[1:]
-        self._end, self._scanned = _LiteralEnd(), 0
-        return True
+    def _take_start(self) -> Generator[None, None, bool]:
+        """Return whether a list of calls begins."""
+        while True:
+            begin = self._held.lstrip()
+            rest = begin.removeprefix(START).lstrip()
+            num_blanks = len(self._held) - len(rest) - len(START) * begin.startswith(START)
+            if num_blanks > MAX_BLANKS:
+                return False
+            if rest and not START.startswith(rest):
+                if rest[0] == "[":
+                    self._opened = self._held[: len(self._held) - len(rest) + 1]
+                    self._held = rest[1:]
+                return rest[0] == "["
+            yield
 
-    def _show(self, name: str, source: str, pieces: list[Piece]) -> None:
+    def _take_call(self) -> Generator[None, None, bool]:
+        """Take a function's name; return whether it was one, and no text."""
+        self._state = _State.CALL
+        while True:
+            begin = self._held.lstrip()
+            is_near = len(self._held) - len(begin) <= MAX_BLANKS
+            if is_near and (found := _CALL.match(begin)):
+                self._held, self._is_first = begin[found.end() :], True
+                self._begin_call(found[1])
+                return True
+            if not is_near or (begin and not _BEGUN_CALL.fullmatch(begin)):
+                self._held = self._take_all()
+                return False
+            yield
+
+    def _take_arguments(self) -> Iterator[None]:
+        """Take the arguments of a call, to its end."""
+        self._state = _State.ARGUMENTS
+        end, scanned = _LiteralEnd(), 0
+        while True:
+            if not scanned:
+                self._held = self._held.lstrip(" \r\n\t,")
+            begin = self._held
+            if begin.startswith(")"):
+                self._end_call()
+                self._held = begin[1:]
+                return
+            found = _ARGUMENT.match(begin)
+            value = begin[found.end() :] if found else begin
+            if value and (found or not _BEGUN_ARGUMENT.fullmatch(begin)):
+                scanned += end.push(value[scanned:])
+                if end.is_over:
+                    if found:  # what has no name is passed over
+                        self._show(found[1], value[:scanned])
+                    # A bracket that nothing opened is passed over by itself.
+                    self._held = value[scanned:] if found or scanned else value[1:]
+                    end, scanned = _LiteralEnd(), 0
+                    continue
+            yield
+
+    def _show(self, name: str, source: str) -> None:
         shown = python_json(source)
         text = f"{json.dumps(name)}: {written(source.strip()) if shown is None else shown}"
-        pieces.append(Arguments(self.num_calls - 1, ("{" if self._is_first else ", ") + text))
+        self._show_arguments(("{" if self._is_first else ", ") + text)
         self._is_first = False
 
-    def _end_of_call(self) -> Arguments:
-        return Arguments(self.num_calls - 1, "{}" if self._is_first else "}")
+    def _end_call(self) -> None:
+        self._show_arguments("{}" if self._is_first else "}")
 
-    def _take_after(self) -> bool:
-        self._held = self._held.lstrip()
-        if not self._held:
-            return False
-        if self._held[0] == ",":
-            self._held, self._state = self._held[1:], _State.CALL
-        else:
-            self._held, self._state = self._held.removeprefix("]"), _State.TEXT
-        return True
-
-    def _take_text(self, pieces: list[Piece]) -> bool:
+    def _take_rest(self) -> None:
+        """Show the text behind the calls, or all of it where there are none."""
         if self.num_calls:
             self._held = self._held.replace(END, "")
             if not self._has_text:
                 self._unblank()
-        text = self._held
-        kept = overlap(text, END) if self.num_calls else 0
-        shown = text[: len(text) - kept]
+        kept = overlap(self._held, END) if self.num_calls else 0
+        shown = self._held[: len(self._held) - kept]
         # Blanks behind the calls are no text; they are if text comes before them.
         if shown.strip() or (shown and (self._has_text or not self.num_calls)):
-            pieces.append(Text(shown))
-            text, self._has_text = text[len(shown) :], True
-        self._held = text
-        return False
+            self._show_text(shown)
+            self._held = self._held[len(shown) :]
 
 
 class _LiteralEnd:
