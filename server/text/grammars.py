@@ -13,6 +13,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 import trio
 
@@ -80,13 +81,8 @@ class Grammars:
             "-m",
             "server.text.grammar_process",
             str(tokenizer_path),
-            "--eos",
-            *map(str, eos_token_ids),
-            f"--cpu-s={config.cpu_s}",
-            f"--memory-bytes={config.memory_bytes}",
-            f"--walk-tokens={config.walk_tokens}",
-            f"--walk-mask-cpu-s={config.walk_mask_cpu_s}",
-            f"--walk-cpu-s={config.walk_cpu_s}",
+            msgspec.json.encode(eos_token_ids).decode(),
+            msgspec.json.encode(config).decode(),
         ]
         self._config = config
         self._count = count

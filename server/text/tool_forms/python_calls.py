@@ -48,6 +48,15 @@ _BEGUN_CALL: Final = re.compile(
 )
 _ARGUMENT: Final = re.compile(r"([^\W\d]\w{0,255})\s{0,64}=\s{0,64}")
 _BEGUN_ARGUMENT: Final = re.compile(r"\w{1,256}\s{0,64}")
+_MARKS: Final = {
+    "": re.compile(r"""'{1,3}|"{1,3}|[()\[\]{},]"""),
+    "'": re.compile(r"\\.|'", re.DOTALL),
+    '"': re.compile(r'\\.|"', re.DOTALL),
+    "'''": re.compile(r"\\.|'{3}", re.DOTALL),
+    '"""': re.compile(r'\\.|"{3}', re.DOTALL),
+}
+"""By the quotes of the string that is open: what ends it or escapes its end; outside of strings
+what opens one, and brackets and commas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +226,9 @@ class PythonCallReader(HoldingReader):
     def _take_arguments(self) -> Iterator[None]:
         """Take the arguments of a call, to its end."""
         self._state = _State.ARGUMENTS
-        end, scanned = _LiteralEnd(), 0
+        end: _LiteralEnd | None = None
         while True:
-            if not scanned:
+            if end is None:
                 self._held = self._held.lstrip(" \r\n\t,")
             begin = self._held
             if begin.startswith(")"):
@@ -229,13 +238,13 @@ class PythonCallReader(HoldingReader):
             found = _ARGUMENT.match(begin)
             value = begin[found.end() :] if found else begin
             if value and (found or not _BEGUN_ARGUMENT.fullmatch(begin)):
-                scanned += end.push(value[scanned:])
-                if end.is_over:
+                end = end or _LiteralEnd()
+                place = end.find(value)
+                if place is not None:
                     if found:  # what has no name is passed over
-                        self._show(found[1], value[:scanned])
+                        self._show(found[1], value[:place])
                     # A bracket that nothing opened is passed over by itself.
-                    self._held = value[scanned:] if found or scanned else value[1:]
-                    end, scanned = _LiteralEnd(), 0
+                    self._held, end = value[place if found or place else 1 :], None
                     continue
             yield
 
@@ -266,44 +275,27 @@ class _LiteralEnd:
     """Finds the end of a Python literal in a call's arguments: a comma or a bracket outside it."""
 
     def __init__(self) -> None:
-        self.is_over = False
+        self._seen = 0  # characters of the literal
         self._depth = 0
-        self._quote = ""  # of the string that is open
-        self._num_quotes = 0  # that open it and end it: one or three
-        self._num_closing = 0  # quotes at the end of what was seen of it
-        self._is_begun = False  # something other than its quotes has come
-        self._is_escaped = False
+        self._quotes = ""  # that end the string that is open
 
-    def push(self, text: str) -> int:
-        """Return how many characters of this belong to the literal."""
-        for position, character in enumerate(text):
-            if self._quote and self._take_quoted(character):
-                continue
-            if character in "\"'":
-                self._quote, self._num_quotes = character, 1
-                self._num_closing, self._is_begun = 0, False
-            elif character in "([{":
+    def find(self, text: str) -> int | None:
+        """Return where the literal ends; None if not yet in this text, which only grows."""
+        while found := _MARKS[self._quotes].search(text, self._seen):
+            mark = found[0]
+            if self._quotes:
+                self._quotes = "" if mark == self._quotes else self._quotes
+            elif mark[0] in "\"'":
+                if len(mark) < 3 and found.end() == len(text):
+                    return None  # more quotes may follow
+                self._quotes = "" if len(mark) == 2 else mark
+            elif mark in "([{":
                 self._depth += 1
-            elif character in ")]}," and self._depth == 0:
-                self.is_over = True
-                return position
-            elif character in ")]}":
+            elif self._depth == 0:
+                return found.start()
+            elif mark != ",":
                 self._depth -= 1
-        return len(text)
-
-    def _take_quoted(self, character: str) -> bool:
-        """Take a character behind a quote; return whether it belongs to the string."""
-        is_quote = character == self._quote and not self._is_escaped
-        if is_quote and not self._is_begun:
-            self._num_quotes += 1
-            self._is_begun = self._num_quotes == 3
-            return True
-        if self._num_quotes == 2:
-            self._quote = ""  # the string was empty
-            return False
-        self._is_begun = True
-        self._is_escaped = character == "\\" and not self._is_escaped
-        self._num_closing = self._num_closing + 1 if is_quote else 0
-        if self._num_closing == self._num_quotes:
-            self._quote = ""
-        return True
+            self._seen = found.end()
+        # Half an end of the string, or half an escape, is looked at again.
+        self._seen = max(self._seen, len(text) - len(self._quotes))
+        return None
