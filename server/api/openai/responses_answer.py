@@ -24,7 +24,7 @@ from ..limits import enter_answer, renew_tenant, reserved
 from ..request_scope import ClientConnection, RequestScope
 from ..resume import Name, ResumableAnswer, ResumingReader
 from .responses import Conversations, Turns, answer_of, plan_response, turns_of
-from .responses_events import ResponseDocument, ResponseEvents, message_frame
+from .responses_events import ResponseEvents, message_frame, response_head
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -117,21 +117,16 @@ def response_name(response_id: str) -> Name:
 class SocketEvents(ResponseEvents):
     """The events of a response on a WebSocket, which later ones may continue.
 
-    Args:
-      document: the response.
-      stream_id: its lane; None for none.
+    Attributes:
       turns: of the conversation, up to the question.
     """
 
-    def __init__(self, document: ResponseDocument, stream_id: str | None, turns: Turns) -> None:
-        super().__init__(document, message_frame, stream_id)
-        self._turns = turns
+    turns: Turns = ()
 
     def remember(self, response_id: str, conversations: Conversations) -> None:
         """Let a connection go on with the conversation, if the response has come to a good end."""
         if not self.have_failed:
-            answer = answer_of(self._document.items)
-            conversations.remember(response_id, (*self._turns, *answer))
+            conversations.remember(response_id, (*self.turns, *answer_of(self.items)))
 
 
 async def relay_frames(reader: ResumingReader, outbox: WsOutbox) -> None:
@@ -276,17 +271,13 @@ class ResponseAnswer:
             earlier = self._earlier()
             plan = await plan_response(self._create, earlier, self._services)
             request = self._request(plan)
-            document = ResponseDocument(
-                self.id,
-                self._create,
-                request,
-                self._services.config,
-                plan.tool_form,
-                plan.thinking,
+            create = self._create
+            head = response_head(self.id, create, request, self._services.config)
+            events = SocketEvents(
+                head, create, message_frame, plan.tool_form, plan.thinking, self.stream_id
             )
-            turns = (*earlier, *turns_of(self._create.input))
-            events = SocketEvents(document, self.stream_id, turns)
-            if self._create.resumable:
+            events.turns = (*earlier, *turns_of(create.input))
+            if create.resumable:
                 await self._run_resumable(events, request, live, outbox)
             else:
                 await self._run_bound(events, request, live, outbox)
