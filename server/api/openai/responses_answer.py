@@ -137,13 +137,13 @@ async def relay_frames(reader: ResumingReader, outbox: WsOutbox) -> None:
     """
     while not reader.is_done:
         if reader.is_lost:
-            raise reader.lost()
+            raise reader.answer.forgotten()
         frames = reader.take()
         for frame in frames:
             if not outbox.try_send(frame):
                 await outbox.put(frame)
         if not frames:
-            await reader.wait()
+            await reader.answer.wait_changed()
 
 
 class ResumedAnswer:
