@@ -29,6 +29,7 @@ from ...tenants.tenancy import current_tenant
 from ...text.reasoning import Thinking, reader_of
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..body import current_scope, read_fields, shown_request_id
+from ..constraints import parsed_arguments, plan_tools
 from ..errors import UNSUPPORTED_PARAMETER, params_called
 from ..fields import Function, FunctionName, NamedTool, Tool
 from ..generate import (
@@ -44,7 +45,6 @@ from ..generate import (
 )
 from ..limits import message_tier
 from ..openai.chat import encode_chat, plan_chat
-from ..openai.tools import parsed_arguments, plan_tools
 from ..schemas import ChatRequest, Message, shared_fields
 from ..stream import Answer, Serializer
 from .schema import CountRequest, MessagesRequest, OfferedTool, PromptFields, ToolUse

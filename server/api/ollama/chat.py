@@ -23,14 +23,13 @@ from ...contract.generation import Delta, Event, Failed, Finished
 from ...text.reasoning import Thinking, reader_of
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..body import JSON_ONLY, current_scope, note_ignored, read_fields
-from ..constraints import read_grammar
+from ..constraints import parsed_arguments, read_grammar
 from ..errors import echo, params_called
 from ..fields import CalledFunction, NamedSchema, ResponseFormat, ToolCall
 from ..generate import Plan, check_fields, json_response, own_requests, refuse_early, submit_all
 from ..limits import reserved
 from ..openai.chat import plan_chat
 from ..openai.embeddings import EmbeddingFields, embed, numbers_of
-from ..openai.tools import parsed_arguments
 from ..schemas import (
     ChatRequest,
     CompletionRequest,

@@ -16,12 +16,11 @@ from triolet.errors import invalid_request
 
 from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
 from ..body import INLINE_BYTES, in_parser_thread, read_fields
-from ..constraints import read_grammar
+from ..constraints import parsed_arguments, plan_tools, read_grammar
 from ..generate import Plan, check_fields, head, refuse_early, stream_response, whole_response
 from ..sampling import chat_logprobs, completion_logprobs, unknown_token
 from ..schemas import ChatRequest, CompletionRequest, Message, Prompt
 from .chunks import ChatChunks, CompletionChunks, reason_of, whole_message
-from .tools import parsed_arguments, plan_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

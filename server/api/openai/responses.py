@@ -17,6 +17,7 @@ from triolet.errors import RequestError, invalid_request
 
 from ...contract.generation import Delta
 from ..body import current_scope, read_fields
+from ..constraints import plan_tools
 from ..errors import echo, params_called
 from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
 from ..generate import (
@@ -49,7 +50,6 @@ from .responses_schema import (
     ResponseFields,
     ResponseRequest,
 )
-from .tools import plan_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
