@@ -19,7 +19,7 @@ from ...contract.generation import CancelReason, Events, GenerationRequest
 from ...tenants.tenancy import current_tenant
 from ..body import KEY, LAST_EVENT_ID
 from ..errors import echo, http_error, params_called
-from ..generate import Plan, generation_requests, submit_all
+from ..generate import generation_requests, submit_all
 from ..limits import enter_answer, renew_tenant, reserved
 from ..request_scope import ClientConnection, RequestScope
 from ..resume import Name, ResumableAnswer, ResumingReader
@@ -268,10 +268,18 @@ class ResponseAnswer:
             live.entry.hold = self.hold
             renew_tenant(self._services.tenancy)
             enter_answer(self._services, live)
-            earlier = self._earlier()
-            plan = await plan_response(self._create, earlier, self._services)
-            request = self._request(plan)
             create = self._create
+            earlier: Turns = ()
+            if create.previous_response_id is not None:
+                earlier = self._conversations.up_to(create.previous_response_id)
+            plan = await plan_response(create, earlier, self._services)
+            (request,) = generation_requests(
+                plan,
+                self._services,
+                within_s=self._services.config.default_deadline_s,
+                client_request_id=self._client_request_id,
+            )
+            request = replace(request, request_id=self._request_id)
             head = response_head(self.id, create, request, self._services.config)
             events = SocketEvents(
                 head, create, message_frame, plan.tool_form, plan.thinking, self.stream_id
@@ -328,17 +336,3 @@ class ResponseAnswer:
         reader = kept.join(answer, 0)
         live.hold(reader)
         await relay_frames(reader, outbox)
-
-    def _earlier(self) -> Turns:
-        if self._create.previous_response_id is None:
-            return ()
-        return self._conversations.up_to(self._create.previous_response_id)
-
-    def _request(self, plan: Plan) -> GenerationRequest:
-        (request,) = generation_requests(
-            plan,
-            self._services,
-            within_s=self._services.config.default_deadline_s,
-            client_request_id=self._client_request_id,
-        )
-        return replace(request, request_id=self._request_id)
