@@ -98,7 +98,7 @@ class HoldingReader(ABC):
         return self._taken()
 
     @abstractmethod
-    def _read(self) -> Iterator[None]:
+    def _read(self) -> Generator[None, None, None]:
         """Take one part of what is held after the other; yield where more text is needed. What was
         looked at before is looked at again then. Never ends."""
 
@@ -154,7 +154,8 @@ class HoldingReader(ABC):
         self._opened, self._has_text = "", False
 
     def _take_all(self) -> str:
-        """Return everything that is held, which is not held any more."""
+        """Return everything that is held, which is not held any more: nothing follows."""
+        self._parts.close()  # it refers to this reader, which is to be freed without a search
         held, self._opened, self._held = self._opened + self._held, "", ""
         return held
 
@@ -395,7 +396,7 @@ class JsonCallReader(HoldingReader):
                 return found is not None and found["end"] is not None
         return self._state is _State.HEAD
 
-    def _read(self) -> Iterator[None]:
+    def _read(self) -> Generator[None, None, None]:
         has_objects = not self._form.openings
         while True:
             if has_objects:

@@ -179,7 +179,7 @@ class PythonCallReader(HoldingReader):
         has_bracket = found is not None and found["bracket"] is not None
         return has_bracket or (self._opened or self._held).lstrip().startswith(START)
 
-    def _read(self) -> Iterator[None]:
+    def _read(self) -> Generator[None, None, None]:
         if (yield from self._take_start()):
             while (yield from self._take_call()):
                 yield from self._take_arguments()
@@ -219,7 +219,7 @@ class PythonCallReader(HoldingReader):
                 self._begin_call(found[1])
                 return True
             if not is_near or (begin and not _BEGUN_CALL.fullmatch(begin)):
-                self._held = self._take_all()
+                self._held, self._opened = self._opened + self._held, ""
                 return False
             yield
 

@@ -210,7 +210,7 @@ class XmlCallReader(HoldingReader):
         self._end_call()
         return False
 
-    def _read(self) -> Iterator[None]:
+    def _read(self) -> Generator[None, None, None]:
         while True:
             self._state = _State.TEXT
             opening = yield from self._take_text((OPENING, FUNCTION))
