@@ -18,7 +18,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from triolet.errors import RequestError, server_error
 
-from .api.access import check_request, check_websocket, origins_here
+from .api.access import check_request, check_websocket, origins_here, page_headers
 from .api.anthropic.messages import MESSAGES, count_message_tokens, create_message, message_error
 from .api.body import current_scope, shown_request_id
 from .api.errors import CODES, error_body, error_headers, http_error
@@ -58,7 +58,6 @@ from .api.operations.probes import (
     ready,
     version,
 )
-from .api.origins import page_headers
 from .api.peers import is_proxied, proxy_to_owner
 from .api.request_scope import scope_of
 from .document.openapi import PATH as OPENAPI

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 from quart import request
@@ -25,17 +25,15 @@ from ..tenants.tenancy import current_tenant
 from ..text.threads import in_thread
 from .errors import echo, http_error, too_large
 from .request_scope import RequestScope, scope_of
-from .schemas import EXTENSIONS, OTHER_EXTENSION, read_request, take_unknown
+from .schemas import EXTENSIONS, OTHER_EXTENSION, ModelT, read_request, take_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
-    from typing import Any
 
     from werkzeug.datastructures import Headers
 
     from triolet.config import ServerConfig
 
-    from .schemas import ModelT
     from .services import Services
 
 

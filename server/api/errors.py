@@ -10,7 +10,7 @@ import math
 import random
 import reprlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,7 +18,6 @@ from triolet.errors import RequestError, invalid_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Any
 
 MAX_RETRY_AFTER_S = 120.0
 """Above this the official clients do not retry at all. A time that is spread already is said as it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
 from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
@@ -12,7 +12,6 @@ from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
 

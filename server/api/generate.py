@@ -11,37 +11,33 @@ import msgspec
 import trio
 from quart import Response, has_request_context
 
-from triolet.errors import draining, invalid_request
+from triolet.errors import RequestError, draining, invalid_request
 from triolet.ids import new_request_id
 
-from ..contract.generation import GenerationRequest
+from ..contract.generation import GenerationRequest, TextWatch
 from ..tenants.tenancy import current_tenant
 from .body import check_model, current_key, current_scope, deadline_s, shown_request_id
 from .limits import current_scheduling, renew_tenant, reserved, tier_field
-from .openai.chunks import Envelope, RunningUsage, total_usage
+from .openai.chunks import ChunkStream, Envelope, RunningUsage, total_usage
 from .resuming import resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
-from .stream import EventStreamBody, WholeAnswer, collect
+from .stream import Answer, EventStreamBody, Serializer, WholeAnswer, collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pydantic import BaseModel
 
-    from triolet.errors import RequestError
     from triolet.sampling import Grammar
     from triolet.service_class import Scheduling
     from triolet.tenants import Plan as TenantPlan
 
-    from ..contract.generation import TextWatch
     from ..contract.output_stream import OutputStream
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
-    from .openai.chunks import ChunkStream
     from .request_scope import RequestScope
     from .schemas import GenerationFields
     from .services import Services
-    from .stream import Answer, Serializer
 
 
 SALT_BYTES: Final = 16

@@ -10,8 +10,8 @@ from triolet.errors import RequestError
 from triolet.service_class import Scheduling, ServiceClass
 
 from ..tenants.accounts import MINUTE_S, Account, limits_of
-from ..tenants.quotas import Asked
-from ..tenants.tenancy import current_tenant, enter_tenant
+from ..tenants.quotas import Asked, Quotas, Reservation
+from ..tenants.tenancy import Tenancy, current_tenant, enter_tenant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from triolet.tenants import Tenant
 
     from ..contract.generation import GenerationRequest
-    from ..tenants.quotas import Quotas, Reservation
-    from ..tenants.tenancy import Tenancy
     from .request_scope import Entry, RequestScope
     from .services import Services
 

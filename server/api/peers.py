@@ -17,6 +17,7 @@ from quart import Response, request
 
 from triolet.errors import draining, overloaded
 
+from ..contract.generation import CancelReason
 from .body import current_key, current_scope, read_body, shown_request_id
 from .stream import StreamBody
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from triolet.config import PeerServersConfig
 
-    from ..contract.generation import CancelReason
     from .services import Services
 
 
@@ -66,14 +66,20 @@ class PeerAnswer:
         """Whether anything may have been spent on it: the peer does not say."""
         return True
 
-    async def ask(self, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> None:
-        """POST, and wait for the head of the answer.
+    async def ask(
+        self,
+        method: str,
+        target: str,
+        headers: Sequence[tuple[str, str]] = (),
+        body: bytes = b"",
+    ) -> None:
+        """Ask, and wait for the head of the answer.
 
         Raises:
           OSError, trio.BrokenResourceError, h11.RemoteProtocolError: there is no answer.
         """
         own = [("host", "localhost"), ("connection", "close"), ("content-length", str(len(body)))]
-        request = h11.Request(method="POST", target=target, headers=[*own, *headers])
+        request = h11.Request(method=method, target=target, headers=[*own, *headers])
         head = self._connection.send(request) or b""
         content = self._connection.send(h11.Data(data=body)) or b""
         self._connection.send(h11.EndOfMessage())
@@ -174,40 +180,31 @@ class Peers:
         """
         answers: dict[str, bytes | None] = dict.fromkeys(self._paths)
 
-        async def ask_one(name: str, path: str) -> None:
+        async def ask_one(name: str) -> None:
             try:
-                answers[name] = await _get(path, target)
+                answers[name] = await self._get(name, target)
             except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError) as error:
                 log.info("sibling_silent", server=name, reason=str(error))
 
         with trio.move_on_after(self._ask_timeout_s):
             async with trio.open_nursery() as nursery:
-                for name, path in self._paths.items():
-                    nursery.start_soon(ask_one, name, path)
+                for name in self._paths:
+                    nursery.start_soon(ask_one, name)
         return answers
 
-
-async def _get(path: str, target: str) -> bytes | None:
-    """Return the body of an answer with 200, or None for any other."""
-    connection = h11.Connection(h11.CLIENT)
-    headers = [("host", "localhost"), ("connection", "close")]
-    head = connection.send(h11.Request(method="GET", target=target, headers=headers))
-    end = connection.send(h11.EndOfMessage())
-    body = bytearray()
-    is_good = False
-    async with await trio.open_unix_socket(path) as stream:
-        await stream.send_all((head or b"") + (end or b""))
-        while len(body) <= MAX_ANSWER_BYTES:
-            event = connection.next_event()
-            if event is h11.NEED_DATA:
-                connection.receive_data(await stream.receive_some(READ_BYTES))
-            elif isinstance(event, h11.Response):
-                is_good = event.status_code == 200
-            elif isinstance(event, h11.Data):
-                body += event.data
-            else:
-                return bytes(body) if is_good else None
-    return None
+    async def _get(self, name: str, target: str) -> bytes | None:
+        """Return the body of an answer with 200, or None for any other."""
+        stream = await trio.open_unix_socket(self._paths[name])
+        # No drain waits for it.
+        answer = PeerAnswer(stream, self._ask_timeout_s, self._answers.discard)
+        try:
+            await answer.ask("GET", target)
+            body = bytearray()
+            while (data := await answer.next_data()) and len(body) <= MAX_ANSWER_BYTES:
+                body += data
+        finally:
+            answer.cancel(CancelReason.CLIENT_GONE)
+        return bytes(body) if not data and answer.status == 200 else None
 
 
 PROXIED: Final = "x-triolet-passed-on"
@@ -283,7 +280,7 @@ async def _proxy(owner: str, services: Services) -> Response:
     try:
         answer = await services.peers.connect(owner, patience_s)
         current_scope().hold(answer)
-        await answer.ask(request.path, headers, body)
+        await answer.ask("POST", request.path, headers, body)
         current_scope().entry.queue()  # it is under way there now
         del body
         shown = {k: v for k, v in answer.headers.items() if k not in _OF_CONNECTION}

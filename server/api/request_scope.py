@@ -13,13 +13,12 @@ import trio
 from triolet.errors import RequestError
 from triolet.ids import new_request_id
 
-from ..contract.generation import CancelReason
+from ..contract.generation import CacheAsk, CancelReason
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from types import TracebackType
 
-    from ..contract.generation import CacheAsk
     from ..tenants.quotas import Ticket
     from .door import BodyHold
 

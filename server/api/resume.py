@@ -14,14 +14,13 @@ import trio
 
 from triolet.errors import RequestError, server_error
 
-from ..contract.generation import CancelReason, Failed
+from ..contract.generation import CancelReason, Event, Events, Failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from triolet.config import ResumeConfig
 
-    from ..contract.generation import Event, Events
     from ..contract.output_stream import OutputStream
     from .stream import Serializer
 
@@ -156,6 +155,14 @@ class ResumableAnswer:
         """Wait until more was said, or all."""
         await self._changed.wait()
 
+    def forgotten(self) -> RequestError:
+        """Return what to tell a reader of what is not kept any more."""
+        return RequestError(
+            f"events before {self.transcript.first} of this answer are not kept any more",
+            status=410,
+            code="resume_expired",
+        )
+
     def go_on(self) -> None:
         """Listen, unless it is over or too far ahead of its readers."""
         shall_listen = self.ended_at is None and not self._is_ahead()
@@ -224,12 +231,13 @@ class ResumingReader:
       position: of the next frame.
 
     Attributes:
+      answer: the same.
       position: the same.
     """
 
     def __init__(self, answer: ResumableAnswer, position: int) -> None:
+        self.answer = answer
         self.position = position
-        self._answer = answer
 
     @property
     def has_begun(self) -> bool:
@@ -239,47 +247,24 @@ class ResumingReader:
     @property
     def is_lost(self) -> bool:
         """Whether what it should read next is forgotten: it is far slower than another one."""
-        return self.position < self._answer.transcript.first
-
-    @property
-    def end(self) -> int:
-        """The position behind all that was said so far."""
-        return self._answer.transcript.end
-
-    def lost(self) -> RequestError:
-        """Return what to tell a reader that is lost."""
-        first = self._answer.transcript.first
-        return RequestError(
-            f"events before {first} of this answer are not kept any more",
-            status=410,
-            code="resume_expired",
-        )
+        return self.position < self.answer.transcript.first
 
     @property
     def is_done(self) -> bool:
         """Whether it has read all there will ever be."""
-        transcript = self._answer.transcript
+        transcript = self.answer.transcript
         return transcript.is_over and self.position == transcript.end
-
-    @property
-    def failure(self) -> RequestError | None:
-        """What went wrong, if something has."""
-        return self._answer.failure
 
     def take(self) -> list[bytes]:
         """Return all frames that it has not read."""
-        frames = self._answer.transcript.since(self.position)
+        frames = self.answer.transcript.since(self.position)
         self.position += len(frames)
-        self._answer.go_on()
+        self.answer.go_on()
         return frames
-
-    async def wait(self) -> None:
-        """Wait until there may be something to take."""
-        await self._answer.wait_changed()
 
     def cancel(self, reason: CancelReason) -> None:
         """Go; the answer stays for a while. Idempotent."""
-        self._answer.leave(self, reason)
+        self.answer.leave(self, reason)
 
 
 class Name(NamedTuple):
@@ -387,11 +372,7 @@ class KeptAnswers:
             )
         if position < transcript.first:
             self._count("forgotten")
-            raise RequestError(
-                f"events before {transcript.first} of this answer are not kept any more",
-                status=410,
-                code="resume_expired",
-            )
+            raise answer.forgotten()
         self._count("joined")
         return answer.read_from(position)
 

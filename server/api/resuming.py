@@ -16,23 +16,20 @@ from quart import Response, request
 
 from triolet.errors import RequestError, invalid_request
 
-from ..contract.generation import Failed, Usage
+from ..contract.generation import Failed, GenerationRequest, Usage
 from ..tenants.tenancy import current_tenant
 from .body import KEY, LAST_EVENT_ID, current_key, current_scope
 from .errors import echo
 from .limits import reserved
-from .resume import Name, ResumableAnswer
-from .stream import StreamBody
+from .resume import Name, ResumableAnswer, ResumingReader
+from .stream import Serializer, StreamBody
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pydantic import BaseModel
 
-    from ..contract.generation import GenerationRequest
-    from .resume import ResumingReader
     from .services import Services
-    from .stream import Serializer
 
 JOINED: Final = "idempotency-replayed"
 """Header of an answer that another request began."""
@@ -118,9 +115,9 @@ async def resumable_whole(
         if taken := reader.take():
             frames += taken
         else:
-            await reader.wait()
-    if reader.failure is not None:
-        raise reader.failure
+            await reader.answer.wait_changed()
+    if reader.answer.failure is not None:
+        raise reader.answer.failure
     headers = {} if is_new else {JOINED: "true"}
     return Response(b"".join(frames), 200, headers=headers, content_type="application/json")
 
@@ -193,13 +190,13 @@ class ResumableBody(StreamBody):
             if reader.is_done:
                 raise StopAsyncIteration
             if reader.is_lost:
-                reader.position = reader.end
-                lost = Failed(reader.lost(), Usage(0, 0))
+                reader.position = reader.answer.transcript.end
+                lost = Failed(reader.answer.forgotten(), Usage(0, 0))
                 return b"".join(self._serializer.event(0, lost))
             first = reader.position
             if events := reader.take():
                 return b"".join(b"id: %d\n%b" % pair for pair in enumerate(events, first))
             with trio.move_on_at(deadline) as silence:
-                await reader.wait()
+                await reader.answer.wait_changed()
             if silence.cancelled_caught:
                 return self._serializer.keep_alive

@@ -6,16 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from triolet.errors import RequestError, invalid_request
-from triolet.sampling import MAX_SEED, SamplingParams, new_seed
+from triolet.sampling import MAX_SEED, Grammar, ReasoningTokens, SamplingParams, new_seed
 
-from ..contract.generation import CacheAsk
+from ..contract.generation import CacheAsk, TokenLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from triolet.sampling import Grammar, ReasoningTokens
-
-    from ..contract.generation import TokenLogprob
     from ..text.model_files import SamplingDefaults
     from .schemas import GenerationFields, SamplingFields
 

@@ -35,6 +35,7 @@ from .fields import (
     MAX_STOP_STRINGS,
     MAX_TOOLS,
     ConstraintFields,
+    Fault,
     StrictFields,
     ToolCall,
     ToolFields,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
     from triolet.errors import RequestError
 
-    from .fields import Fault
 
 MAX_MESSAGES: Final = 4096
 MAX_DETOKENIZED: Final = 1_000_000

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final, Self
 import trio
 from quart.wrappers.response import ResponseBody
 
-from ..contract.generation import Delta, Failed, Finished
+from ..contract.generation import Delta, Event, Events, Failed, Finished, TokenLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from ..contract.generation import Event, Events, TokenLogprob
     from ..contract.output_stream import OutputStream
     from .request_scope import ClientConnection
 

@@ -25,7 +25,13 @@ from ..api.ollama.schema import (
 from ..api.openai.embeddings import EmbeddingFields, RerankRequest, ScoreRequest
 from ..api.openai.responses_schema import InputTokensRequest, ResponseRequest
 from ..api.operations.probes import VERSION
-from ..api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ..api.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    StrictModel,
+    TokenizeRequest,
+)
 from ..jobs.endpoints import BatchFields
 from .conditions import RELATIONS, add_conditions, add_limits, model_names
 from .results import RESULTS, UPLOAD, ref
@@ -34,7 +40,6 @@ if TYPE_CHECKING:
     from quart_trio import QuartTrio
     from werkzeug.routing import Rule
 
-    from ..api.schemas import StrictModel
     from ..api.services import Services
 
 Document = dict[str, Any]

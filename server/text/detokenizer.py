@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tokenizers.decoders import DecodeStream
 
+from .scanning import overlap
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -176,7 +178,7 @@ class StopMatcher:
             end, begin, matched = min(matches)
             self._held = ""
             return Scan(text[: end if self._include_stop else begin], matched)
-        num_held = max(_overlap(text, s) for s in self._stop)
+        num_held = max(overlap(text, s) for s in self._stop)
         cut = len(text) - num_held
         self._held = text[cut:]
         return Scan(text[:cut], None)
@@ -185,12 +187,6 @@ class StopMatcher:
         """Return what was held back: no more text comes."""
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of `text` begin `stop`."""
-    longest = min(len(stop) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)
 
 
 CONTEXT_TOKENS: Final = 8

@@ -4,7 +4,6 @@ find out after some tens of its tokens: that masks cost too much.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import resource
@@ -14,11 +13,16 @@ import sys
 import time
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from triolet.config import GrammarConfig
 from triolet.grammar import (
     GrammarError,
     GrammarTooCostly,
+    LLMatcher,
+    LLTokenizer,
     build_tokenizer,
     compile_grammar,
 )
@@ -26,8 +30,6 @@ from triolet.sampling import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from triolet.grammar import LLMatcher, LLTokenizer
 
 
 WALKS: Final = ("first", "longest", "any")
@@ -37,22 +39,8 @@ LONGEST_OF: Final = 16
 """Allowed tokens of which the longest is taken."""
 
 
-class WalkBounds(NamedTuple):
-    """What walks may take.
-
-    Attributes:
-      num_tokens: of each walk.
-      mask_cpu_s: of processor time for one mask; what takes longer is too costly.
-      cpu_s: for all walks, which stop there.
-    """
-
-    num_tokens: int
-    mask_cpu_s: float
-    cpu_s: float
-
-
 def walk(
-    tokenizer: LLTokenizer, matcher: LLMatcher, eos_token_ids: Sequence[int], bounds: WalkBounds
+    tokenizer: LLTokenizer, matcher: LLMatcher, eos_token_ids: Sequence[int], bounds: GrammarConfig
 ) -> None:
     """Follow a grammar through some of its texts, by turns, the same ones each time.
 
@@ -60,7 +48,7 @@ def walk(
       tokenizer: of the matcher.
       matcher: before the first token; not changed.
       eos_token_ids: the model's end tokens, which no walk takes.
-      bounds: when to stop.
+      bounds: of walks: when to stop.
 
     Raises:
       GrammarTooCostly: one mask takes too long, or too much of what the library counts.
@@ -70,12 +58,12 @@ def walk(
         _Walk(tokenizer, matcher.deep_copy(), eos_token_ids, how, random.Random(seed))
         for seed, how in enumerate(WALKS)
     ]
-    for position in range(bounds.num_tokens):
+    for position in range(bounds.walk_tokens):
         for one in walks:
             token_s = one.go()
-            if token_s > bounds.mask_cpu_s:
+            if token_s > bounds.walk_mask_cpu_s:
                 raise GrammarTooCostly(f"token {position} takes {token_s * 1000:.0f} ms")
-            if time.thread_time() - began_s > bounds.cpu_s:
+            if time.thread_time() - began_s > bounds.walk_cpu_s:
                 return
 
 
@@ -155,20 +143,6 @@ NICENESS: Final = 5
 MAX_ANSWER_BYTES: Final = 4096
 
 
-class Bounds(NamedTuple):
-    """What one grammar may take.
-
-    Attributes:
-      cpu_s: of processor time to compile it, and for its first mask.
-      memory_bytes: on top of what the process has.
-      walks: for walks through it.
-    """
-
-    cpu_s: float
-    memory_bytes: int
-    walks: WalkBounds
-
-
 class Answer(IntEnum):
     """The first byte of an answer; a message follows."""
 
@@ -184,31 +158,25 @@ def question(grammar: Grammar) -> bytes:
 
 
 def main() -> None:
-    """Answer until stdin ends."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("tokenizer", type=Path)
-    parser.add_argument("--eos", type=int, nargs="+", required=True)
-    parser.add_argument("--cpu-s", type=float, required=True)
-    parser.add_argument("--memory-bytes", type=int, required=True)
-    parser.add_argument("--walk-tokens", type=int, required=True)
-    parser.add_argument("--walk-mask-cpu-s", type=float, required=True)
-    parser.add_argument("--walk-cpu-s", type=float, required=True)
-    options = parser.parse_args()
-    walks = WalkBounds(options.walk_tokens, options.walk_mask_cpu_s, options.walk_cpu_s)
-    bounds = Bounds(options.cpu_s, options.memory_bytes, walks)
+    """Answer until stdin ends.
+
+    Arguments: path of the tokenizer, ids of end tokens and a GrammarConfig, the last two as JSON.
+    """
+    path, eos, config = sys.argv[1:]
+    eos_token_ids = msgspec.json.decode(eos, type=list[int])
+    bounds = msgspec.json.decode(config, type=GrammarConfig)
     # The terminal's Ctrl-C is the server's to heed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     try:
-        text = options.tokenizer.read_text(encoding="utf-8")
-        tokenizer = build_tokenizer(text, options.eos)
+        tokenizer = build_tokenizer(Path(path).read_text(encoding="utf-8"), eos_token_ids)
     except (GrammarError, OSError) as error:
         _answer_all(str(error))
         return
     while (body := _read()) is not None:
         kind, _, text = body.decode().partition("\n")
         grammar = Grammar(GrammarKind(kind), text)
-        _write(_ask_child(tokenizer, grammar, options.eos, bounds))
+        _write(_ask_child(tokenizer, grammar, eos_token_ids, bounds))
 
 
 def _answer_all(message: str) -> None:
@@ -231,7 +199,7 @@ def _write(answer: bytes) -> None:
 
 
 def _ask_child(
-    tokenizer: LLTokenizer, grammar: Grammar, eos_token_ids: Sequence[int], bounds: Bounds
+    tokenizer: LLTokenizer, grammar: Grammar, eos_token_ids: Sequence[int], bounds: GrammarConfig
 ) -> bytes:
     reading, writing = os.pipe()
     child = os.fork()
@@ -240,7 +208,7 @@ def _ask_child(
         try:
             os.close(reading)
             _limit(bounds.cpu_s, bounds.memory_bytes)
-            os.write(writing, _verdict(tokenizer, grammar, eos_token_ids, bounds.walks))
+            os.write(writing, _verdict(tokenizer, grammar, eos_token_ids, bounds))
         finally:
             os._exit(0)
     os.close(writing)
@@ -263,14 +231,14 @@ def _limit(cpu_s: float, memory_bytes: int) -> None:
 
 
 def _verdict(
-    tokenizer: LLTokenizer, grammar: Grammar, eos_token_ids: Sequence[int], bounds: WalkBounds
+    tokenizer: LLTokenizer, grammar: Grammar, eos_token_ids: Sequence[int], bounds: GrammarConfig
 ) -> bytes:
     try:
         matcher = compile_grammar(tokenizer, grammar)
         mask = matcher.compute_bitmask()
         if any(mask) and not matcher.is_error():
             # One mask of the walks may go on when their time is up.
-            signal.setitimer(signal.ITIMER_PROF, bounds.cpu_s + bounds.mask_cpu_s)
+            signal.setitimer(signal.ITIMER_PROF, bounds.walk_cpu_s + bounds.walk_mask_cpu_s)
             walk(tokenizer, matcher, eos_token_ids, bounds)
     except GrammarTooCostly as error:
         return bytes([Answer.TOO_COSTLY]) + f"is too costly to follow: {error}".encode()

@@ -13,13 +13,14 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 import trio
 
 from triolet.errors import RequestError, invalid_request, overloaded
 
 from .grammar_process import LENGTH, MAX_ANSWER_BYTES, Answer, question
-from .threads import Turns, current_line, join_line
+from .threads import Job, Turns, current_line, join_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from triolet.config import GrammarConfig
     from triolet.sampling import Grammar
 
-    from .threads import Job
 
 log = structlog.get_logger()
 
@@ -81,13 +81,8 @@ class Grammars:
             "-m",
             "server.text.grammar_process",
             str(tokenizer_path),
-            "--eos",
-            *map(str, eos_token_ids),
-            f"--cpu-s={config.cpu_s}",
-            f"--memory-bytes={config.memory_bytes}",
-            f"--walk-tokens={config.walk_tokens}",
-            f"--walk-mask-cpu-s={config.walk_mask_cpu_s}",
-            f"--walk-cpu-s={config.walk_cpu_s}",
+            msgspec.json.encode(eos_token_ids).decode(),
+            msgspec.json.encode(config).decode(),
         ]
         self._config = config
         self._count = count

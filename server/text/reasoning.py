@@ -16,14 +16,12 @@ from triolet.errors import ModelError
 from triolet.sampling import ReasoningTokens
 
 from .scanning import overlap
-from .tool_calls import Reasoning, Text
+from .tool_calls import Piece, PieceReader, Reasoning, Text, ToolForm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tokenizers import Tokenizer
-
-    from .tool_calls import Piece, PieceReader, ToolForm
 
 
 _EDGE: Final = "\udc00"

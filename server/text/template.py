@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import jinja2
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -33,9 +33,6 @@ from triolet.units import MIB
 from .model_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from jinja2.compiler import Frame
     from jinja2.parser import Parser
     from jinja2.runtime import Context
 

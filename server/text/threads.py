@@ -224,13 +224,6 @@ def current_line() -> str:
     return _LINE.get()
 
 
-class LineStatistics(NamedTuple):
-    """What there is of a limiter at one moment, by the names of `trio.CapacityLimiter`."""
-
-    borrowed_tokens: int
-    tasks_waiting: int
-
-
 class FairLimiter:
     """Slots for jobs of many keys, given in turns. `trio.to_thread.run_sync` takes it as `limiter`.
 
@@ -247,10 +240,6 @@ class FairLimiter:
         self.turns: Turns[trio.Event] = Turns(slots, config)
         self._what = what
         self._jobs: dict[object, Job[trio.Event]] = {}
-
-    def statistics(self) -> LineStatistics:
-        """Return how many jobs run and wait."""
-        return LineStatistics(self.turns.num_running, self.turns.num_waiting)
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
         """Wait for a slot, in the line of the running task.

@@ -22,7 +22,7 @@ from triolet.config import ReasoningParser, ToolParser, TurnsConfig
 from triolet.errors import RequestError, invalid_request, overloaded
 
 from .detokenizer import Detokenizer, TokenText, Vocabulary
-from .model_files import read_text_files
+from .model_files import TextFiles, read_text_files
 from .reasoning import find_reasoner
 from .template import ChatTemplate
 from .threads import FairLimiter, in_thread
@@ -31,8 +31,6 @@ from .tool_forms.table import HARMONY, form_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-    from .model_files import TextFiles
 
 
 _T = TypeVar("_T")

@@ -17,7 +17,7 @@ from triolet.sampling import JSON_WHITESPACE
 from .scanning import HALF_PAIR, ValueEnd, before_first, first_of, no_constant, overlap, written
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class PieceReader(Protocol):
         ...
 
 
-class SteppedReader(ABC):
+class HoldingReader(ABC):
     """A reader that holds text back and takes one part of it after the other.
 
     Attributes:
@@ -88,34 +88,41 @@ class SteppedReader(ABC):
         self._held = ""
         self._opened = ""  # before what is held: an opening of what may turn out to be no call
         self._has_text = False  # since the last call
+        self._pieces: list[Piece] = []
+        self._parts = self._read()
 
     def push(self, text: str) -> list[Piece]:
         """Take more text; return what it says."""
         self._held += text
-        pieces: list[Piece] = []
-        while self._step(pieces):
-            pass
-        return pieces
+        next(self._parts)
+        return self._taken()
 
     @abstractmethod
-    def _step(self, pieces: list[Piece]) -> bool:
-        """Take one part of what is held; return whether there may be another."""
+    def _read(self) -> Generator[None, None, None]:
+        """Take one part of what is held after the other; yield where more text is needed. What was
+        looked at before is looked at again then. Never ends."""
 
-    def _take_until(self, openings: Sequence[str], pieces: list[Piece]) -> str:
-        """Show the text before the first of some openings; return that opening, which stays held,
-        and nothing if there is none yet."""
-        if self.num_calls and not self._has_text:
-            self._unblank()
-        shown, opening = before_first(self._held, openings)
-        # Blanks before a call, or between two, are no text; they are if text comes before them, or
-        # if there are too many of them to hold.
-        if shown.strip() or (shown and self._has_text) or len(shown) > MAX_BLANKS:
-            pieces.append(Text(shown))
-            self._has_text = True
-        elif not opening:
-            return ""
-        self._held = self._held[len(shown) :]
-        return opening
+    def _taken(self) -> list[Piece]:
+        """Return what was found since it was asked for."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _take_text(self, openings: Sequence[str]) -> Generator[None, None, str]:
+        """Show the text before the first of some openings; return that opening, which stays
+        held."""
+        while True:
+            if self.num_calls and not self._has_text:
+                self._unblank()
+            shown, opening = before_first(self._held, openings)
+            # Blanks before a call, or between two, are no text; they are if text comes before them,
+            # or if there are too many of them to hold.
+            if shown.strip() or (shown and self._has_text) or len(shown) > MAX_BLANKS:
+                self._show_text(shown)
+                self._held = self._held[len(shown) :]
+            if opening:
+                self._held = self._held[self._held.index(opening) :]
+                return opening
+            yield
 
     def _unblank(self, blanks: str | None = None) -> str:
         """Return what is held without these characters before it, all blanks if None. They stay
@@ -126,8 +133,29 @@ class SteppedReader(ABC):
             self._held = self._held[num_blanks - MAX_BLANKS :]
         return begin
 
+    def _first(self) -> Generator[None, None, str]:
+        """Drop blanks; return the character behind them, which stays held."""
+        while not (begin := self._held.lstrip()):
+            self._held = ""
+            yield
+        self._held = begin
+        return begin[0]
+
+    def _show_text(self, text: str) -> None:
+        self._pieces.append(Text(text))
+        self._has_text = True
+
+    def _show_arguments(self, text: str) -> None:
+        self._pieces.append(Arguments(self.num_calls - 1, text))
+
+    def _begin_call(self, name: str) -> None:
+        self._pieces.append(CallBegins(self.num_calls, name))
+        self.num_calls += 1
+        self._opened, self._has_text = "", False
+
     def _take_all(self) -> str:
-        """Return everything that is held, which is not held any more."""
+        """Return everything that is held, which is not held any more: nothing follows."""
+        self._parts.close()  # it refers to this reader, which is to be freed without a search
         held, self._opened, self._held = self._opened + self._held, "", ""
         return held
 
@@ -332,13 +360,10 @@ class _State(Enum):
     TEXT = "text"
     OPENED = "opened"  # behind an opening
     HEAD = "head"  # before the arguments of a call
-    VALUE = "value"  # in the arguments
-    TAIL = "tail"  # behind them, before the call's end
-    AFTER = "after"  # behind an element of a list
-    CLOSING = "closing"  # behind the list
+    CALL = "call"  # in the arguments, or between them and the next call or text
 
 
-class JsonCallReader(SteppedReader):
+class JsonCallReader(HoldingReader):
     """Reads one completion.
 
     Args:
@@ -348,16 +373,12 @@ class JsonCallReader(SteppedReader):
     def __init__(self, form: JsonForm) -> None:
         super().__init__()
         self._form = form
-        self._state = _State.TEXT if form.openings else _State.HEAD
-        self._value = ValueEnd()
-        self._scanned = 0  # characters of the held object that `_value` has seen
-        self._is_list = self._is_named = False
-        self._has_value = False  # some of the call's arguments has been shown
+        self._state = _State.TEXT
+        self._is_list = False
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
-        is_open = self._state in (_State.TEXT, _State.OPENED, _State.HEAD)
-        is_left_out = not is_open or (is_cut and self._is_half_call())
+        is_left_out = self._state is _State.CALL or (is_cut and self._is_half_call())
         held = self._take_all()
         if is_left_out or (self.num_calls and not held.strip("; ,\r\n")):
             return []
@@ -375,189 +396,152 @@ class JsonCallReader(SteppedReader):
                 return found is not None and found["end"] is not None
         return self._state is _State.HEAD
 
-    def _step(self, pieces: list[Piece]) -> bool:
-        match self._state:
-            case _State.TEXT:
-                return self._take_text(pieces)
-            case _State.OPENED:
-                return self._take_opened(pieces)
-            case _State.HEAD:
-                return self._take_head(pieces)
-            case _State.VALUE:
-                return self._take_value(pieces)
-            case _State.TAIL:
-                return self._take_tail()
-            case _State.AFTER:
-                return self._take_after()
-            case _State.CLOSING:
-                return self._take_closing()
+    def _read(self) -> Generator[None, None, None]:
+        has_objects = not self._form.openings
+        while True:
+            if has_objects:
+                yield from self._take_objects()
+            self._state = _State.TEXT
+            opening = yield from self._take_text(self._form.openings)
+            self._held = self._held[len(opening) :]
+            self._opened, self._is_list = opening, False
+            has_objects = yield from self._take_opened()
 
-    def _take_text(self, pieces: list[Piece]) -> bool:
-        opening = self._take_until(self._form.openings, pieces)
-        if not opening:
-            return False
-        self._held = self._held[len(opening) :]
-        self._opened, self._is_list = opening, False
-        self._state = _State.OPENED
-        return True
+    def _take_opened(self) -> Generator[None, None, bool]:
+        """Return whether a list or an object stands behind the opening; take a name with its
+        arguments, and show anything else as text."""
+        form, self._state = self._form, _State.OPENED
+        while True:
+            begin = self._held.lstrip()
+            num_blanks = len(self._held) - len(begin)
+            if num_blanks > MAX_BLANKS:
+                break
+            self._is_list = begin.startswith("[") and bool(form.is_list or form.name_end)
+            if self._is_list or begin.startswith("{"):
+                length = num_blanks + self._is_list
+                self._opened += self._held[:length]
+                self._held = self._held[length:]
+                return True
+            if form.name_end and (found := _NAMED_HEAD.match(begin)):
+                self._held = begin[found.end() :]
+                yield from self._take_call(found[1])
+                yield from self._take_closing()
+                return False
+            if begin and not (form.name_end and _BEGUN_NAME.fullmatch(begin)):
+                break
+            yield
+        self._be_text()
+        return False
 
-    def _take_opened(self, pieces: list[Piece]) -> bool:
-        """Find out whether a list, an object or a name stands behind the opening."""
-        begin = self._held.lstrip()
-        if len(self._held) - len(begin) > MAX_BLANKS:
-            return self._is_text(pieces)
-        if not begin:
-            return False
-        form = self._form
-        if begin[0] == "{" or (begin[0] == "[" and (form.is_list or form.name_end)):
-            self._is_list = begin[0] == "["
-            length = len(self._held) - len(begin) + self._is_list
-            self._opened += self._held[:length]
-            self._held = self._held[length:]
-            self._state = _State.HEAD
-            return True
-        if form.name_end and (found := _NAMED_HEAD.match(begin)):
-            self._held = begin[found.end() :]
-            self._begin_call(found[1], pieces, is_named=True)
-            return True
-        if form.name_end and _BEGUN_NAME.fullmatch(begin):
-            return False
-        return self._is_text(pieces)
+    def _take_objects(self) -> Iterator[None]:
+        """Take the calls of a list, or a single one, to their end."""
+        while (yield from self._take_object()):
+            self._state = _State.CALL
+            if not self._form.openings:
+                continue
+            if self._is_list:
+                first = yield from self._first()
+                if first != "]" and not self._is_closing(self._held):
+                    continue
+                self._held = self._held.removeprefix("]")  # or it was forgotten
+            yield from self._take_closing()
+            return
 
-    def _take_head(self, pieces: list[Piece]) -> bool:
-        """Find a call's name at the beginning of its object, or take the object as a whole."""
-        if self.num_calls:
-            begin = self._unblank("; ,\r\n\t")
-        else:
-            begin = self._held.lstrip(" \r\n\t")
+    def _take_object(self) -> Generator[None, None, bool]:
+        """Take a call, or the end of a list; return whether it was one of them and no text.
+
+        A call is shown from its name on, or as a whole if the name does not come first.
+        """
+        self._state = _State.HEAD
+        closing, value, scanned = self._form.closing, ValueEnd(), 0
+        while True:
+            begin = self._unblank("; ,\r\n\t") if self.num_calls else self._held.lstrip(" \r\n\t")
             if len(self._held) - len(begin) > MAX_BLANKS:
-                return self._is_text(pieces)
-        if not begin:
-            return False
-        is_closing = self._is_list and self.num_calls > 0 and self._is_closing(begin)
-        if is_closing and not begin.startswith(self._form.closing):
-            return False
-        if is_closing or (self._is_list and begin[0] == "]"):
-            # An empty list says nothing, and a separator before its end neither.
-            self._held, self._opened, self._state = begin, "", _State.AFTER
-            return True
-        found = _HEAD.match(begin)
-        if found and found.end() < len(begin):
-            self._held = begin[found.end() :]
-            self._begin_call(found[1], pieces)
-            return True
-        if not _may_be_call(begin) or (not self._form.openings and _is_other_object(begin)):
-            return self._is_text(pieces)
-        if not self._scanned:
-            self._opened += self._held[: len(self._held) - len(begin)]
-            self._held, self._value = begin, ValueEnd()
-        self._scanned += self._value.push(self._held[self._scanned :])
-        return self._value.is_over and self._take_object(pieces)
+                break
+            is_closing = self._is_list and self.num_calls > 0 and self._is_closing(begin)
+            if begin and not (is_closing and not begin.startswith(closing)):
+                if is_closing or (self._is_list and begin[0] == "]"):
+                    # An empty list says nothing, and a separator before its end neither.
+                    self._held, self._opened = begin, ""
+                    return True
+                found = _HEAD.match(begin)
+                if found and found.end() < len(begin):
+                    self._held = begin[found.end() :]
+                    yield from self._take_call(found[1])
+                    yield from self._take_value(ValueEnd(depth=1, is_one_line=True), is_shown=False)
+                    return True
+                if not _may_be_call(begin) or (not self._form.openings and _is_other_object(begin)):
+                    break
+                if not scanned:
+                    self._opened += self._held[: len(self._held) - len(begin)]
+                    self._held = begin
+                scanned += value.push(self._held[scanned:])
+                if value.is_over:
+                    is_bare = not self._form.openings
+                    call = _parsed_call(self._held[:scanned], needs_arguments=is_bare)
+                    if call is None:
+                        break
+                    self._held = self._held[scanned:]
+                    self._begin_call(call[0])
+                    self._show_arguments(call[1])
+                    return True
+            yield
+        self._be_text()
+        return False
 
-    def _take_object(self, pieces: list[Piece]) -> bool:
-        """Take an object whose name does not come first."""
-        body = self._held[: self._scanned]
-        call = _parsed_call(body, needs_arguments=not self._form.openings)
-        if call is None:
-            return self._is_text(pieces)
-        name, arguments = call
-        self._held = self._held[self._scanned :]
-        self._begin_call(name, pieces)
-        pieces.append(Arguments(self.num_calls - 1, arguments))
-        self._state = _State.AFTER
-        return True
+    def _take_call(self, name: str) -> Iterator[None]:
+        """Begin a call and show its arguments."""
+        self._begin_call(name)
+        self._state = _State.CALL
+        if not (yield from self._take_value(ValueEnd(), is_shown=True)):
+            self._show_arguments("{}")
 
-    def _take_value(self, pieces: list[Piece]) -> bool:
-        if not self._has_value:
-            self._held = self._held.lstrip()
-        length = self._value.push(self._held)
-        if length:
-            pieces.append(Arguments(self.num_calls - 1, self._held[:length]))
-            self._has_value = True
-        self._held = self._held[length:]
-        if self._value.is_over:
-            if not self._has_value:
-                pieces.append(Arguments(self.num_calls - 1, "{}"))
-            self._state = _State.AFTER if self._is_named else _State.TAIL
-            self._value = ValueEnd(depth=1, is_one_line=True)
-        return self._state is not _State.VALUE
-
-    def _take_tail(self) -> bool:
-        """Pass over what stands behind the arguments in a call's object."""
-        length = self._value.push(self._held)
-        self._held = self._held[length:]
-        if self._value.is_over:
-            self._state = _State.AFTER
-        return self._value.is_over
-
-    def _take_after(self) -> bool:
-        """Go on behind a call: to the next one of its list, or to the end of that."""
-        if not self._form.openings:
-            self._state = _State.HEAD
-            return True
-        if not self._is_list:
-            self._state = _State.CLOSING
-            return True
-        self._held = self._held.lstrip()
-        if not self._held:
-            return False
-        if self._held[0] == "]":
-            self._held, self._state = self._held[1:], _State.CLOSING
-        elif self._is_closing(self._held):
-            self._state = _State.CLOSING  # the bracket was forgotten
-        else:
-            self._state = _State.HEAD
-        return True
+    def _take_value(self, value: ValueEnd, *, is_shown: bool) -> Generator[None, None, bool]:
+        """Take text to the end of a value; return whether there was any."""
+        has_any = False
+        while True:
+            if not has_any:
+                self._held = self._held.lstrip()
+            length = value.push(self._held)
+            if length:
+                has_any = True
+                if is_shown:
+                    self._show_arguments(self._held[:length])
+            self._held = self._held[length:]
+            if value.is_over:
+                return has_any
+            yield
 
     def _is_closing(self, begin: str) -> bool:
         """Whether a text begins with what comes behind a list, or may once it goes on."""
         closing = self._form.closing
         return bool(closing) and (begin.startswith(closing) or closing.startswith(begin))
 
-    def _take_closing(self) -> bool:
+    def _take_closing(self) -> Iterator[None]:
         closing = self._form.closing
         if closing and not self._form.is_list:
             # Whatever else a model writes before its closing tag is no text. An opening before it
             # begins another call: the tag was forgotten.
             ends = (closing, *self._form.openings)
-            place, end = first_of(self._held, ends)
-            if not end:
+            while (place := first_of(self._held, ends)[0]) < 0:
                 kept = max(overlap(self._held, word) for word in ends)
                 self._held = self._held[len(self._held) - kept :]
-                return False
+                yield
             self._held = self._held[place:].removeprefix(closing)
-            self._state = _State.TEXT
-            return True
-        if closing:
-            begin = self._unblank()
-            if closing.startswith(begin) and closing != begin:
-                return False
+        elif closing:
+            while closing.startswith(begin := self._unblank()) and closing != begin:
+                yield
             if begin.startswith(closing):
                 self._held = begin[len(closing) :]
-        self._state = _State.TEXT
-        return True
 
-    def _begin_call(self, name: str, pieces: list[Piece], *, is_named: bool = False) -> None:
-        pieces.append(CallBegins(self.num_calls, name))
-        self.num_calls += 1
-        self._opened, self._scanned, self._is_named = "", 0, is_named
-        self._has_text = self._has_value = False
-        self._value = ValueEnd()
-        self._state = _State.VALUE
-
-    def _is_text(self, pieces: list[Piece]) -> bool:
+    def _be_text(self) -> None:
         """Show what was taken for a call and is none."""
-        shown, self._opened, self._scanned = self._opened, "", 0
-        self._has_text = True
-        if self._form.openings:
-            # An opening may stand in what follows.
-            if shown:
-                pieces.append(Text(shown))
-        else:
-            pieces.append(Text(shown + self._held))
-            self._held = ""
-        self._state = _State.TEXT
-        return bool(self._held)
+        shown, self._opened, self._has_text = self._opened, "", True
+        if not self._form.openings:
+            # No opening may stand in what follows.
+            shown, self._held = shown + self._held, ""
+        if shown:
+            self._pieces.append(Text(shown))
 
 
 def _may_be_call(begin: str) -> bool:

@@ -317,7 +317,7 @@ async def test_a_line_of_one_tenants_texts_is_not_in_front_of_anothers(
 
         async def waiting(count: int) -> None:
             with trio.fail_after(PATIENCE_S):
-                while model._limiter.statistics().tasks_waiting < count:
+                while model.turns.num_waiting < count:
                     await trio.lowlevel.checkpoint()
 
         for number in range(6):

@@ -156,7 +156,7 @@ async def test_a_limiter_gives_turns_by_the_line_of_the_task(
         await trio.sleep(0.5)
         nursery.start_soon(work, "victim")
     assert order.index("victim") == 1
-    assert limiter.statistics() == (0, 0)
+    assert (limiter.turns.num_running, limiter.turns.num_waiting) == (0, 0)
 
 
 async def test_a_limiter_tells_whose_line_is_full_and_forgets_who_leaves() -> None:
@@ -176,4 +176,4 @@ async def test_a_limiter_tells_whose_line_is_full_and_forgets_who_leaves() -> No
                 await wait(key)
             assert (caught.value.status, caught.value.retry_after_s) == (status, 1.0)
         nursery.cancel_scope.cancel()
-    assert limiter.statistics() == (0, 0)
+    assert (limiter.turns.num_running, limiter.turns.num_waiting) == (0, 0)

@@ -14,16 +14,26 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from triolet.errors import invalid_request
+from triolet.errors import RequestError, invalid_request
 
-from ...contract.generation import Delta, Failed, Finished, FinishReason
+from ...contract.generation import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Usage,
+)
 from ...tenants.tenancy import current_tenant
-from ...text.reasoning import reader_of
-from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
+from ...text.reasoning import Thinking, reader_of
+from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..body import current_scope, read_fields, shown_request_id
+from ..constraints import parsed_arguments, plan_tools
 from ..errors import UNSUPPORTED_PARAMETER, params_called
 from ..fields import Function, FunctionName, NamedTool, Tool
 from ..generate import (
+    Plan,
     begin_stream,
     begin_whole,
     check_fields,
@@ -35,10 +45,9 @@ from ..generate import (
 )
 from ..limits import message_tier
 from ..openai.chat import encode_chat, plan_chat
-from ..openai.tools import parsed_arguments, plan_tools
 from ..schemas import ChatRequest, Message, shared_fields
-from ..stream import Serializer
-from .schema import CountRequest, MessagesRequest
+from ..stream import Answer, Serializer
+from .schema import CountRequest, MessagesRequest, OfferedTool, PromptFields, ToolUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,15 +55,7 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-    from triolet.errors import RequestError
-
-    from ...contract.generation import Event, GenerationRequest, Usage
-    from ...text.reasoning import Thinking
-    from ...text.tool_calls import Piece, PieceReader, ToolForm
-    from ..generate import Plan
     from ..services import Services
-    from ..stream import Answer
-    from .schema import OfferedTool, PromptFields, ToolUse
 
 
 _encode = msgspec.json.Encoder().encode
@@ -94,50 +95,55 @@ def message_error(error: RequestError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": shown, "request_id": request_id}
 
 
-def message_usage(usage: Usage, *, output_tokens: int) -> dict[str, Any]:
-    """Return token counts. What was cached counts apart from the other input here."""
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": output_tokens,
-    }
-
-
-class MessageForm:
-    """What surrounds one answer.
+class MessageStream(Serializer):
+    """One message, as a stream or at once.
 
     Args:
+      request: what is generated for it.
       message_id: `msg_` and hex.
       model: the served one.
       max_tokens: as the client asked; 0 for one that only warms the prefix cache.
+      request_id: what errors call it.
       tool_form: how calls of tools in it are written; None if there are none.
-      tier: what its usage says of its class.
       thinking: how reasoning in it is written; None if there is none.
+      tier: what its usage says of its class.
     """
+
+    keep_alive = PING
 
     def __init__(
         self,
+        request: GenerationRequest,
         message_id: str,
         model: str,
         max_tokens: int,
+        request_id: str,
         tool_form: ToolForm | None = None,
-        tier: Mapping[str, str] = NO_TIER,
         thinking: Thinking | None = None,
+        tier: Mapping[str, str] = NO_TIER,
     ) -> None:
-        self._tool_form = tool_form
-        self._thinking = thinking
+        self._request = request
         self._message_id = message_id
         self._model = model
         self._max_tokens = max_tokens
+        self._request_id = request_id
+        self._reader = reader_of(tool_form, thinking)
         self._tier = tier
+        self._block = -1
+        self._open_kind: str | None = None
+        self._digest = _signing()
 
-    @property
-    def shows_output(self) -> bool:
-        """Whether the message has any content."""
-        return self._max_tokens > 0
+    def whole(self, answers: Sequence[Answer]) -> bytes:
+        """Return the message at once."""
+        (answer,) = answers
+        end = answer.finished
+        pieces: list[Piece] = []
+        if self._max_tokens:
+            pieces = self._reader.push(answer.text) + self._reader.finish(is_cut=end.is_cut)
+        message = self._message(self._usage(end.usage), _blocks(pieces))
+        return _encode(message | self._stop(end))
 
-    def message(self, usage: dict[str, Any], content: list[dict[str, Any]]) -> dict[str, Any]:
+    def _message(self, usage: dict[str, Any], content: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the message before its end."""
         return {
             "id": self._message_id,
@@ -150,35 +156,25 @@ class MessageForm:
             "usage": usage,
         }
 
-    def end(self, end: Finished, num_calls: int) -> dict[str, Any]:
-        """Return why it ended."""
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        """Return the token counts at the end. What was cached counts apart from the other input
+        here."""
         return {
-            "stop_reason": self._stop_reason(end, num_calls),
-            "stop_sequence": end.stop_string,
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens if self._max_tokens else 0,
+            **self._tier,
         }
 
-    def usage(self, usage: Usage) -> dict[str, Any]:
-        """Return the token counts at the end."""
-        shown = usage.completion_tokens if self.shows_output else 0
-        return message_usage(usage, output_tokens=shown) | dict(self._tier)
+    def _stop(self, end: Finished) -> dict[str, Any]:
+        """Return why the message ended."""
+        return {"stop_reason": self._stop_reason(end), "stop_sequence": end.stop_string}
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        """Return the message at once."""
-        reader, end = self.reader(), answer.finished
-        pieces: list[Piece] = []
-        if self.shows_output:
-            pieces = reader.push(answer.text) + reader.finish(is_cut=end.is_cut)
-        message = self.message(self.usage(end.usage), _blocks(pieces))
-        return message | self.end(end, reader.num_calls)
-
-    def reader(self) -> PieceReader:
-        """Return what reads its text."""
-        return reader_of(self._tool_form, self._thinking)
-
-    def _stop_reason(self, end: Finished, num_calls: int) -> str:
-        if not self.shows_output:
+    def _stop_reason(self, end: Finished) -> str:
+        if not self._max_tokens:
             return "max_tokens"
-        if num_calls and end.reason is FinishReason.STOP and not end.is_cut:
+        if self._reader.num_calls and end.reason is FinishReason.STOP and not end.is_cut:
             return "tool_use"
         if end.reason is FinishReason.STOP:
             return "end_turn" if end.stop_string is None else "stop_sequence"
@@ -186,31 +182,10 @@ class MessageForm:
             return "model_context_window_exceeded"
         return "max_tokens"
 
-
-class MessageStream(Serializer):
-    """The stream of one message.
-
-    Args:
-      form: what surrounds it.
-      request: what is generated for it.
-      request_id: what errors call it.
-    """
-
-    keep_alive = PING
-
-    def __init__(self, form: MessageForm, request: GenerationRequest, request_id: str) -> None:
-        self._form = form
-        self._request = request
-        self._request_id = request_id
-        self._reader = form.reader()
-        self._block = -1
-        self._open_kind: str | None = None
-        self._digest = _signing()
-
     def begin(self) -> list[bytes]:
         """Return what is known before anything is computed: the prompt's length."""
         usage = {"input_tokens": len(self._request.prompt_ids), "output_tokens": 0}
-        return [_event("message_start", message=self._form.message(usage, [])), PING]
+        return [_event("message_start", message=self._message(usage, [])), PING]
 
     def event(self, index: int, event: Event) -> list[bytes]:
         """Return what something that happened looks like; the last of it ends the stream."""
@@ -223,8 +198,8 @@ class MessageStream(Serializer):
                     *self._close(),
                     _event(
                         "message_delta",
-                        delta=self._form.end(event, self._reader.num_calls),
-                        usage=self._form.usage(event.usage),
+                        delta=self._stop(event),
+                        usage=self._usage(event.usage),
                     ),
                     _event("message_stop"),
                 ]
@@ -233,7 +208,7 @@ class MessageStream(Serializer):
                 return [b"event: error\ndata: %b\n\n" % error]
 
     def _show(self, pieces: Iterable[Piece]) -> list[bytes]:
-        if not self._form.shows_output:
+        if not self._max_tokens:
             return []
         return [frame for piece in pieces for frame in self._frames(piece)]
 
@@ -345,22 +320,19 @@ async def create_message(services: Services) -> Response:
     plan = await _plan(fields, services)
     (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
     live = current_scope()
-    form = MessageForm(
+    message = MessageStream(
+        request,
         f"msg_{live.request_id.hex()}",
         services.config.model_name,
         fields.max_tokens,
+        shown_request_id(),
         plan.tool_form,
-        message_tier(fields.service_tier, request.scheduling),
         plan.thinking,
+        message_tier(fields.service_tier, request.scheduling),
     )
     if fields.stream:
-        stream = MessageStream(form, request, shown_request_id())
-        return await begin_stream([request], stream, fields, services)
-
-    def document(answers: Sequence[Answer]) -> bytes:
-        return msgspec.json.encode(form.whole(answers[0]))
-
-    return await begin_whole([request], document, fields, services)
+        return await begin_stream([request], message, fields, services)
+    return await begin_whole([request], message.whole, fields, services)
 
 
 def _check_budget(fields: MessagesRequest) -> None:

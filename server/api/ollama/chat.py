@@ -17,51 +17,45 @@ import msgspec
 import trio
 from quart import Response
 
-from triolet.errors import invalid_request
+from triolet.errors import RequestError, invalid_request
 
-from ...contract.generation import Delta, Failed, Finished
-from ...text.reasoning import reader_of
-from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
+from ...contract.generation import Delta, Event, Failed, Finished
+from ...text.reasoning import Thinking, reader_of
+from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..body import JSON_ONLY, current_scope, note_ignored, read_fields
-from ..constraints import read_grammar
+from ..constraints import parsed_arguments, read_grammar
 from ..errors import echo, params_called
 from ..fields import CalledFunction, NamedSchema, ResponseFormat, ToolCall
 from ..generate import Plan, check_fields, json_response, own_requests, refuse_early, submit_all
 from ..limits import reserved
 from ..openai.chat import plan_chat
 from ..openai.embeddings import EmbeddingFields, embed, numbers_of
-from ..openai.tools import parsed_arguments
 from ..schemas import (
     ChatRequest,
     CompletionRequest,
     Message,
+    ModelT,
     TemplateSwitches,
     shared_fields,
     take_unknown,
 )
-from ..stream import EventStreamBody, Serializer, collect
+from ..stream import Answer, EventStreamBody, Serializer, collect
 from .schema import (
     LOAD_OPTIONS,
+    AnyRequest,
     OllamaChat,
     OllamaEmbed,
     OllamaEmbeddings,
     OllamaGenerate,
     OllamaOptions,
+    OllamaTurn,
     served_model,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from triolet.errors import RequestError
-
-    from ...contract.generation import Event
-    from ...text.reasoning import Thinking
-    from ...text.tool_calls import Piece, ToolForm
-    from ..schemas import ModelT
     from ..services import Services
-    from ..stream import Answer
-    from .schema import AnyRequest, OllamaTurn
 
 
 Call = dict[str, Any]

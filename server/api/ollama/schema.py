@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from triolet.config import ANY_MODEL
+from triolet.config import ANY_MODEL, ServerConfig
 
 from ..body import check_model
 from ..fields import MAX_TOOLS, Tool
@@ -18,10 +18,6 @@ from ..schemas import (
     StrictModel,
     assistant_calls,
 )
-
-if TYPE_CHECKING:
-    from triolet.config import ServerConfig
-
 
 TAG: Final = ":latest"
 

@@ -14,23 +14,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from triolet.errors import invalid_request
 
-from ...text.reasoning import SWITCHES
+from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
 from ..body import INLINE_BYTES, in_parser_thread, read_fields
-from ..constraints import read_grammar
+from ..constraints import parsed_arguments, plan_tools, read_grammar
 from ..generate import Plan, check_fields, head, refuse_early, stream_response, whole_response
 from ..sampling import chat_logprobs, completion_logprobs, unknown_token
-from ..schemas import ChatRequest, CompletionRequest, Message
-from .chunks import ChatChunks, CompletionChunks, ToolChunks, reason_of, whole_message
-from .tools import parsed_arguments, plan_tools
+from ..schemas import ChatRequest, CompletionRequest, Message, Prompt
+from .chunks import ChatChunks, CompletionChunks, reason_of, whole_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quart import Response
 
-    from ...text.reasoning import Reasoner, ReasoningPlan
     from ...text.tokenizer import ChatPrompt
-    from ..schemas import Prompt
     from ..services import Services
     from ..stream import Answer
 
@@ -141,9 +138,7 @@ async def chat_completions(services: Services) -> Response:
             plan,
             services,
             head("chat.completion.chunk", "chatcmpl", services),
-            partial(ToolChunks, form=plan.tool_form, thinking=plan.thinking)
-            if plan.tool_form is not None or plan.thinking is not None
-            else ChatChunks,
+            partial(ChatChunks, form=plan.tool_form, thinking=plan.thinking),
         )
     return await whole_response(
         plan, services, head("chat.completion", "chatcmpl", services), partial(_choice, plan)
@@ -277,10 +272,7 @@ def _choice(plan: Plan, index: int, answer: Answer) -> dict[str, Any]:
     if plan.logprobs is not None:
         logprobs = {"content": chat_logprobs(answer.logprobs), "refusal": None}
     ids = {"token_ids": answer.token_ids} if plan.fields.return_token_ids else {}
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-    num_calls = 0
-    if plan.tool_form is not None or plan.thinking is not None:
-        message, num_calls = whole_message(answer, plan.tool_form, plan.thinking)
+    message, num_calls = whole_message(answer, plan.tool_form, plan.thinking)
     return {
         "index": index,
         "message": message,

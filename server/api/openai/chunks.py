@@ -11,22 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ...contract.generation import Delta, Finished, FinishReason
-from ...text.reasoning import reader_of
-from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
+from ...contract.generation import Delta, Event, Finished, FinishReason, Usage
+from ...text.reasoning import Thinking, reader_of
+from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..errors import error_body
 from ..sampling import chat_logprobs, completion_logprobs
-from ..stream import Serializer
+from ..stream import Answer, Serializer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from triolet.errors import RequestError
-
-    from ...contract.generation import Event, Usage
-    from ...text.reasoning import Thinking
-    from ...text.tool_calls import Piece, PieceReader, ToolForm
-    from ..stream import Answer
 
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -194,31 +189,6 @@ class ChunkStream(Serializer):
         return [self.envelope.usage(total_usage(usages, self.envelope.per_prompt)), DONE]
 
 
-class ChatChunks(ChunkStream):
-    """Chunks of chat completions."""
-
-    def first(self, index: int) -> bytes:
-        """Return the chunk with the role."""
-        return self.envelope.chunk(index, b'"delta":{"role":"assistant","content":""}')
-
-    def delta(self, index: int, delta: Delta) -> list[bytes]:
-        """Return the chunk of new text."""
-        logprobs = b"null"
-        if delta.logprobs:
-            logprobs = b'{"content":%b,"refusal":null}' % _encode(chat_logprobs(delta.logprobs))
-        envelope = self.envelope
-        more = envelope.token_ids(delta.token_ids) if envelope.with_token_ids else b""
-        return [
-            envelope.chunk(
-                index, b'"delta":{"content":%b}' % _encode(delta.text), logprobs=logprobs, more=more
-            )
-        ]
-
-    def finish(self, index: int, end: Finished) -> list[bytes]:
-        """Return the one chunk with a finish_reason."""
-        return [self.envelope.chunk(index, b'"delta":{}', reason=_encode(end.reason))]
-
-
 class CompletionChunks(ChunkStream):
     """Chunks of plain completions.
 
@@ -303,8 +273,8 @@ def _call(piece: CallBegins) -> dict[str, Any]:
     return {"id": new_call_id(), "type": "function", "function": function}
 
 
-class ToolChunks(ChatChunks):
-    """Chunks of chat completions in which the model may reason and call tools.
+class ChatChunks(ChunkStream):
+    """Chunks of chat completions, in which the model may reason and call tools.
 
     Args:
       envelope: what surrounds them.
@@ -313,49 +283,44 @@ class ToolChunks(ChatChunks):
     """
 
     def __init__(
-        self, envelope: Envelope, form: ToolForm | None, thinking: Thinking | None = None
+        self, envelope: Envelope, form: ToolForm | None = None, thinking: Thinking | None = None
     ) -> None:
         super().__init__(envelope)
-        self._form = form
-        self._thinking = thinking
-        self._readers: dict[int, PieceReader] = {}
+        self._is_plain = form is None and thinking is None
+        self._readers = [reader_of(form, thinking) for _ in range(envelope.count)]
+
+    def first(self, index: int) -> bytes:
+        """Return the chunk with the role."""
+        return self.envelope.chunk(index, b'"delta":{"role":"assistant","content":""}')
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         """Return the chunks of new text; those of its tokens go with the first."""
-        contents = _contents(self._reader(index).push(delta.text))
-        more = self.envelope.token_ids(delta.token_ids)
+        envelope, logprobs = self.envelope, b"null"
+        more = envelope.token_ids(delta.token_ids) if envelope.with_token_ids else b""
+        if delta.logprobs:
+            logprobs = b'{"content":%b,"refusal":null}' % _encode(chat_logprobs(delta.logprobs))
+        if self._is_plain:
+            content = b'"delta":{"content":%b}' % _encode(delta.text)
+            return [envelope.chunk(index, content, logprobs=logprobs, more=more)]
+        contents = _contents(self._readers[index].push(delta.text))
         if not contents and (delta.logprobs or more):
             contents = [{"content": ""}]
         chunks: list[bytes] = []
-        for content in contents:
-            is_first = not chunks
-            logprobs = b"null"
-            if is_first and delta.logprobs:
-                logprobs = b'{"content":%b,"refusal":null}' % _encode(chat_logprobs(delta.logprobs))
-            chunks.append(
-                self.envelope.chunk(
-                    index,
-                    b'"delta":' + _encode(content),
-                    logprobs=logprobs,
-                    more=more if is_first else b"",
-                )
-            )
+        for shown in contents:
+            content = b'"delta":' + _encode(shown)
+            chunks.append(envelope.chunk(index, content, logprobs=logprobs, more=more))
+            logprobs, more = b"null", b""
         return chunks
 
     def finish(self, index: int, end: Finished) -> list[bytes]:
         """Return what was held back, and the one chunk with a finish_reason."""
-        reader = self._reader(index)
+        reader = self._readers[index]
         left = [
             self.envelope.chunk(index, b'"delta":' + _encode(content))
             for content in _contents(reader.finish(is_cut=end.is_cut))
         ]
         shown = _encode(reason_of(end, reader.num_calls))
         return [*left, self.envelope.chunk(index, b'"delta":{}', reason=shown)]
-
-    def _reader(self, index: int) -> PieceReader:
-        if index not in self._readers:
-            self._readers[index] = reader_of(self._form, self._thinking)
-        return self._readers[index]
 
 
 def _contents(pieces: Iterable[Piece]) -> Sequence[dict[str, Any]]:

@@ -32,7 +32,6 @@ from ..schemas import IGNORED, MAX_INT, Prompt, ServiceFields, read_prompts
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..schemas import Prompt
     from ..services import Services
 
 

@@ -17,9 +17,11 @@ from triolet.errors import RequestError, invalid_request
 
 from ...contract.generation import Delta
 from ..body import current_scope, read_fields
+from ..constraints import plan_tools
 from ..errors import echo, params_called
 from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
 from ..generate import (
+    Plan,
     begin_stream,
     begin_whole,
     check_fields,
@@ -32,26 +34,30 @@ from ..schemas import ChatRequest, Message, shared_fields
 from .chat import encode_chat, plan_chat
 from .responses_events import (
     CallItem,
+    Item,
     MessageItem,
     ReasoningItem,
-    ResponseDocument,
     ResponseEvents,
     message_frame,
+    response_head,
     sse_frame,
 )
-from .responses_schema import InputTokensRequest, ResponseRequest
-from .tools import plan_tools
+from .responses_schema import (
+    FunctionChoice,
+    FunctionTool,
+    InputItem,
+    InputTokensRequest,
+    ResponseFields,
+    ResponseRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quart import Response
 
-    from ..generate import Plan
     from ..services import Services
     from ..stream import Answer
-    from .responses_events import Item
-    from .responses_schema import FunctionChoice, FunctionTool, InputItem, ResponseFields
 
 
 Turns: TypeAlias = "tuple[Message, ...]"
@@ -270,14 +276,12 @@ async def create_response(services: Services) -> Response:
         replace(one, request_id=live.request_id)
         for one in own_requests(plan, services, is_streamed=bool(fields.stream))
     )
-    response_id = f"resp_{live.request_id.hex()}"
-    document = ResponseDocument(
-        response_id, fields, request, services.config, plan.tool_form, plan.thinking
-    )
+    head = response_head(f"resp_{live.request_id.hex()}", fields, request, services.config)
+    framing = sse_frame if fields.stream else message_frame
+    events = ResponseEvents(head, fields, framing, plan.tool_form, plan.thinking)
     if fields.stream:
-        events = ResponseEvents(document, sse_frame)
         return await begin_stream([request], events, fields, services)
-    return await begin_whole([request], partial(_whole, document), fields, services)
+    return await begin_whole([request], partial(_whole, events), fields, services)
 
 
 async def count_input_tokens(services: Services) -> Response:
@@ -298,10 +302,9 @@ def _refuse_earlier(fields: ResponseFields) -> None:
         )
 
 
-def _whole(document: ResponseDocument, answers: Sequence[Answer]) -> bytes:
+def _whole(events: ResponseEvents, answers: Sequence[Answer]) -> bytes:
     """Return what a stream would have ended with."""
     (answer,) = answers
-    events = ResponseEvents(document, message_frame)
     events.begin()
     events.event(0, Delta(answer.text, tuple(answer.token_ids), tuple(answer.logprobs)))
     events.event(0, answer.finished)

@@ -15,28 +15,23 @@ import trio
 
 from triolet.ids import new_request_id
 
-from ...contract.generation import CancelReason
+from ...contract.generation import CancelReason, Events, GenerationRequest
 from ...tenants.tenancy import current_tenant
 from ..body import KEY, LAST_EVENT_ID
 from ..errors import echo, http_error, params_called
 from ..generate import generation_requests, submit_all
 from ..limits import enter_answer, renew_tenant, reserved
-from ..request_scope import RequestScope
-from ..resume import Name, ResumableAnswer
-from .responses import answer_of, plan_response, turns_of
-from .responses_events import ResponseDocument, ResponseEvents, message_frame
+from ..request_scope import ClientConnection, RequestScope
+from ..resume import Name, ResumableAnswer, ResumingReader
+from .responses import Conversations, Turns, answer_of, plan_response, turns_of
+from .responses_events import ResponseEvents, message_frame, response_head
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ...contract.generation import Events, GenerationRequest
     from ...contract.output_stream import OutputStream
     from ..door import BodyHold
-    from ..generate import Plan
-    from ..request_scope import ClientConnection
-    from ..resume import ResumingReader
     from ..services import Services
-    from .responses import Conversations, Turns
     from .responses_schema import ResponseCreate, ResponseResume
 
 
@@ -122,21 +117,16 @@ def response_name(response_id: str) -> Name:
 class SocketEvents(ResponseEvents):
     """The events of a response on a WebSocket, which later ones may continue.
 
-    Args:
-      document: the response.
-      stream_id: its lane; None for none.
+    Attributes:
       turns: of the conversation, up to the question.
     """
 
-    def __init__(self, document: ResponseDocument, stream_id: str | None, turns: Turns) -> None:
-        super().__init__(document, message_frame, stream_id)
-        self._turns = turns
+    turns: Turns = ()
 
     def remember(self, response_id: str, conversations: Conversations) -> None:
         """Let a connection go on with the conversation, if the response has come to a good end."""
         if not self.have_failed:
-            answer = answer_of(self._document.items)
-            conversations.remember(response_id, (*self._turns, *answer))
+            conversations.remember(response_id, (*self.turns, *answer_of(self.items)))
 
 
 async def relay_frames(reader: ResumingReader, outbox: WsOutbox) -> None:
@@ -147,13 +137,13 @@ async def relay_frames(reader: ResumingReader, outbox: WsOutbox) -> None:
     """
     while not reader.is_done:
         if reader.is_lost:
-            raise reader.lost()
+            raise reader.answer.forgotten()
         frames = reader.take()
         for frame in frames:
             if not outbox.try_send(frame):
                 await outbox.put(frame)
         if not frames:
-            await reader.wait()
+            await reader.answer.wait_changed()
 
 
 class ResumedAnswer:
@@ -278,20 +268,24 @@ class ResponseAnswer:
             live.entry.hold = self.hold
             renew_tenant(self._services.tenancy)
             enter_answer(self._services, live)
-            earlier = self._earlier()
-            plan = await plan_response(self._create, earlier, self._services)
-            request = self._request(plan)
-            document = ResponseDocument(
-                self.id,
-                self._create,
-                request,
-                self._services.config,
-                plan.tool_form,
-                plan.thinking,
+            create = self._create
+            earlier: Turns = ()
+            if create.previous_response_id is not None:
+                earlier = self._conversations.up_to(create.previous_response_id)
+            plan = await plan_response(create, earlier, self._services)
+            (request,) = generation_requests(
+                plan,
+                self._services,
+                within_s=self._services.config.default_deadline_s,
+                client_request_id=self._client_request_id,
             )
-            turns = (*earlier, *turns_of(self._create.input))
-            events = SocketEvents(document, self.stream_id, turns)
-            if self._create.resumable:
+            request = replace(request, request_id=self._request_id)
+            head = response_head(self.id, create, request, self._services.config)
+            events = SocketEvents(
+                head, create, message_frame, plan.tool_form, plan.thinking, self.stream_id
+            )
+            events.turns = (*earlier, *turns_of(create.input))
+            if create.resumable:
                 await self._run_resumable(events, request, live, outbox)
             else:
                 await self._run_bound(events, request, live, outbox)
@@ -342,17 +336,3 @@ class ResponseAnswer:
         reader = kept.join(answer, 0)
         live.hold(reader)
         await relay_frames(reader, outbox)
-
-    def _earlier(self) -> Turns:
-        if self._create.previous_response_id is None:
-            return ()
-        return self._conversations.up_to(self._create.previous_response_id)
-
-    def _request(self, plan: Plan) -> GenerationRequest:
-        (request,) = generation_requests(
-            plan,
-            self._services,
-            within_s=self._services.config.default_deadline_s,
-            client_request_id=self._client_request_id,
-        )
-        return replace(request, request_id=self._request_id)

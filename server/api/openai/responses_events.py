@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 from pydantic import BaseModel
 
-from ...contract.generation import Delta, Failed, Finished, FinishReason
-from ...text.reasoning import reader_of
-from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
+from ...contract.generation import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Usage,
+)
+from ...text.reasoning import Thinking, reader_of
+from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..errors import error_object
 from ..limits import tier_field
 from ..sampling import chat_logprobs
@@ -23,12 +31,11 @@ from ..stream import Serializer
 from .chunks import new_call_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
 
-    from ...contract.generation import Event, GenerationRequest, Usage
-    from ...text.reasoning import Thinking
-    from ...text.tool_calls import Piece, PieceReader, ToolForm
     from .responses_schema import ResponseFields
 
 
@@ -58,6 +65,8 @@ def response_error(error: RequestError) -> dict[str, Any]:
 class MessageItem:
     """Text of an answer."""
 
+    EVENT: ClassVar[str] = "response.output_text"
+
     item_id: str
     text: str = ""
     # As text, a fifth of what the same would take as objects: the end of the answer repeats it
@@ -74,30 +83,20 @@ class MessageItem:
             "content": [] if status == "in_progress" else [self.part()],
         }
 
-    def part(self) -> dict[str, Any]:
+    def part(self) -> dict[str, Any] | None:
         """Return the text as far as it is known."""
-        return {
-            "type": "output_text",
-            "text": self.text,
-            "annotations": [],
-            "logprobs": self.all_logprobs,
-        }
+        return {"type": "output_text", "annotations": [], **self.whole()}
 
-    @property
-    def all_logprobs(self) -> msgspec.Raw:
-        """The list of every token's logprobs."""
-        return msgspec.Raw(b"[" + self.logprobs + b"]")
-
-    def add(self, text: str, scored: bytes) -> None:
-        """Take in more text and the inside of its tokens' list of logprobs."""
-        self.text += text
-        if scored:
-            self.logprobs += b"," + scored if self.logprobs else scored
+    def whole(self) -> dict[str, Any]:
+        """Return what its deltas come to."""
+        return {"text": self.text, "logprobs": msgspec.Raw(b"[" + self.logprobs + b"]")}
 
 
 @dataclass(slots=True)
 class CallItem:
     """A call of a tool."""
+
+    EVENT: ClassVar[str] = "response.function_call_arguments"
 
     item_id: str
     call_id: str
@@ -110,15 +109,24 @@ class CallItem:
             "id": self.item_id,
             "type": "function_call",
             "call_id": self.call_id,
-            "name": self.name,
-            "arguments": self.arguments,
             "status": status,
+            **self.whole(),
         }
+
+    def part(self) -> dict[str, Any] | None:
+        """Return nothing: it has no parts."""
+        return None
+
+    def whole(self) -> dict[str, Any]:
+        """Return what its deltas come to."""
+        return {"name": self.name, "arguments": self.arguments}
 
 
 @dataclass(slots=True)
 class ReasoningItem:
     """What the model thought before it answered, or between two calls."""
+
+    EVENT: ClassVar[str] = "response.reasoning_text"
 
     item_id: str
     text: str = ""
@@ -134,153 +142,66 @@ class ReasoningItem:
             "status": status,
         }
 
-    def part(self) -> dict[str, Any]:
+    def part(self) -> dict[str, Any] | None:
         """Return the text as far as it is known."""
-        return {"type": "reasoning_text", "text": self.text}
+        return {"type": "reasoning_text", **self.whole()}
+
+    def whole(self) -> dict[str, Any]:
+        """Return what its deltas come to."""
+        return {"text": self.text}
 
 
 Item = MessageItem | CallItem | ReasoningItem
 
 
-class ResponseDocument:
-    """One response.
+def response_head(
+    response_id: str, fields: ResponseFields, request: GenerationRequest, config: ServerConfig
+) -> dict[str, Any]:
+    """Return a response before its end.
 
     Args:
       response_id: `resp_` and hex.
       fields: what was asked for.
       request: what is generated for it.
       config: names the served model.
-      tool_form: how calls of tools in the answer are written; None if there are none.
-      thinking: how reasoning in the answer is written; None if there is none.
-
-    Attributes:
-      items: of the answer so far.
-      shows_output: whether it has any.
-      wants_logprobs: whether tokens are listed with what the model thought of them.
-      is_message: whether it is one message, whatever it says.
-      head: the response before its end.
     """
-
-    def __init__(
-        self,
-        response_id: str,
-        fields: ResponseFields,
-        request: GenerationRequest,
-        config: ServerConfig,
-        tool_form: ToolForm | None = None,
-        thinking: Thinking | None = None,
-    ) -> None:
-        self.items: list[Item] = []
-        self.shows_output = not fields.only_warms
-        self.wants_logprobs = fields.wants_logprobs
-        self.is_message = tool_form is None and thinking is None
-        self._tool_form = tool_form
-        self._thinking = thinking
-        self._hex = response_id.removeprefix("resp_")
-        choice = fields.tool_choice
-        self.head: dict[str, Any] = {
-            "id": response_id,
-            "object": "response",
-            "created_at": int(time.time()),
-            "status": "in_progress",
-            "background": False,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": fields.instructions,
-            "max_output_tokens": fields.max_output_tokens,
-            "metadata": fields.metadata or {},
-            "model": config.model_name,
-            "output": [],
-            "parallel_tool_calls": fields.parallel_tool_calls is not False,
-            "previous_response_id": fields.previous_response_id,
-            "reasoning": {
-                "effort": fields.reasoning.effort if fields.reasoning else None,
-                "summary": None,
-            },
-            "store": False,
-            "temperature": request.sampling.temperature,
-            "text": {"format": fields.text_format.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": choice.model_dump()
-            if isinstance(choice, BaseModel)
-            else choice or "auto",
-            "tools": [tool.model_dump() for tool in fields.tools or ()],
-            "top_logprobs": request.sampling.logprobs or 0,
-            "top_p": request.sampling.top_p,
-            "truncation": "disabled",
-            "usage": None,
-            **tier_field(fields.service_tier, request.scheduling),
-        }
-
-    def reader(self) -> PieceReader:
-        """Return what reads its text."""
-        return reader_of(self._tool_form, self._thinking)
-
-    def add_reasoning(self) -> ReasoningItem:
-        """Begin reasoning, which is the next item."""
-        item = ReasoningItem(f"rs_{self._hex}_{len(self.items)}")
-        self.items.append(item)
-        return item
-
-    def add_message(self) -> MessageItem:
-        """Begin a message, which is the next item."""
-        place = f"_{len(self.items)}" if self.items else ""
-        item = MessageItem(f"msg_{self._hex}{place}")
-        self.items.append(item)
-        return item
-
-    def add_call(self, name: str) -> CallItem:
-        """Begin a call, which is the next item."""
-        item = CallItem(f"fc_{self._hex}_{len(self.items)}", new_call_id(), name)
-        self.items.append(item)
-        return item
-
-    def finished(self, end: Finished) -> dict[str, Any]:
-        """Return the response at its good end; a call that a stop token cut is incomplete."""
-        usage = end.usage
-        if not self.shows_output:
-            return self._ended("completed", replace(usage, completion_tokens=0))
-        if end.reason is FinishReason.STOP:
-            return self._ended("completed", usage, is_cut=end.is_cut)
-        return self._ended("incomplete", usage) | {
-            "incomplete_details": {"reason": "max_output_tokens"}
-        }
-
-    def cancelled(self, usage: Usage) -> dict[str, Any]:
-        """Return the response that its client ended; what was said so far stands."""
-        return self._ended("cancelled", usage)
-
-    def failed(self, error: RequestError, usage: Usage) -> dict[str, Any]:
-        """Return the response at its bad end."""
-        return self.head | {
-            "status": "failed",
-            "error": response_error(error),
-            "usage": response_usage(usage),
-        }
-
-    def _ended(self, status: str, usage: Usage, *, is_cut: bool = False) -> dict[str, Any]:
-        output = [item.shown("completed") for item in self.items]
-        is_cut = is_cut and bool(self.items) and isinstance(self.items[-1], CallItem)
-        if output and (is_cut or status != "completed"):
-            output[-1] = self.items[-1].shown("incomplete")
-        return self.head | {
-            "status": status,
-            "output": output,
-            "usage": response_usage(usage),
-        }
+    choice = fields.tool_choice
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "model": config.model_name,
+        "output": [],
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "reasoning": {
+            "effort": fields.reasoning.effort if fields.reasoning else None,
+            "summary": None,
+        },
+        "store": False,
+        "temperature": request.sampling.temperature,
+        "text": {"format": fields.text_format.model_dump(by_alias=True, exclude_none=True)},
+        "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
+        "tools": [tool.model_dump() for tool in fields.tools or ()],
+        "top_logprobs": request.sampling.logprobs or 0,
+        "top_p": request.sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        **tier_field(fields.service_tier, request.scheduling),
+    }
 
 
 DELTA: Final = b"response.output_text.delta"
 LOGPROBS: Final = b',"logprobs":'
 
 _encode = msgspec.json.Encoder().encode
-
-
-class Framing(Protocol):
-    """How an event travels."""
-
-    def __call__(self, kind: bytes, event: bytes) -> bytes:
-        """Return the frame of an event: its type, and all of it as JSON."""
-        ...
 
 
 def message_frame(kind: bytes, event: bytes) -> bytes:
@@ -317,26 +238,37 @@ class ResponseEvents(Serializer):
     """The events of one response.
 
     Args:
-      document: the response, which grows by what is written.
-      framing: how events travel.
+      head: the response before its end.
+      fields: what was asked for.
+      framing: how events travel: the frame of an event's type, and all of it as JSON.
+      tool_form: how calls of tools in the answer are written; None if there are none.
+      thinking: how reasoning in the answer is written; None if there is none.
       stream_id: the lane that each event names; None for none.
 
     Attributes:
       response: as it is at the end; its head before.
-      are_over: nothing follows.
-      have_failed: and the end was a bad one.
+      items: of the answer so far.
+      have_failed: the end was a bad one.
     """
 
     def __init__(
-        self, document: ResponseDocument, framing: Framing, stream_id: str | None = None
+        self,
+        head: dict[str, Any],
+        fields: ResponseFields,
+        framing: Callable[[bytes, bytes], bytes],
+        tool_form: ToolForm | None = None,
+        thinking: Thinking | None = None,
+        stream_id: str | None = None,
     ) -> None:
-        self.response = document.head
-        self.are_over = False
+        self.response = head
+        self.items: list[Item] = []
         self.have_failed = False
-        self._document = document
-        self._reader = document.reader()
-        self._open: Item | None = None
-        self._open_at = 0
+        self._hex = head["id"].removeprefix("resp_")
+        self._shows_output = not fields.only_warms
+        self._wants_logprobs = fields.wants_logprobs
+        self._is_message = tool_form is None and thinking is None  # whatever it says
+        self._reader = reader_of(tool_form, thinking)
+        self._open: Item | None = None  # the last one
         self._framing = framing
         self._sequence = 0
         self._lane = {} if stream_id is None else {"stream_id": stream_id}
@@ -344,12 +276,11 @@ class ResponseEvents(Serializer):
 
     def begin(self) -> list[bytes]:
         """Return what comes before the answer."""
-        document = self._document
         frames = [
-            self._event("response.created", response=document.head),
-            self._event("response.in_progress", response=document.head),
+            self._event("response.created", response=self.response),
+            self._event("response.in_progress", response=self.response),
         ]
-        if document.shows_output and document.is_message:
+        if self._shows_output and self._is_message:
             frames += self._open_message()
         return frames
 
@@ -362,20 +293,25 @@ class ResponseEvents(Serializer):
             case Finished():
                 pieces = self._reader.finish(is_cut=event.is_cut)
                 left = [frame for piece in pieces for frame in self._piece(piece)]
-                response = self._document.finished(event)
-                return left + self._end(response)
+                return left + self._finish(event)
             case Failed() if self.is_stopped:
-                return self._end(self._document.cancelled(event.usage))
+                # What was said so far stands.
+                return self._end("cancelled", event.usage, last="incomplete")
             case Failed():
-                return self._fail(event.error, event.usage)
+                self.have_failed = True
+                self.response |= {
+                    "status": "failed",
+                    "error": response_error(event.error),
+                    "usage": response_usage(event.usage),
+                }
+                return [self._event("response.failed", response=self.response)]
 
     def _delta(self, delta: Delta) -> list[bytes]:
         """Return what new text looks like; nothing for part of a character."""
-        document = self._document
-        if not document.shows_output or not (delta.text or delta.logprobs):
+        if not self._shows_output or not (delta.text or delta.logprobs):
             return []
         scored = b""
-        if document.wants_logprobs and delta.logprobs:
+        if self._wants_logprobs and delta.logprobs:
             scored = _encode(chat_logprobs(delta.logprobs))[1:-1]
         frames: list[bytes] = []
         pieces = self._reader.push(delta.text)
@@ -387,27 +323,30 @@ class ResponseEvents(Serializer):
         return frames
 
     def _piece(self, piece: Piece, scored: bytes = b"") -> list[bytes]:
+        item, opening = self._open, []
         match piece:
             case Text():
-                opening = [] if isinstance(self._open, MessageItem) else self._open_message()
+                if not isinstance(item, MessageItem):
+                    opening = self._open_message()
                 return [*opening, self._text(piece.text, scored)]
             case Reasoning():
-                opening = [] if isinstance(self._open, ReasoningItem) else self._open_reasoning()
-                assert isinstance(self._open, ReasoningItem)
-                self._open.text += piece.text
-                inside = {**self._place, "content_index": 0, "delta": piece.text}
-                return [*opening, self._event("response.reasoning_text.delta", **inside)]
+                if not isinstance(item, ReasoningItem):
+                    item = ReasoningItem(f"rs_{self._hex}_{len(self.items)}")
+                    opening = self._open_item(item)
+                item.text += piece.text
             case CallBegins():
-                return self._open_item(self._document.add_call(piece.name))
+                name = f"fc_{self._hex}_{len(self.items)}"
+                return self._open_item(CallItem(name, new_call_id(), piece.name))
             case Arguments():
-                assert isinstance(self._open, CallItem)
-                self._open.arguments += piece.text
-                delta = {**self._place, "delta": piece.text}
-                return [self._event("response.function_call_arguments.delta", **delta)]
+                assert isinstance(item, CallItem)
+                item.arguments += piece.text
+        return [*opening, self._event(f"{item.EVENT}.delta", **self._place, delta=piece.text)]
 
     def _text(self, text: str, scored: bytes) -> bytes:
         assert isinstance(self._open, MessageItem)
-        self._open.add(text, scored)
+        self._open.text += text
+        if scored:
+            self._open.logprobs += b"," + scored if self._open.logprobs else scored
         before, between, after = self._delta_form
         sequence, self._sequence = self._sequence, self._sequence + 1
         shown = _encode(text)
@@ -415,80 +354,65 @@ class ResponseEvents(Serializer):
         return self._framing(DELTA, event)
 
     def _open_message(self) -> list[bytes]:
-        item = self._document.add_message()
-        frames = self._open_item(item)
-        place = {**self._place, "content_index": 0}
+        place = f"_{len(self.items)}" if self.items else ""
+        frames = self._open_item(MessageItem(f"msg_{self._hex}{place}"))
         # Most events are deltas, which differ in little: what is around that is encoded once.
         self._delta_form = (
             b'{"type":"%b","sequence_number":' % DELTA,
-            b',%b,"delta":' % _encode(place)[1:-1],
+            b',%b,"delta":' % _encode(self._place)[1:-1],
             b"," + _encode(self._lane)[1:] if self._lane else b"}",
         )
-        return [*frames, self._event("response.content_part.added", **place, part=item.part())]
-
-    def _open_reasoning(self) -> list[bytes]:
-        item = self._document.add_reasoning()
-        frames = self._open_item(item)
-        place = {**self._place, "content_index": 0}
-        return [*frames, self._event("response.content_part.added", **place, part=item.part())]
+        return frames
 
     def _open_item(self, item: Item) -> list[bytes]:
-        closed = self._close_item("completed")
+        frames = self._close_item("completed")
+        index, shown = len(self.items), item.shown("in_progress")
         self._open = item
-        self._open_at = len(self._document.items) - 1
-        shown = item.shown("in_progress")
-        return [
-            *closed,
-            self._event("response.output_item.added", output_index=self._open_at, item=shown),
-        ]
+        self.items.append(item)
+        frames.append(self._event("response.output_item.added", output_index=index, item=shown))
+        if part := item.part():
+            frames.append(self._event("response.content_part.added", **self._place, part=part))
+        return frames
 
     def _close_item(self, status: str) -> list[bytes]:
         """Close what is open, from the inside out."""
         item, place = self._open, self._place
-        self._open = None
-        frames: list[bytes] = []
-        match item:
-            case None:
-                return []
-            case MessageItem():
-                inside = {**place, "content_index": 0}
-                told = {"text": item.text, "logprobs": item.all_logprobs}
-                frames.append(self._event("response.output_text.done", **inside, **told))
-                part = item.part()
-                frames.append(self._event("response.content_part.done", **inside, part=part))
-            case ReasoningItem():
-                inside = {**place, "content_index": 0}
-                frames.append(self._event("response.reasoning_text.done", **inside, text=item.text))
-                part = item.part()
-                frames.append(self._event("response.content_part.done", **inside, part=part))
-            case CallItem():
-                told = {"name": item.name, "arguments": item.arguments}
-                kind = "response.function_call_arguments.done"
-                frames.append(self._event(kind, **place, **told))
+        if item is None:
+            return []
+        frames = [self._event(f"{item.EVENT}.done", **place, **item.whole())]
+        if part := item.part():
+            frames.append(self._event("response.content_part.done", **place, part=part))
         index, shown = place["output_index"], item.shown(status)
         frames.append(self._event("response.output_item.done", output_index=index, item=shown))
+        self._open = None
         return frames
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Where the open item is."""
+        """Where the deltas of the open item belong."""
         if self._open is None:
             return {}
-        return {"item_id": self._open.item_id, "output_index": self._open_at}
+        index = {} if isinstance(self._open, CallItem) else {"content_index": 0}
+        return {"item_id": self._open.item_id, "output_index": len(self.items) - 1, **index}
 
-    def _fail(self, error: RequestError, usage: Usage) -> list[bytes]:
-        self.are_over = self.have_failed = True
-        self.response = self._document.failed(error, usage)
-        return [self._event("response.failed", response=self.response)]
+    def _finish(self, end: Finished) -> list[bytes]:
+        """Return the good end; a call that a stop token cut is incomplete."""
+        if not self._shows_output:
+            return self._end("completed", replace(end.usage, completion_tokens=0))
+        if end.reason is FinishReason.STOP:
+            is_cut = end.is_cut and isinstance(self._open, CallItem)
+            return self._end("completed", end.usage, last="incomplete" if is_cut else "completed")
+        self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        return self._end("incomplete", end.usage, last="incomplete")
 
-    def _end(self, response: dict[str, Any]) -> list[bytes]:
-        self.are_over = True
-        self.response = response
-        output = response["output"]
-        closed = self._close_item(output[-1]["status"] if output else "completed")
-        is_complete = response["status"] == "completed"
-        kind = "response.completed" if is_complete else "response.incomplete"
-        return [*closed, self._event(kind, response=response)]
+    def _end(self, status: str, usage: Usage, last: str = "completed") -> list[bytes]:
+        """Return the end, with the status of the whole and of the last item."""
+        frames = self._close_item(last)
+        output = [item.shown("completed") for item in self.items]
+        output[-1:] = [item.shown(last) for item in self.items[-1:]]
+        self.response |= {"status": status, "output": output, "usage": response_usage(usage)}
+        kind = "response.completed" if status == "completed" else "response.incomplete"
+        return [*frames, self._event(kind, response=self.response)]
 
     def _event(self, kind: str, **fields: object) -> bytes:
         event = {"type": kind, "sequence_number": self._sequence, **fields, **self._lane}

@@ -23,7 +23,7 @@ from ...tenants.tenancy import current_tenant
 from ...text.threads import current_line
 from ..access import SUBPROTOCOL, check_key
 from ..body import INLINE_BYTES, INLINE_OBJECTS, client_request_id, in_parser_thread, parse_object
-from ..door import TokenBucket
+from ..door import BodyHold, TokenBucket
 from ..errors import echo, http_error, unsupported
 from ..limits import rate_headers
 from ..request_scope import scope_of
@@ -36,7 +36,6 @@ from .responses_schema import LANE, ResponseCancel, ResponseCreate, ResponseResu
 if TYPE_CHECKING:
     from quart.wrappers import Websocket
 
-    from ..door import BodyHold
     from ..services import Services
 
     LaneAnswer = ResponseAnswer | ResumedAnswer

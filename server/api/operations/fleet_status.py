@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import trio
 from msgspec.structs import replace
-from quart import request
+from quart import Response, request
 
 from triolet.audit import FleetAudit
 from triolet.invariants import check_invariants
@@ -30,8 +30,6 @@ from .probes import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Set
-
-    from quart import Response
 
     from triolet.config import ServerConfig
     from triolet.tenants import Tenant

@@ -12,33 +12,24 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..reasoning import marked
+from ..reasoning import HARMONY_MARKERS, marked
 from ..scanning import overlap
-from ..tool_calls import Arguments, CallBegins, Reasoning, Text, argument_json
+from ..tool_calls import Arguments, CallBegins, CallRules, Piece, Reasoning, Text, argument_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..tool_calls import CallRules, Piece
 
-START: Final = "<|start|>"
-CHANNEL: Final = "<|channel|>"
-CONSTRAIN: Final = "<|constrain|>"
-MESSAGE: Final = "<|message|>"
-END: Final = "<|end|>"
-CALL: Final = "<|call|>"
-RETURN: Final = "<|return|>"
-
-_MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+START, CHANNEL, CONSTRAIN, MESSAGE, END, *_ = HARMONY_MARKERS
 _EDGE: Final = marked("")[0]
 _MARKER: Final = re.compile(
     "(\udc00)(<\\|(?:start|channel|constrain|message|end|call|return)\\|>)\udc00"
     "|(?<!\udc00)<\\|(?:start|channel|constrain|message|end|call|return)\\|>"
 )
 """A marker, with the edges that `marked` gives it if it is a token: both or none."""
-_LONGEST: Final = max(map(len, _MARKERS)) + 2
+_LONGEST: Final = max(map(len, HARMONY_MARKERS)) + 2
 """Characters of a marker with its edges."""
-_BEGUN: Final = (*_MARKERS, *(marked(marker) for marker in _MARKERS))
+_BEGUN: Final = (*HARMONY_MARKERS, *(marked(marker) for marker in HARMONY_MARKERS))
 _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.-]{1,64})")
 _ANALYSIS: Final = "analysis"
 _TO: Final = " to="
@@ -52,7 +43,7 @@ class HarmonyForm:
     @property
     def markers(self) -> Mapping[str, str]:
         """See ToolForm."""
-        return {marker: marked(marker) for marker in _MARKERS}
+        return {marker: marked(marker) for marker in HARMONY_MARKERS}
 
     def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> Self:
         """Return the form itself: arguments are JSON."""

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from ..scanning import overlap, written
 from ..tool_calls import (
     MAX_BLANKS,
-    Arguments,
-    CallBegins,
-    SteppedReader,
+    CallRules,
+    CallSchema,
+    HoldingReader,
+    Piece,
     Text,
     UnenforceableSchemaError,
     argument_json,
@@ -29,9 +30,8 @@ from .typed_values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
-    from ..tool_calls import CallRules, CallSchema, Piece
 
 START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
@@ -48,6 +48,15 @@ _BEGUN_CALL: Final = re.compile(
 )
 _ARGUMENT: Final = re.compile(r"([^\W\d]\w{0,255})\s{0,64}=\s{0,64}")
 _BEGUN_ARGUMENT: Final = re.compile(r"\w{1,256}\s{0,64}")
+_MARKS: Final = {
+    "": re.compile(r"""'{1,3}|"{1,3}|[()\[\]{},]"""),
+    "'": re.compile(r"\\.|'", re.DOTALL),
+    '"': re.compile(r'\\.|"', re.DOTALL),
+    "'''": re.compile(r"\\.|'{3}", re.DOTALL),
+    '"""': re.compile(r'\\.|"{3}', re.DOTALL),
+}
+"""By the quotes of the string that is open: what ends it or escapes its end; outside of strings
+what opens one, and brackets and commas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,29 +135,27 @@ class _State(Enum):
     TEXT = "text"
 
 
-class PythonCallReader(SteppedReader):
+class PythonCallReader(HoldingReader):
     """Reads one completion."""
 
     def __init__(self) -> None:
         super().__init__()
         self._state = _State.START
         self._is_first = True  # no argument of the call has been shown
-        self._end = _LiteralEnd()
-        self._scanned = 0  # characters of the held value that `_end` has seen
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
         is_half_call = is_cut and self._is_half_call()
         held = self._take_all()
         if self._state is _State.ARGUMENTS and not is_cut:
-            return self._finish_call(held)
+            self._finish_call(held)
+            return self._taken()
         is_open = not self.num_calls or (self._state is _State.TEXT and bool(held.strip()))
         return [Text(held)] if held and is_open and not is_half_call else []
 
-    def _finish_call(self, held: str) -> list[Piece]:
+    def _finish_call(self, held: str) -> None:
         """End a call whose last brackets are missing. One whose last argument is broken stays
         without its end: it is no JSON, and is not run with what was guessed."""
-        pieces: list[Piece] = []
         # Llama's marker is no part of an argument, but for one that stands in a whole string.
         before_end = held.partition(END)[0].rstrip()
         is_broken = _BEGUN_ARGUMENT.fullmatch(before_end) is not None
@@ -157,10 +164,11 @@ class PythonCallReader(SteppedReader):
             whole = [source for source in sources if python_json(source) is not None]
             is_broken = not whole
             for source in whole[:1]:
-                self._show(found[1], source, pieces)
+                self._show(found[1], source)
         if not is_broken:
-            return [*pieces, self._end_of_call()]
-        return [Arguments(self.num_calls - 1, "{")] if self._is_first else []
+            self._end_call()
+        elif self._is_first:
+            self._show_arguments("{")
 
     def _is_half_call(self) -> bool:
         """Whether what is held is part of a call if the completion is cut behind it: behind a
@@ -171,154 +179,123 @@ class PythonCallReader(SteppedReader):
         has_bracket = found is not None and found["bracket"] is not None
         return has_bracket or (self._opened or self._held).lstrip().startswith(START)
 
-    def _step(self, pieces: list[Piece]) -> bool:
-        match self._state:
-            case _State.START:
-                return self._take_start(pieces)
-            case _State.CALL:
-                return self._take_call(pieces)
-            case _State.ARGUMENTS:
-                return self._take_argument(pieces)
-            case _State.AFTER:
-                return self._take_after()
-            case _State.TEXT:
-                return self._take_text(pieces)
-
-    def _take_start(self, pieces: list[Piece]) -> bool:
-        begin = self._held.lstrip()
-        rest = begin.removeprefix(START).lstrip()
-        num_blanks = len(self._held) - len(rest) - len(START) * begin.startswith(START)
-        if num_blanks > MAX_BLANKS:
-            self._state = _State.TEXT
-            return True
-        if not rest or START.startswith(rest):
-            return False
-        if rest[0] != "[":
-            self._state = _State.TEXT
-            return True
-        self._opened = self._held[: len(self._held) - len(rest) + 1]
-        self._held, self._state = rest[1:], _State.CALL
-        return True
-
-    def _take_call(self, pieces: list[Piece]) -> bool:
-        begin = self._held.lstrip()
-        is_near = len(self._held) - len(begin) <= MAX_BLANKS
-        if is_near and (found := _CALL.match(begin)):
-            self._held, self._opened = begin[found.end() :], ""
-            self._is_first = True
-            pieces.append(CallBegins(self.num_calls, found[1]))
-            self.num_calls += 1
-            self._state = _State.ARGUMENTS
-            return True
-        if is_near and (not begin or _BEGUN_CALL.fullmatch(begin)):
-            return False
-        self._held, self._opened = self._opened + self._held, ""
+    def _read(self) -> Generator[None, None, None]:
+        if (yield from self._take_start()):
+            while (yield from self._take_call()):
+                yield from self._take_arguments()
+                self._state = _State.AFTER
+                if (yield from self._first()) != ",":
+                    self._held = self._held.removeprefix("]")
+                    break
+                self._held = self._held[1:]
         self._state = _State.TEXT
-        return True
+        while True:
+            self._take_rest()
+            yield
 
-    def _take_argument(self, pieces: list[Piece]) -> bool:
-        if not self._scanned:
-            self._held = self._held.lstrip(" \r\n\t,")
-        begin = self._held
-        if not begin:
-            return False
-        if begin[0] == ")":
-            pieces.append(self._end_of_call())
-            self._held, self._state = begin[1:], _State.AFTER
-            return True
-        found = _ARGUMENT.match(begin)
-        if found is None and _BEGUN_ARGUMENT.fullmatch(begin):
-            return False
-        value = begin[found.end() :] if found else begin
-        if not value:
-            return False
-        self._scanned += self._end.push(value[self._scanned :])
-        if not self._end.is_over:
-            return False
-        if found:  # what has no name is passed over
-            self._show(found[1], value[: self._scanned], pieces)
-        # A bracket that nothing opened is passed over by itself.
-        self._held = value[self._scanned :] if found or self._scanned else value[1:]
-        self._end, self._scanned = _LiteralEnd(), 0
-        return True
+    def _take_start(self) -> Generator[None, None, bool]:
+        """Return whether a list of calls begins."""
+        while True:
+            begin = self._held.lstrip()
+            rest = begin.removeprefix(START).lstrip()
+            num_blanks = len(self._held) - len(rest) - len(START) * begin.startswith(START)
+            if num_blanks > MAX_BLANKS:
+                return False
+            if rest and not START.startswith(rest):
+                if rest[0] == "[":
+                    self._opened = self._held[: len(self._held) - len(rest) + 1]
+                    self._held = rest[1:]
+                return rest[0] == "["
+            yield
 
-    def _show(self, name: str, source: str, pieces: list[Piece]) -> None:
+    def _take_call(self) -> Generator[None, None, bool]:
+        """Take a function's name; return whether it was one, and no text."""
+        self._state = _State.CALL
+        while True:
+            begin = self._held.lstrip()
+            is_near = len(self._held) - len(begin) <= MAX_BLANKS
+            if is_near and (found := _CALL.match(begin)):
+                self._held, self._is_first = begin[found.end() :], True
+                self._begin_call(found[1])
+                return True
+            if not is_near or (begin and not _BEGUN_CALL.fullmatch(begin)):
+                self._held, self._opened = self._opened + self._held, ""
+                return False
+            yield
+
+    def _take_arguments(self) -> Iterator[None]:
+        """Take the arguments of a call, to its end."""
+        self._state = _State.ARGUMENTS
+        end: _LiteralEnd | None = None
+        while True:
+            if end is None:
+                self._held = self._held.lstrip(" \r\n\t,")
+            begin = self._held
+            if begin.startswith(")"):
+                self._end_call()
+                self._held = begin[1:]
+                return
+            found = _ARGUMENT.match(begin)
+            value = begin[found.end() :] if found else begin
+            if value and (found or not _BEGUN_ARGUMENT.fullmatch(begin)):
+                end = end or _LiteralEnd()
+                place = end.find(value)
+                if place is not None:
+                    if found:  # what has no name is passed over
+                        self._show(found[1], value[:place])
+                    # A bracket that nothing opened is passed over by itself.
+                    self._held, end = value[place if found or place else 1 :], None
+                    continue
+            yield
+
+    def _show(self, name: str, source: str) -> None:
         shown = python_json(source)
         text = f"{json.dumps(name)}: {written(source.strip()) if shown is None else shown}"
-        pieces.append(Arguments(self.num_calls - 1, ("{" if self._is_first else ", ") + text))
+        self._show_arguments(("{" if self._is_first else ", ") + text)
         self._is_first = False
 
-    def _end_of_call(self) -> Arguments:
-        return Arguments(self.num_calls - 1, "{}" if self._is_first else "}")
+    def _end_call(self) -> None:
+        self._show_arguments("{}" if self._is_first else "}")
 
-    def _take_after(self) -> bool:
-        self._held = self._held.lstrip()
-        if not self._held:
-            return False
-        if self._held[0] == ",":
-            self._held, self._state = self._held[1:], _State.CALL
-        else:
-            self._held, self._state = self._held.removeprefix("]"), _State.TEXT
-        return True
-
-    def _take_text(self, pieces: list[Piece]) -> bool:
+    def _take_rest(self) -> None:
+        """Show the text behind the calls, or all of it where there are none."""
         if self.num_calls:
             self._held = self._held.replace(END, "")
             if not self._has_text:
                 self._unblank()
-        text = self._held
-        kept = overlap(text, END) if self.num_calls else 0
-        shown = text[: len(text) - kept]
+        kept = overlap(self._held, END) if self.num_calls else 0
+        shown = self._held[: len(self._held) - kept]
         # Blanks behind the calls are no text; they are if text comes before them.
         if shown.strip() or (shown and (self._has_text or not self.num_calls)):
-            pieces.append(Text(shown))
-            text, self._has_text = text[len(shown) :], True
-        self._held = text
-        return False
+            self._show_text(shown)
+            self._held = self._held[len(shown) :]
 
 
 class _LiteralEnd:
     """Finds the end of a Python literal in a call's arguments: a comma or a bracket outside it."""
 
     def __init__(self) -> None:
-        self.is_over = False
+        self._seen = 0  # characters of the literal
         self._depth = 0
-        self._quote = ""  # of the string that is open
-        self._num_quotes = 0  # that open it and end it: one or three
-        self._num_closing = 0  # quotes at the end of what was seen of it
-        self._is_begun = False  # something other than its quotes has come
-        self._is_escaped = False
+        self._quotes = ""  # that end the string that is open
 
-    def push(self, text: str) -> int:
-        """Return how many characters of this belong to the literal."""
-        for position, character in enumerate(text):
-            if self._quote and self._take_quoted(character):
-                continue
-            if character in "\"'":
-                self._quote, self._num_quotes = character, 1
-                self._num_closing, self._is_begun = 0, False
-            elif character in "([{":
+    def find(self, text: str) -> int | None:
+        """Return where the literal ends; None if not yet in this text, which only grows."""
+        while found := _MARKS[self._quotes].search(text, self._seen):
+            mark = found[0]
+            if self._quotes:
+                self._quotes = "" if mark == self._quotes else self._quotes
+            elif mark[0] in "\"'":
+                if len(mark) < 3 and found.end() == len(text):
+                    return None  # more quotes may follow
+                self._quotes = "" if len(mark) == 2 else mark
+            elif mark in "([{":
                 self._depth += 1
-            elif character in ")]}," and self._depth == 0:
-                self.is_over = True
-                return position
-            elif character in ")]}":
+            elif self._depth == 0:
+                return found.start()
+            elif mark != ",":
                 self._depth -= 1
-        return len(text)
-
-    def _take_quoted(self, character: str) -> bool:
-        """Take a character behind a quote; return whether it belongs to the string."""
-        is_quote = character == self._quote and not self._is_escaped
-        if is_quote and not self._is_begun:
-            self._num_quotes += 1
-            self._is_begun = self._num_quotes == 3
-            return True
-        if self._num_quotes == 2:
-            self._quote = ""  # the string was empty
-            return False
-        self._is_begun = True
-        self._is_escaped = character == "\\" and not self._is_escaped
-        self._num_closing = self._num_closing + 1 if is_quote else 0
-        if self._num_closing == self._num_quotes:
-            self._quote = ""
-        return True
+            self._seen = found.end()
+        # Half an end of the string, or half an escape, is looked at again.
+        self._seen = max(self._seen, len(text) - len(self._quotes))
+        return None

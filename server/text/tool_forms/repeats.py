@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from ..tool_calls import Arguments, CallBegins
+from ..tool_calls import Arguments, CallBegins, CallRules, Piece, PieceReader, ToolForm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from ..tool_calls import CallRules, Piece, PieceReader, ToolForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from triolet.config import ToolParser
 
-from ..tool_calls import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PHI
+from ..tool_calls import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PHI, ToolForm
 from .harmony import HarmonyForm
 from .python_calls import PythonForm
 from .xml_calls import XmlForm
@@ -15,7 +15,6 @@ from .xml_calls import XmlForm
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..tool_calls import ToolForm
 
 QWEN3_CODER: Final = XmlForm()
 PYTHONIC: Final = PythonForm()

@@ -9,12 +9,11 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from ..scanning import no_constant, written
-from ..tool_calls import UnenforceableSchemaError
+from ..tool_calls import CallSchema, UnenforceableSchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..tool_calls import CallSchema
 
 _NAMES: Final = {"true": True, "false": False, "null": None}
 """JSON's names, which models write into Python."""

@@ -12,9 +12,10 @@ from ..scanning import first_of, overlap
 from ..tool_calls import (
     ANY_TEXT,
     MAX_BLANKS,
-    Arguments,
-    CallBegins,
-    SteppedReader,
+    CallRules,
+    CallSchema,
+    HoldingReader,
+    Piece,
     Text,
     UnenforceableSchemaError,
     argument_json,
@@ -31,9 +32,8 @@ from .typed_values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from ..tool_calls import CallRules, CallSchema, Piece
 
 OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"
@@ -167,7 +167,7 @@ class _State(Enum):
     AFTER = "after"  # behind a function
 
 
-class XmlCallReader(SteppedReader):
+class XmlCallReader(HoldingReader):
     """Reads one completion.
 
     Args:
@@ -186,18 +186,16 @@ class XmlCallReader(SteppedReader):
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
         is_half_call = self._state is not _State.TEXT or (self.num_calls and not self._has_text)
-        pieces: list[Piece] = []
         self._is_finished = True
-        while self._state is _State.PARAMETERS and not is_cut and self._finish_value(pieces):
-            while self._step(pieces):
-                pass
+        while self._state is _State.PARAMETERS and not is_cut and self._finish_value():
+            next(self._parts)
         held = self._take_all()
         is_open = self._state in (_State.TEXT, _State.OPENED)
         if is_open and not (is_cut and is_half_call):
-            pieces += [Text(held)] if held.strip() or (held and not self.num_calls) else []
-        return pieces
+            self._pieces += [Text(held)] if held.strip() or (held and not self.num_calls) else []
+        return self._taken()
 
-    def _finish_value(self, pieces: list[Piece]) -> bool:
+    def _finish_value(self) -> bool:
         """Take a value whose last tags are missing, which is what there is before its end tag;
         return whether a tag behind that ends the call, so that text or calls may follow. The call
         is ended here otherwise."""
@@ -205,76 +203,74 @@ class XmlCallReader(SteppedReader):
         if found := _PARAMETER.match(held):
             value, end, held = held[found.end() :].partition(PARAMETER_END)
             value = value if end else _without_ends(value)
-            self._show(found[1], value.removesuffix("\n"), pieces)
+            self._show(found[1], value.removesuffix("\n"))
             if held.lstrip().startswith(_CALL_ENDS):
                 self._held, self._searched = held, 0
                 return True
-        self._end_call(pieces)
+        self._end_call()
         return False
 
-    def _step(self, pieces: list[Piece]) -> bool:
-        match self._state:
-            case _State.TEXT:
-                return self._take_text(pieces)
-            case _State.OPENED:
-                return self._take_opened(pieces)
-            case _State.PARAMETERS:
-                return self._take_parameter(pieces)
-            case _State.AFTER:
-                return self._take_after()
+    def _read(self) -> Generator[None, None, None]:
+        while True:
+            self._state = _State.TEXT
+            opening = yield from self._take_text((OPENING, FUNCTION))
+            self._opened = OPENING if opening == OPENING else ""
+            self._held = self._held[len(self._opened) :]
+            while (yield from self._take_function()):
+                yield from self._take_parameters()
+                if not (yield from self._is_followed()):
+                    break
 
-    def _take_text(self, pieces: list[Piece]) -> bool:
-        opening = self._take_until((OPENING, FUNCTION), pieces)
-        if not opening:
-            return False
-        self._opened = OPENING if opening == OPENING else ""
-        self._held = self._held[len(self._opened) :]
+    def _take_function(self) -> Generator[None, None, bool]:
+        """Take a function's name; return whether it was one, and no text."""
         self._state = _State.OPENED
-        return True
-
-    def _take_opened(self, pieces: list[Piece]) -> bool:
-        begin = self._held.lstrip()
-        num_blanks = len(self._held) - len(begin)
-        if num_blanks <= MAX_BLANKS and (found := _FUNCTION.match(begin)):
-            self._held, self._opened = begin[found.end() :], ""
-            self._tool, self._is_first, self._has_text = found[1], True, False
-            pieces.append(CallBegins(self.num_calls, found[1]))
-            self.num_calls += 1
-            self._state = _State.PARAMETERS
-            return True
-        is_open = FUNCTION.startswith(begin) or _BEGUN_FUNCTION.fullmatch(begin)
-        if is_open and num_blanks <= MAX_BLANKS:
-            return False
+        while True:
+            begin = self._held.lstrip()
+            num_blanks = len(self._held) - len(begin)
+            is_near = num_blanks <= MAX_BLANKS
+            if is_near and (found := _FUNCTION.match(begin)):
+                self._held = begin[found.end() :]
+                self._tool, self._is_first = found[1], True
+                self._begin_call(found[1])
+                return True
+            if not is_near or not (FUNCTION.startswith(begin) or _BEGUN_FUNCTION.fullmatch(begin)):
+                break
+            yield
         # What was taken for a call is none; another may follow it, or be what stands here.
-        length = num_blanks + begin.startswith(FUNCTION) * (num_blanks <= MAX_BLANKS)
-        pieces.append(Text(self._opened + self._held[:length]))
+        length = num_blanks + (is_near and begin.startswith(FUNCTION))
+        self._show_text(self._opened + self._held[:length])
         self._held, self._opened = self._held[length:], ""
-        self._state, self._has_text = _State.TEXT, True
-        return True
+        return False
 
-    def _take_parameter(self, pieces: list[Piece]) -> bool:
-        if not self._searched:
-            self._held = self._held.lstrip()
-        if found := _PARAMETER.match(self._held):
-            return self._take_value(found[1], found.end(), pieces)
-        if self._held.startswith(_CALL_ENDS):
-            self._held = self._held.removeprefix(FUNCTION_END)
-            self._end_call(pieces)
-            self._state = _State.AFTER
-            return True
+    def _take_parameters(self) -> Iterator[None]:
+        """Take the parameters of a call, to its end."""
+        self._state = _State.PARAMETERS
         tags = (PARAMETER, *_CALL_ENDS)
-        if any(tag.startswith(self._held) for tag in tags) or _BEGUN_PARAMETER.fullmatch(
-            self._held
-        ):
-            return False
-        # Between parameters nothing is meant: whatever stands there is passed over.
-        begin, _ = first_of(self._held[1:], tags)
-        kept = max(overlap(self._held[1:], tag) for tag in tags)
-        self._held = self._held[begin + 1 :] if begin >= 0 else self._held[len(self._held) - kept :]
-        return begin >= 0
+        while True:
+            if not self._searched:
+                self._held = self._held.lstrip()
+            if found := _PARAMETER.match(self._held):
+                if self._take_value(found[1], found.end()):
+                    continue
+            elif self._held.startswith(_CALL_ENDS):
+                self._held = self._held.removeprefix(FUNCTION_END)
+                self._end_call()
+                return
+            elif not (
+                any(tag.startswith(self._held) for tag in tags)
+                or _BEGUN_PARAMETER.fullmatch(self._held)
+            ):
+                # Between parameters nothing is meant: whatever stands there is passed over.
+                behind = self._held[1:]
+                begin, tag = first_of(behind, tags)
+                kept = max(overlap(behind, tag) for tag in tags)
+                self._held = behind[begin if tag else len(behind) - kept :]
+                if tag:
+                    continue
+            yield
 
-    def _take_value(self, name: str, begin: int, pieces: list[Piece]) -> bool:
-        """Take a value once it is sure where it ends."""
+    def _take_value(self, name: str, begin: int) -> bool:
+        """Take a value once it is sure where it ends; return whether it is."""
         if self._is_finished:
             return False
         place = max(begin, self._searched)
@@ -285,7 +281,7 @@ class XmlCallReader(SteppedReader):
                 value = self._held[begin:place].removesuffix("\n")
                 self._held = self._held[behind if found[0] == PARAMETER_END else place :]
                 self._searched = 0
-                self._show(name, value, pieces)
+                self._show(name, value)
                 return True
             if is_end is None:
                 self._searched = place
@@ -294,28 +290,27 @@ class XmlCallReader(SteppedReader):
         self._searched = max(begin, len(self._held) - len(PARAMETER_END))
         return False
 
-    def _take_after(self) -> bool:
-        begin = self._unblank()
-        if begin.startswith(FUNCTION):
-            self._held, self._state = begin, _State.OPENED
-            return True
-        if begin.startswith(CLOSING):
-            self._held, self._state = begin[len(CLOSING) :], _State.TEXT
-            return True
-        if FUNCTION.startswith(begin) or CLOSING.startswith(begin):
-            return False
-        self._state = _State.TEXT
-        return True
+    def _is_followed(self) -> Generator[None, None, bool]:
+        """Return whether a function stands behind another one, without an opening of its own; take
+        what closes the call."""
+        self._state = _State.AFTER
+        while FUNCTION.startswith(begin := self._unblank()) or CLOSING.startswith(begin):
+            if begin in (FUNCTION, CLOSING):
+                break
+            yield
+        if begin.startswith((FUNCTION, CLOSING)):
+            self._held = begin.removeprefix(CLOSING)
+        return begin.startswith(FUNCTION)
 
-    def _show(self, name: str, value: str, pieces: list[Piece]) -> None:
+    def _show(self, name: str, value: str) -> None:
         root = self._schemas.get(self._tool, {})
         schema = properties_of(resolved(root, root) or {}).get(name)
         shown = f"{json.dumps(name, ensure_ascii=False)}: {bare_json(value, schema, root)}"
-        pieces.append(Arguments(self.num_calls - 1, ("{" if self._is_first else ", ") + shown))
+        self._show_arguments(("{" if self._is_first else ", ") + shown)
         self._is_first = False
 
-    def _end_call(self, pieces: list[Piece]) -> None:
-        pieces.append(Arguments(self.num_calls - 1, "{}" if self._is_first else "}"))
+    def _end_call(self) -> None:
+        self._show_arguments("{}" if self._is_first else "}")
 
 
 def _without_ends(value: str) -> str:

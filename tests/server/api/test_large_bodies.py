@@ -27,7 +27,7 @@ async def test_a_large_body_is_parsed_in_a_thread_and_a_small_one_at_once() -> N
         async with threads:  # what needs the thread has to wait
             nursery.start_soon(post_large)
             with trio.fail_after(PATIENCE_S):
-                while threads.statistics().tasks_waiting == 0:
+                while threads.turns.num_waiting == 0:
                     await trio.lowlevel.checkpoint()
             small = await server.post("/tokenize", {"prompt": "A"})
             assert (small.status, answers) == (200, [])

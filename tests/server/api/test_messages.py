@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.anthropic.messages import PING, MessageForm, MessageStream, message_error
+from server.api.anthropic.messages import PING, MessageStream, message_error
 from server.contract.generation import (
     CancelReason,
     Failed,
@@ -82,7 +82,7 @@ def error_of(answer: Answer) -> dict[str, Any]:
 
 def stream_of(*events: Event, max_tokens: int = 10) -> list[tuple[str, Any]]:
     request = GenerationRequest(b"\0" * 16, (1, 2, 3), SamplingParams(), 1.0)
-    form = MessageStream(MessageForm("msg_00", MODEL, max_tokens), request, "req")
+    form = MessageStream(request, "msg_00", MODEL, max_tokens, "req")
     frames = [*form.begin(), *(frame for event in events for frame in form.event(0, event))]
     return named_sse_events(b"".join([*frames, *form.end()]))
 

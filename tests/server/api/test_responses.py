@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from server.api.openai.responses_events import (
-    ResponseDocument,
     ResponseEvents,
     message_frame,
+    response_head,
     sse_frame,
 )
 from server.api.openai.responses_schema import ResponseRequest
@@ -31,6 +31,8 @@ from triolet.errors import no_worker, overloaded
 from triolet.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from server.contract.generation import Event
     from tests.server.support.surface import Answer
 
@@ -77,10 +79,11 @@ def events_of(answer: Answer) -> list[dict[str, Any]]:
     return [event for _, event in named]
 
 
-def document(**more: object) -> ResponseDocument:
-    fields = read_request(ResponseRequest, ask(**more))
+def events(framing: Callable[[bytes, bytes], bytes], lane: str | None = None) -> ResponseEvents:
+    fields = read_request(ResponseRequest, ask())
     request = GenerationRequest(b"\0" * 16, (1, 2), SamplingParams(), 1.0)
-    return ResponseDocument("resp_00", fields, request, CONFIG)
+    head = response_head("resp_00", fields, request, CONFIG)
+    return ResponseEvents(head, fields, framing, stream_id=lane)
 
 
 def test_events_come_in_order_and_each_end_is_one() -> None:
@@ -91,7 +94,7 @@ def test_events_come_in_order_and_each_end_is_one() -> None:
         "response.failed": Failed(no_worker("gone"), usage),
     }
     for last, end in ends.items():
-        form = ResponseEvents(document(), sse_frame)
+        form = events(sse_frame)
         frames = [*form.begin(), *form.event(0, delta("Hello")), *form.event(0, delta(" there"))]
         written = b"".join([*frames, *form.event(0, end)])
         kinds = [
@@ -105,23 +108,23 @@ def test_events_come_in_order_and_each_end_is_one() -> None:
 
 
 def test_part_of_a_character_is_no_event_and_takes_no_number() -> None:
-    events = ResponseEvents(document(), message_frame, "lane")
-    frames = events.begin()
-    assert events.event(0, delta("")) == []
-    (frame,) = events.event(0, delta("x"))
+    form = events(message_frame, "lane")
+    frames = form.begin()
+    assert form.event(0, delta("")) == []
+    (frame,) = form.event(0, delta("x"))
     assert b'"sequence_number":%d,' % len(frames) in frame
     assert frame.endswith(b'"stream_id":"lane"}')
 
 
 def test_a_cancel_is_no_failure_but_an_end_with_what_was_said() -> None:
-    events = ResponseEvents(document(), message_frame)
-    events.event(0, delta("so far"))
-    events.is_stopped = True
-    frames = events.event(0, Failed(no_worker("ended"), Usage(2, 1)))
+    form = events(message_frame)
+    form.event(0, delta("so far"))
+    form.is_stopped = True
+    frames = form.event(0, Failed(no_worker("ended"), Usage(2, 1)))
     assert b'"status":"cancelled"' in frames[-1]
     assert b'"text":"so far"' in frames[-1]
-    assert events.are_over
-    assert not events.have_failed
+    assert form.response["status"] == "cancelled"
+    assert not form.have_failed
 
 
 async def test_a_stream_is_named_and_numbered_events() -> None:
