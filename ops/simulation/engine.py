@@ -10,6 +10,7 @@ are poisoned and have to stay so.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, TypeVarTuple, cast
 
 import numpy as np
@@ -131,7 +132,7 @@ class PoisoningLedger(BlockLedger):
         return not self.is_leased(block) and block not in self.kept
 
 
-class PoolEngine:
+class PoolEngine(ABC):
     """Blocks of an engine that computes nothing real: its KV is bytes in this process's memory.
 
     Args:
@@ -185,9 +186,9 @@ class PoolEngine:
         for index, block in enumerate(block_ids):
             self._pool[block][:] = payload[index * size : (index + 1) * size]
 
+    @abstractmethod
     def hidden_of(self, row: StepRow, num_tokens: int) -> list[float]:
         """Return the hidden state of the last of the first tokens of a row's sequence."""
-        raise NotImplementedError
 
     def _pool_hidden(self, row: StepRow) -> None:
         if row.pool is not None:
