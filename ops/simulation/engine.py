@@ -10,7 +10,6 @@ are poisoned and have to stay so.
 from __future__ import annotations
 
 import struct
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, TypeVarTuple, cast
 
 import numpy as np
@@ -132,7 +131,7 @@ class PoisoningLedger(BlockLedger):
         return not self.is_leased(block) and block not in self.kept
 
 
-class PoolEngine(ABC):
+class PoolEngine:
     """Blocks of an engine that computes nothing real: its KV is bytes in this process's memory.
 
     Args:
@@ -186,14 +185,11 @@ class PoolEngine(ABC):
         for index, block in enumerate(block_ids):
             self._pool[block][:] = payload[index * size : (index + 1) * size]
 
-    @abstractmethod
-    def hidden_of(self, row: StepRow, num_tokens: int) -> list[float]:
-        """Return the hidden state of the last of the first tokens of a row's sequence."""
-
-    def _pool_hidden(self, row: StepRow) -> None:
+    def _pool_hidden(self, row: StepRow, state_of: Callable[[StepRow, int], list[float]]) -> None:
+        """Pool hidden states of a row; `state_of` has that of the last of its first tokens."""
         if row.pool is not None:
             wanted = row.pool.wanted(row.start, row.start + len(row.token_ids))
-            states = [self.hidden_of(row, position + 1) for position in wanted]
+            states = [state_of(row, position + 1) for position in wanted]
             row.pool.add(np.array(states, dtype=np.float32).reshape(-1, HIDDEN_SIZE))
 
 
@@ -272,7 +268,7 @@ class SimulatedEngine(PoolEngine):
             _KV.pack_into(
                 self._pool[block], position % self.block_size * _KV.size, token_id, position
             )
-        self._pool_hidden(row)
+        self._pool_hidden(row, self.hidden_of)
         return None if row.sample is None else self._sample(row, row.sample)
 
     def hidden_of(self, row: StepRow, num_tokens: int) -> list[float]:

@@ -92,7 +92,7 @@ class FakeEngine(PoolEngine):
         for row in rows:
             self._store(row)
         for row in rows:
-            self._pool_hidden(row)
+            self._pool_hidden(row, self.hidden_of)
         return [None if row.sample is None else self._sample(row, row.sample) for row in rows]
 
     def check_device(self) -> None:
