@@ -71,6 +71,12 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
         async with trio.open_nursery() as nursery:
             for ask in asks:
                 nursery.start_soon(keep_asking, ask)
+            await trio.to_thread.run_sync(
+                wait_until,
+                lambda: restarted.kv_blocks("decode")["leased"] > 0,
+                PATIENCE_S,
+                "streams run",
+            )
             drained = await trio.run_process(
                 command, check=False, capture_stdout=True, stderr=subprocess.STDOUT
             )
