@@ -31,6 +31,8 @@ sys.addaudithook(_tell)
 """
 MARK: Final = "h0stile"
 """In every hostile word, so that none can be overlooked."""
+GRAMMAR_PROCESS: Final = "'-m', 'server.text.grammar_process'"
+"""It is replaced when it is silent for seconds, as it can be on a busy machine."""
 NEAR: Final = f"127.0.0.1:9/{MARK}"
 PREFIXES: Final = (
     "", "/", "..", "../", "../../", "..%2f", "%2e%2e/", "..\\", "....//", "file:///", "\\\\host\\",
@@ -105,5 +107,9 @@ def test_a_server_opens_no_file_and_connects_to_nobody_for_a_client(tmp_path: Pa
             assert client.get("/health/live").status_code == 200
         assert set(statuses) <= {200, 400, 404, 503, 504}
         lines = told.read_text().splitlines()[before:]
-    touched = [line for line in lines if MARK in line or line.split()[0] != "open"]
+    touched = [
+        line
+        for line in lines
+        if MARK in line or (line.split()[0] != "open" and GRAMMAR_PROCESS not in line)
+    ]
     assert not touched, json.dumps(touched[:5])
