@@ -20,6 +20,7 @@ from triolet.config import AUTO_DEVICE
 from triolet.errors import TrioletError
 from triolet.ids import Role
 
+from ..logs import forget_logs
 from ..role_process import PR_SET_CHILD_SUBREAPER, prctl
 from ..template import SERVER_MODULES, WORKER_MODULES, ForkAnswer, ForkRequest, run_template
 
@@ -119,8 +120,11 @@ class Template:
         pid = os.fork()
         if pid == 0:
             try:
+                forget_logs()
                 _keep_only(its)
                 run_template(its, modules)
+            except Exception:  # noqa: BLE001 (frames below are the supervisor's)
+                sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(1)
         its.close()
