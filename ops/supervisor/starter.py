@@ -204,12 +204,31 @@ def roles_of_templates(settings: Settings, gpus: Sequence[str]) -> list[Role]:
       settings: of the fleet, before anything is known of its model.
       gpus: of this machine.
     """
-    if sys.platform != "linux" or not settings.supervisor.templates:
+    if not (settings.supervisor.templates and sys.platform == "linux" and has_pidfds()):
         return []
     num_workers = {Role.PREFILL: settings.fleet.prefill, Role.DECODE: settings.fleet.decode}
     devices = {role: settings.worker(role).engine.device for role, n in num_workers.items() if n}
     on_cpu = "cpu" if gpus else AUTO_DEVICE
     return [Role.SERVER, *(role for role, one in devices.items() if one in ("cpu", on_cpu))]
+
+
+def has_pidfds() -> bool:
+    """Whether the kernel names processes by descriptors: Linux does so from 5.4 on, gVisor and
+    strict seccomp filters do not."""
+    try:
+        own = os.pidfd_open(os.getpid())
+    except OSError:
+        return False
+    try:
+        signal.pidfd_send_signal(own, 0)
+        os.waitid(os.P_PIDFD, own, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:  # no process is a child of its own
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(own)
+    return True
 
 
 def fork_templates(roles: Sequence[Role]) -> dict[Role, Template]:
