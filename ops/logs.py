@@ -86,6 +86,19 @@ def configure_logs(level: str | None, process: str) -> None:
     sys.excepthook = _log_crash
 
 
+def forget_logs() -> None:
+    """Undo `configure_logs`, and with it close the descriptor of the logs: a fork of this process
+    that closes descriptors by their numbers would have one closed again, once it is another file's.
+    """
+    structlog.reset_defaults()
+    for handler in tuple(logging.root.handlers):
+        logging.root.removeHandler(handler)
+        handler.close()
+    logging.root.setLevel(logging.WARNING)
+    logging.captureWarnings(False)
+    sys.excepthook = sys.__excepthook__
+
+
 def never_waiting(out: TextIO) -> LogStream | TextIO:
     """Return a stream that does not wait for whoever reads, if it is a file, pipe or terminal."""
     try:

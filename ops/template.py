@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -46,8 +47,6 @@ MAX_REQUEST_BYTES: Final = 64 * 1024
 MAX_DESCRIPTORS: Final = 64
 """Standard streams and listening sockets of one process; the kernel admits 253."""
 STANDARD_STREAMS: Final = (0, 1, 2)
-FIRST_FREE_DESCRIPTOR: Final = 512
-"""Where received descriptors wait until their numbers are free; above every number asked for."""
 ADOPTION_POLL_S: Final = 0.0005
 """Between two looks whether the process between template and child is gone; it ends at once."""
 ADOPTION_DEADLINE_S: Final = 10.0
@@ -127,6 +126,7 @@ def _fork(request: ForkRequest, fds: Sequence[int], requests: socket.socket) -> 
     reads, writes = os.pipe()
     middle = os.fork()
     if middle == 0:
+        os.close(reads)
         _fork_again(request, fds, requests, writes)
     os.close(writes)
     with open(reads, "rb", buffering=0) as pipe:
@@ -141,25 +141,28 @@ def _fork_again(
     request: ForkRequest, fds: Sequence[int], requests: socket.socket, writes: int
 ) -> NoReturn:
     middle = os.getpid()
-    try:
+    pid = None
+    # Neither the kernel's refusal nor the template's end may bring this process into its frames.
+    with suppress(OSError):
         pid = os.fork()
-    except OSError:
-        os._exit(1)
-    if pid:
-        os.write(writes, str(pid).encode())
+        if pid:
+            os.write(writes, str(pid).encode())
+    if pid != 0:
         os._exit(0)
-    os.close(writes)
-    requests.close()
     code = 1
     try:
+        os.close(writes)
+        requests.close()
         code = become(request, fds, middle)
     except Exception:  # noqa: BLE001 (ends as in a process of its own: with a line in its log)
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Frames below are the template's: nothing of them may run in this process.
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            # Frames below are the template's: nothing of them may run in this process.
+            os._exit(code)
 
 
 def become(request: ForkRequest, fds: Sequence[int], middle: int) -> int:
@@ -174,10 +177,12 @@ def become(request: ForkRequest, fds: Sequence[int], middle: int) -> int:
     while os.getppid() == middle and time.monotonic() < give_up:
         time.sleep(ADOPTION_POLL_S)
     os.setsid()
-    waiting = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_DESCRIPTOR) for fd in fds]
+    numbers = (*STANDARD_STREAMS, *request.pass_fds)
+    # Above every number asked for, until those are free.
+    waiting = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for fd in fds]
     for fd in fds:
         os.close(fd)
-    for fd, number in zip(waiting, (*STANDARD_STREAMS, *request.pass_fds), strict=True):
+    for fd, number in zip(waiting, numbers, strict=True):
         os.dup2(fd, number, inheritable=number in STANDARD_STREAMS)
         os.close(fd)
     os.environ.update(request.env)

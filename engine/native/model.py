@@ -180,7 +180,6 @@ class NativeModel:
         fields.workspace = self._room(num_tokens, num_threads)
         if self._part_s is not None:
             fields.part_s = self._part_s.ctypes.data
-        fields.end_layer = self._packed.fields.num_layers
         self._library.compute(self._packed.fields, fields, num_threads)
         _hand_out(step, kept, states)
         return logits[:, : self._vocab_size] if num_chosen else None

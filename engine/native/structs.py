@@ -76,8 +76,6 @@ class StepFields(Structure):
         ("logits", c_void_p),
         ("workspace", c_void_p),
         ("part_s", c_void_p),
-        ("first_layer", c_int64),
-        ("end_layer", c_int64),
         ("num_chosen", c_int64),
         ("chosen", c_void_p),
         ("states", c_void_p),

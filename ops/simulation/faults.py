@@ -38,7 +38,6 @@ class Fault(StrEnum):
     SERVER_FREEZE = "server freeze"
 
 
-NETWORK: Final = (Fault.LOSS, Fault.DUPLICATION, Fault.REORDER, Fault.DELAY, Fault.CORRUPTION)
 TIMED: Final = (
     Fault.PARTITION,
     Fault.ONE_WAY,

@@ -68,7 +68,6 @@ class Child:
         self._is_starting = True
         self._was_silent = False
         self._failure: str | None = None
-        self._ended = trio.Event()
 
     @property
     def pid(self) -> int:
@@ -77,10 +76,6 @@ class Child:
     def signal(self, number: int) -> None:
         """Send a signal; nothing happens if the process has ended."""
         self._process.send_signal(number)
-
-    async def wait_ended(self) -> None:
-        """Wait until the process is gone and everything it wrote has been read."""
-        await self._ended.wait()
 
     async def run(self) -> Ending:
         """Listen until the process has ended and return how. Cancelled, it kills the process."""
@@ -103,7 +98,6 @@ class Child:
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     pipe.close()
-            self._ended.set()
         return Ending(code, self._failure, self._was_silent)
 
     async def _write_settings(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from .restart_policy import Ending
     from .starter import Starter
     from .view import Watcher
+
+
+STOPPING: Final = "the fleet is being stopped"
+
+
+class StartAbandoned(TrioletError):
+    """The fleet is being stopped; there is no process."""
 
 
 class RestartFailed(TrioletError):
@@ -104,6 +111,12 @@ class Slot:
         self._nursery = nursery
         self._policy = RestartPolicy(spec.name, config)
         self._news = trio.Event()
+        self._starts: set[trio.CancelScope] = set()
+
+    def abandon_starts(self) -> None:
+        """Wait for no template any more; `stop` is set."""
+        for scope in self._starts:
+            scope.cancel()
 
     async def keep(self) -> GiveUp | None:
         """Start the process, and again whenever it ends, until `stop` is set.
@@ -115,9 +128,16 @@ class Slot:
         while not self._stop.is_set():
             if self.current is life:
                 try:
-                    self.current = await self._begin()
+                    new = await self._begin()
                 except OSError as error:
                     return GiveUp(f"cannot start {self.spec.argv[0]}: {error}", EXIT_FAILED)
+                except StartAbandoned:
+                    return None
+                if self.current is life:
+                    self.current = new
+                else:
+                    # `replace` has put a successor there meanwhile.
+                    new.ask_to_leave(signal.SIGKILL)
             life = self.current
             assert life is not None
             await life.over.wait()
@@ -169,11 +189,13 @@ class Slot:
         """
         name = self.spec.name
         if self._stop.is_set():
-            raise RestartFailed("the fleet is being stopped")
+            raise RestartFailed(STOPPING)
         try:
             life = await self._begin()
         except OSError as error:
             raise RestartFailed(f"cannot start {self.spec.argv[0]}: {error}") from error
+        except StartAbandoned as error:
+            raise RestartFailed(str(error)) from error
         while not life.ready.is_set():
             if life.ending is not None:
                 raise RestartFailed(
@@ -206,7 +228,15 @@ class Slot:
             self._watcher.reported(name, report)
 
         take_log = None if self._on_log is None else partial(self._on_log, name)
-        process = await self._starter.start(self.spec, reads_log=take_log is not None)
+        process = None
+        with trio.CancelScope() as scope:
+            self._starts.add(scope)
+            try:
+                process = await self._starter.start(self.spec, reads_log=take_log is not None)
+            finally:
+                self._starts.remove(scope)
+        if process is None:
+            raise StartAbandoned(STOPPING)
         settings = self.spec.settings
         life = Life(Child(process, settings, self._config, take_report, take_log))
         self.lives.append(life)
@@ -214,8 +244,7 @@ class Slot:
         self._nursery.start_soon(self._see_through, life)
         if self._stop.is_set():
             # It began meanwhile, and the shutdown does not know this process.
-            life.is_leaving = True
-            life.child.signal(signal.SIGKILL)
+            life.ask_to_leave(signal.SIGKILL)
         self._tell()
         return life
 

@@ -20,6 +20,7 @@ from triolet.config import AUTO_DEVICE
 from triolet.errors import TrioletError
 from triolet.ids import Role
 
+from ..logs import forget_logs
 from ..role_process import PR_SET_CHILD_SUBREAPER, prctl
 from ..template import SERVER_MODULES, WORKER_MODULES, ForkAnswer, ForkRequest, run_template
 
@@ -111,6 +112,7 @@ class Template:
         self._requests = requests
         self._turn = trio.Lock()
         self._is_in_step = True
+        self._is_closed = False
 
     @classmethod
     def fork(cls, modules: Sequence[str]) -> Template:
@@ -119,8 +121,11 @@ class Template:
         pid = os.fork()
         if pid == 0:
             try:
+                forget_logs()
                 _keep_only(its)
                 run_template(its, modules)
+            except Exception:  # noqa: BLE001 (frames below are the supervisor's)
+                sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(1)
         its.close()
@@ -155,16 +160,30 @@ class Template:
           TemplateLost: no answer, or one that says that there is no process.
         """
         async with self._turn:
-            if not self._is_in_step:
-                raise TemplateLost("its last answer was not waited for")
-            self._is_in_step = False
-            reply = b""
+            try:
+                if self._is_closed:
+                    raise TemplateLost("it was replaced")
+                return await self._ask(request, fds, within_s)
+            finally:
+                if self._is_closed:
+                    self._requests.close()
+
+    async def _ask(self, request: ForkRequest, fds: Sequence[int], within_s: float) -> int:
+        if not self._is_in_step:
+            raise TemplateLost("its last answer was not waited for")
+        self._is_in_step = False
+        reply = b""
+        try:
             with trio.move_on_after(within_s) as scope, suppress(OSError):
                 # One datagram on a socket of ours alone: it is taken at once or never.
                 socket.send_fds(self._requests, [msgspec.json.encode(request)], list(fds))
                 await trio.lowlevel.wait_readable(self._requests)
                 reply = self._requests.recv(MAX_ANSWER_BYTES)
+        finally:
             self._is_in_step = bool(reply)
+            if not reply:
+                # A process that it forked later would have no end of its pipes here.
+                self._process.kill()
         if scope.cancelled_caught:
             raise TemplateLost(f"no answer within {within_s:g} s")
         if not reply:
@@ -176,8 +195,11 @@ class Template:
 
     def close(self) -> None:
         """End it; what it forked runs on."""
-        self._requests.close()
+        self._is_closed = True
         self._process.kill()
+        # A task that waits for an answer is woken by the template's end, not by a closed socket.
+        if not self._turn.locked():
+            self._requests.close()
         with suppress(ChildProcessError):  # reap_strays has taken its end already
             self._process.wait()
 
@@ -200,12 +222,31 @@ def roles_of_templates(settings: Settings, gpus: Sequence[str]) -> list[Role]:
       settings: of the fleet, before anything is known of its model.
       gpus: of this machine.
     """
-    if sys.platform != "linux" or not settings.supervisor.templates:
+    if not (settings.supervisor.templates and sys.platform == "linux" and has_pidfds()):
         return []
     num_workers = {Role.PREFILL: settings.fleet.prefill, Role.DECODE: settings.fleet.decode}
     devices = {role: settings.worker(role).engine.device for role, n in num_workers.items() if n}
     on_cpu = "cpu" if gpus else AUTO_DEVICE
     return [Role.SERVER, *(role for role, one in devices.items() if one in ("cpu", on_cpu))]
+
+
+def has_pidfds() -> bool:
+    """Whether the kernel names processes by descriptors: Linux does so from 5.4 on, gVisor and
+    strict seccomp filters do not."""
+    try:
+        own = os.pidfd_open(os.getpid())
+    except OSError:
+        return False
+    try:
+        signal.pidfd_send_signal(own, 0)
+        os.waitid(os.P_PIDFD, own, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:  # no process is a child of its own
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(own)
+    return True
 
 
 def fork_templates(roles: Sequence[Role]) -> dict[Role, Template]:
@@ -265,8 +306,10 @@ class Starter:
                 try:
                     process = await self._fork(template, spec, reads_log=reads_log)
                 except TemplateLost as error:
-                    log.warning("template_lost", role=spec.role.value, reason=str(error))
-                    self._replace(template)
+                    # Another start of these roles may have replaced it, or `renew`.
+                    if template in self._templates.values():
+                        log.warning("template_lost", role=spec.role.value, reason=str(error))
+                        self._replace(template)
                 else:
                     self._running.add(process.pid)
                     return process

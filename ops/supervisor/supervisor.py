@@ -113,6 +113,8 @@ class Supervisor:
             return
         self._watcher.stopping()
         self._stop.set()
+        for slot in self._slots.values():
+            slot.abandon_starts()
 
     def fail(self, reason: GiveUp) -> None:
         """Begin the shutdown because of this; the first reason is the one that counts."""

@@ -139,11 +139,7 @@ static void step_of(const Model *model, int64_t sequences, const int64_t *starts
                  .logits = room(sequences * width * 4 - missing_bytes),
                  .workspace = room(triolet_workspace_bytes(model, tokens, THREADS)),
                  .part_s = part_s};
-    for (int64_t layer = 0; layer < LAYERS; layer++) { /* in parts, which is one step all the same */
-        step.first_layer = layer;
-        step.end_layer = layer + 1;
-        triolet_compute(model, &step, THREADS);
-    }
+    triolet_compute(model, &step, THREADS);
     for (int64_t i = 0; i < sequences; i++)
         for (int64_t id = 0; id < VOCABULARY; id++)
             if (!isfinite(step.logits[i * width + id])) {

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -21,11 +23,14 @@ import trio
 from ops.role_process import PR_SET_CHILD_SUBREAPER, prctl
 from ops.settings.form import Settings
 from ops.supervisor.process_spec import ProcessSpec
+from ops.supervisor.slot import Slot
 from ops.supervisor.starter import Starter, Template, roles_of_templates
+from ops.supervisor.supervisor import Supervisor
 from ops.template import reseed
-from triolet.config import EngineConfig, WorkerConfig
+from triolet.config import EngineConfig, SupervisorConfig, WorkerConfig
 from triolet.ids import Role
 
+from .recording import Recorder
 from .test_supervisor import is_gone
 
 if TYPE_CHECKING:
@@ -56,12 +61,70 @@ def main(arguments):
         return 0
     if what == "fail":
         raise ZeroDivisionError
+    if what == "list":
+        print(json.dumps(sorted(map(int, os.listdir("/proc/self/fd")))), flush=True)
+        return 0
+    if what == "serve":
+        open(rest[0]).close()
+        print('{"event": "server_ready", "url": "here"}', flush=True)
     time.sleep(60)
 
 ops.cli.main = main
 run_template(socket.socket(fileno=os.dup(0)), sys.argv[2:])
 """
 COMMAND = (sys.executable, "-c", PROGRAM)
+SEVERAL_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+"""
+BLOCKED = """
+open({begun!r}, "w").close()
+open({never!r})
+"""
+OWN_LOGS = """
+import sys, structlog, trio
+import ops.cli
+from ops.logs import configure_logs
+from ops.role_process import PR_SET_CHILD_SUBREAPER, prctl
+from ops.supervisor.process_spec import ProcessSpec
+from ops.supervisor.starter import Starter, Template
+from triolet.ids import Role
+
+def main(arguments):
+    configure_logs("info", "forked")
+    structlog.get_logger().info("heard")
+    return 0
+
+async def run(starter):
+    process = await starter.start(spec, reads_log=False)
+    await trio.to_thread.run_sync(process.wait)
+
+ops.cli.main = main
+spec = ProcessSpec("decode-0", Role.DECODE, (sys.executable, "-c", ""), arguments=("x",))
+configure_logs("info", "supervisor")
+prctl(PR_SET_CHILD_SUBREAPER, 1)
+template = Template.fork(sys.argv[1:])
+trio.run(run, Starter({Role.DECODE: template}, (sys.executable, "-c", ""), 30.0))
+"""
+NO_PIDFDS = """
+import ctypes, struct
+from ops.role_process import prctl
+from ops.supervisor.starter import has_pidfds
+
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2
+PIDFD_OPEN, ENOSYS = 434, 38
+LOAD_NUMBER, SKIP_UNLESS_EQUAL, RETURN, ALLOW, FAIL = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050000
+steps = b"".join(struct.pack("=HBBI", *step) for step in (
+    (LOAD_NUMBER, 0, 0, 0), (SKIP_UNLESS_EQUAL, 0, 1, PIDFD_OPEN),
+    (RETURN, 0, 0, FAIL | ENOSYS), (RETURN, 0, 0, ALLOW)))
+held = ctypes.create_string_buffer(steps)
+program = struct.pack("@HP", 4, ctypes.addressof(held))
+print(has_pidfds())
+prctl(PR_SET_NO_NEW_PRIVS, 1)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(PR_SET_SECCOMP, FILTER, program, 0, 0) == 0, ctypes.get_errno()
+print(has_pidfds())
+"""
 PATIENCE_S = 30.0
 POLL_S = 0.01
 TITLE = "triolet template random"
@@ -197,6 +260,144 @@ async def test_a_template_that_cannot_import_leaves_the_start_to_the_program_its
     async with starting("no_such_module") as starter:
         process = await starter.start(of_command("tell"), reads_log=True)
         assert (await output_of(process, starter))[0] == "spawned\n"
+
+
+async def test_starts_that_lose_the_same_template_are_all_spawned() -> None:
+    async with starting("no_such_module") as starter, trio.open_nursery() as nursery:
+
+        async def start() -> None:
+            process = await starter.start(of_command("tell"), reads_log=True)
+            assert (await output_of(process, starter))[0] == "spawned\n"
+
+        for _ in range(3):
+            nursery.start_soon(start)
+
+
+class Blocked:
+    """A module whose import does not end."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._begun, never = folder / "begun", folder / "never"
+        for fifo in (self._begun, never):
+            os.mkfifo(fifo)
+        code = BLOCKED.format(begun=str(self._begun), never=str(never))
+        (folder / "blocked_module.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+
+    async def wait_begun(self) -> None:
+        """Wait until a template imports it."""
+        await trio.to_thread.run_sync(self._begun.read_bytes, abandon_on_cancel=True)
+
+
+async def test_a_start_does_not_wait_for_a_template_that_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = Blocked(tmp_path, monkeypatch)
+    async with starting("blocked_module") as starter, trio.open_nursery() as nursery:
+        outputs = []
+
+        async def start() -> None:
+            process = await starter.start(of_command("tell"), reads_log=True)
+            outputs.append((await output_of(process, starter))[0])
+
+        nursery.start_soon(start)
+        await blocked.wait_begun()
+        began_at = trio.current_time()
+        starter.renew()
+    assert outputs == ["spawned\n"]
+    assert trio.current_time() - began_at < PATIENCE_S / 2
+
+
+async def test_the_end_of_a_fleet_does_not_wait_for_a_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = Blocked(tmp_path, monkeypatch)
+    recorder = Recorder()
+    async with starting("blocked_module") as starter, trio.open_nursery() as nursery:
+        supervisor = Supervisor(
+            [of_command("wait")], SupervisorConfig(), PATIENCE_S, recorder, starter=starter
+        )
+        nursery.start_soon(supervisor.run)
+        await blocked.wait_begun()
+        began_at = trio.current_time()
+        supervisor.stop()
+    assert recorder.pids == {}
+    assert trio.current_time() - began_at < PATIENCE_S / 2
+
+
+async def test_a_successor_stays_though_a_start_that_began_before_ends_later(
+    tmp_path: Path,
+) -> None:
+    may_serve = tmp_path / "may_serve"
+    os.mkfifo(may_serve)
+    config = SupervisorConfig(restart_delay_s=0.0)
+    recorder = Recorder()
+    stop = trio.Event()
+    async with starting() as starter, trio.open_nursery() as nursery:
+        spec = of_command("serve", str(may_serve))
+        slot = Slot(spec, starter, config, recorder, None, stop, nursery)
+        nursery.start_soon(slot.keep)
+        await trio.to_thread.run_sync(may_serve.write_bytes, b"")
+        await slot.wait_ready()
+        [template] = children_named(TITLE)
+        replaced = trio.Event()
+
+        async def replace() -> None:
+            await slot.replace(PATIENCE_S)
+            replaced.set()
+
+        nursery.start_soon(replace)
+        while len(slot.lives) < 2:  # noqa: ASYNC110 (a slot tells of nothing but ready)
+            await trio.sleep(POLL_S)
+        old, new = slot.lives
+        os.kill(template, signal.SIGSTOP)
+        os.kill(old.child.pid, signal.SIGKILL)
+        while not starter._num_pending:  # noqa: ASYNC110
+            await trio.sleep(POLL_S)
+        await trio.to_thread.run_sync(may_serve.write_bytes, b"")
+        await replaced.wait()
+        os.kill(template, signal.SIGCONT)
+        while len(recorder.endings) < 2:  # noqa: ASYNC110
+            await trio.sleep(POLL_S)
+        assert slot.current is new
+        assert slot.lives == [new]
+        stop.set()
+        new.ask_to_leave(signal.SIGKILL)
+
+
+async def test_a_forked_process_has_no_descriptors_but_its_own(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        number = file.fileno()
+        spec = of_command("list", pass_fds=(number,))
+        async with starting() as starter:
+            process = await starter.start(spec, reads_log=True)
+            listed = set(json.loads((await output_of(process, starter))[0]))
+    assert len(listed - {0, 1, 2, number}) == 1  # the list itself is read through one
+
+
+async def test_a_process_may_have_few_descriptors() -> None:
+    command = (sys.executable, "-c", SEVERAL_DESCRIPTORS + PROGRAM)
+    async with starting(command=command) as starter:
+        process = await starter.start(of_command("list"), reads_log=True)
+        assert json.loads((await output_of(process, starter))[0])[:3] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("module", "line"), [("random", '"event": "heard"'), ("no_such_module", "ModuleNotFoundError")]
+)
+def test_lines_of_templates_and_forked_processes_reach_a_socket(module: str, line: str) -> None:
+    ours, its = socket.socketpair()
+    with ours, its:
+        process = subprocess.Popen([sys.executable, "-c", OWN_LOGS, module], stderr=its.fileno())
+        its.close()
+        with ours.makefile() as lines:
+            assert line in lines.read()
+        process.wait()
+
+
+def test_without_descriptors_of_processes_there_are_no_templates() -> None:
+    run = subprocess.run([sys.executable, "-c", NO_PIDFDS], capture_output=True, check=True)
+    assert run.stdout.split() == [b"True", b"False"]
 
 
 async def test_templates_are_renewed_and_what_they_forked_runs_on() -> None:

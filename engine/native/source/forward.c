@@ -237,23 +237,20 @@ INLINE void compute(const int is_bf16, const Model *model, const Step *step, int
         Tile tile;
         const int64_t tile_bytes = place_tile(model, at.tiles, &tile);
         place_tile(model, at.tiles + omp_get_thread_num() * tile_bytes, &tile);
-        const int64_t embedded = step->first_layer ? 0 : step->num_tokens;
 #pragma omp for schedule(static)
-        for (int64_t token = 0; token < embedded; token++)
+        for (int64_t token = 0; token < step->num_tokens; token++)
             embed(is_bf16, model, step->token_ids[token], at.hidden + token * at.hidden_stride);
-        for (int64_t layer = step->first_layer; layer < step->end_layer; layer++)
+        for (int64_t layer = 0; layer < model->num_layers; layer++)
             compute_layer(is_bf16, model, layer, step, &at, threads, &tile, &since);
-        if (step->end_layer == model->num_layers) {
-            norm_rows(is_bf16, model, model->norm, step->num_sampled, &at);
-            if (step->num_chosen < step->num_sampled) {
+        norm_rows(is_bf16, model, model->norm, step->num_sampled, &at);
+        if (step->num_chosen < step->num_sampled) {
 #pragma omp single
-                keep_chosen(is_bf16, model, step, &at);
-            }
-            mark(step, PART_REST, &since);
-            linear(is_bf16, STORE, &model->lm_head, at.normed, step->num_chosen, step->logits,
-                   model->lm_head.panels * PANEL);
-            mark(step, PART_HEAD, &since);
+            keep_chosen(is_bf16, model, step, &at);
         }
+        mark(step, PART_REST, &since);
+        linear(is_bf16, STORE, &model->lm_head, at.normed, step->num_chosen, step->logits,
+               model->lm_head.panels * PANEL);
+        mark(step, PART_HEAD, &since);
         restore_subnormals(before);
     }
 }

@@ -75,8 +75,6 @@ typedef struct {
     float *logits;          /* [num_chosen][lm_head.panels * PANEL] */
     char *workspace;        /* triolet_workspace_bytes */
     double *part_s;         /* [NUM_PARTS], to be added to; or NULL */
-    int64_t first_layer;    /* a step may be computed in parts, in order and with one workspace */
-    int64_t end_layer;
     int64_t num_chosen;     /* of the sampled tokens, those that want logits */
     const int64_t *chosen;  /* ascending, indices into `sampled` */
     float *states;          /* [num_sampled][hidden_size] after the last norm; or NULL */
