@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,8 @@ class Services:
     """Tenants and their keys; without tenants every client is served."""
     quotas: Quotas = field(default_factory=quotas_in_memory)
     """What they may use."""
+    started_at: int = field(default_factory=lambda: int(time.time()))
+    """Unix time at which the model became available here, which the API calls its creation."""
     kept: KeptAnswers = field(init=False)
     """Answers that clients may come back to."""
     parser_threads: FairLimiter = field(init=False)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from triolet.config import ANY_MODEL
 from triolet.errors import invalid_request
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from quart import Response
 
     from ..services import Services
-
-STARTED_AT: Final = int(time.time())
-"""What the API calls the model's creation; when it became available here."""
 
 
 def list_models(services: Services) -> Response:
@@ -81,12 +77,14 @@ def _card(name: str, services: Services) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": STARTED_AT,
+        "created": services.started_at,
         "owned_by": "triolet",
         "max_model_len": services.fleet.max_model_len,
         "type": "model",
         "display_name": name,
         "lifecycle": "active",
-        "created_at": datetime.fromtimestamp(STARTED_AT, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "created_at": datetime.fromtimestamp(services.started_at, UTC).strftime(
+            "%Y-%m-%dT%H:%M:%SZ"
+        ),
         "page": services.page_words.document(),
     }
