@@ -52,7 +52,7 @@ def _write_records(environment: Environment, **_: object) -> None:
 
 def _report(environment: Environment, record: StreamRecord) -> None:
     """Keep the record, and show its times as statistics of their own. The report calls every
-    figure milliseconds, so tokens/s are in the printed table only (summary.py)."""
+    figure milliseconds, so tokens/s are in the printed table only (figures.py)."""
     _records.append(record)
     figures = {
         "TTFT": None if record.ttft_s is None else record.ttft_s * 1000,

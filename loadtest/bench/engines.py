@@ -1,7 +1,7 @@
 """`python -m loadtest.bench.engines`: install the engines that benchmarks compare with.
 
-Each lives in an environment of its own (environment.py), for they want other versions of the same
-packages. What cannot be installed here leaves a note that says why, and benchmarks skip it.
+Each lives in an environment of its own, for they want other versions of the same packages. What
+cannot be installed here leaves a note that says why, and benchmarks skip it.
 """
 
 from __future__ import annotations

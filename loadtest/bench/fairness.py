@@ -244,9 +244,9 @@ def neighbour(target: Callable[..., None], *arguments: object) -> Iterator[None]
 
 
 class UnreadStream(Stream):
-    """A stream of which nothing is kept."""
+    """A stream of which nothing is looked at, so that a read costs the reader next to nothing."""
 
-    def note(self, data: bytes, num_events: int, now: float) -> None:
+    def take(self, data: bytes, now: float) -> None:
         """Do nothing."""
 
 

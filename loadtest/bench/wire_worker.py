@@ -1,7 +1,7 @@
 """One worker of the wire's benchmark as a process: `python -m loadtest.bench.wire_worker`.
 
 The production worker, whole, with its KV links on ZeroMQ. Its control side stays inside the process
-(wire_server.py); what is to be done comes as lines of JSON on stdin.
+(`BenchServer`); what is to be done comes as lines of JSON on stdin.
 """
 
 from __future__ import annotations

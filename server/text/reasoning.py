@@ -104,8 +104,9 @@ class ThinkReader:
         """Return what was held back, now that nothing follows."""
         held, self._held = self._held, ""
         if self._state is _State.THINKING:
-            return self._reasoning(held.rstrip())
-        pieces = self._push(held) if held else []
+            pieces = self._reasoning(held.rstrip())
+        else:
+            pieces = self._push(held) if held else []
         return pieces + self._answer.finish(is_cut=is_cut)
 
     def _look_for_opening(self) -> None:

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
 
 from server.contract.generation import Delta, FinishReason, GenerationRequest
 from server.scheduling.output import Relay, RelayEnd
-from server.text.reasoning import THINK, Reasoner, ReasoningPlan, Thinking, marked, reader_of
-from server.text.tool_calls import HERMES, MISTRAL, Arguments, CallBegins, Piece, Reasoning, Text
+from server.text.reasoning import (
+    THINK,
+    Reasoner,
+    ReasoningPlan,
+    Thinking,
+    ThinkReader,
+    marked,
+    reader_of,
+)
+from server.text.tool_calls import (
+    HERMES,
+    MISTRAL,
+    Arguments,
+    CallBegins,
+    Piece,
+    Reasoning,
+    Text,
+    ToolForm,
+)
+from server.text.tool_forms.python_calls import PythonForm
+from server.text.tool_forms.xml_calls import XmlForm
 from tests.server.tiny_text import EOS_ID, TEMPLATE, tiny_text
 from transport.frames import TokenRow
 from triolet.config import ReasoningParser
@@ -110,6 +131,24 @@ def test_no_more_is_held_back_than_may_become_a_marker() -> None:
     assert reader.push(" c\n") == [Reasoning(" c")], "the last blanks may be the marker's"
     assert reader.push("d") == [Reasoning("\nd")]
     assert reader.push(f"{CLOSE}e") == [Text("e")]
+
+
+@pytest.mark.parametrize("form", [HERMES, MISTRAL, PythonForm(), XmlForm()])
+@pytest.mark.parametrize("text", ["a", f"a{CLOSE}b"])
+def test_readers_are_freed_at_the_end_also_if_it_comes_within_the_reasoning(
+    form: ToolForm, text: str
+) -> None:
+    answer = form.reader()
+    reader, seen = ThinkReader(Thinking(THINK, is_open=True), answer), weakref.ref(answer)
+    del answer
+    reader.push(text)
+    reader.finish(is_cut=True)
+    gc.disable()
+    try:
+        del reader
+        assert seen() is None, "without a search for cycles"
+    finally:
+        gc.enable()
 
 
 def reasoner(template: str, parser: ReasoningParser = ReasoningParser.AUTO) -> Reasoner | None:
