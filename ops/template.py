@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -62,6 +63,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
       env: added to the template's environment.
       cores: CPU cores that it may use; none for all of the template's.
       pass_fds: numbers of the descriptors that follow standard input, output and error.
+      has_input: settings follow on its standard input; it ends at once if that is closed first.
     """
 
     title: str
@@ -69,6 +71,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
     env: dict[str, str]
     cores: tuple[int, ...]
     pass_fds: tuple[int, ...]
+    has_input: bool
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -190,9 +193,19 @@ def become(request: ForkRequest, fds: Sequence[int], middle: int) -> int:
         os.sched_setaffinity(0, request.cores)
     setproctitle(request.title)
     reseed()
+    if request.has_input and not _has_input():
+        return 0  # the supervisor has given this start up
     from .cli import main
 
     return main(request.arguments)
+
+
+def _has_input() -> bool:
+    """Wait for standard input; return whether anything came before its end, which comes with the
+    supervisor's at the latest."""
+    waiting = select.poll()
+    waiting.register(0, select.POLLIN)
+    return any(events & select.POLLIN for _, events in waiting.poll())
 
 
 def reseed() -> None:

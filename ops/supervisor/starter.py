@@ -362,7 +362,12 @@ class Starter:
     ) -> ForkedProcess:
         assert spec.arguments is not None, "checked by the caller"
         request = ForkRequest(
-            " ".join(spec.argv), spec.arguments, dict(spec.env), spec.cores, spec.pass_fds
+            " ".join(spec.argv),
+            spec.arguments,
+            dict(spec.env),
+            spec.cores,
+            spec.pass_fds,
+            bool(spec.settings),
         )
         streams = _Streams(reads_log=reads_log)
         try:

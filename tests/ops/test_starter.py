@@ -243,6 +243,23 @@ async def test_a_program_that_fails_ends_with_its_traceback() -> None:
     assert "ZeroDivisionError" in log
 
 
+@pytest.mark.parametrize(("settings", "code"), [(b"settings\n", 7), (b"", 0)])
+async def test_a_process_that_gets_no_settings_ends_without_a_word(
+    settings: bytes, code: int
+) -> None:
+    async with starting() as starter:
+        process = await starter.start(of_command("tell", settings=b"settings\n"), reads_log=True)
+        assert process.stdin is not None
+        process.stdin.write(settings)
+        process.stdin.close()
+        ended = await trio.to_thread.run_sync(process.wait)
+        starter.ended(process.pid)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process.stdout as said, process.stderr as logged:
+            assert (ended, bool(said.read()), bool(logged.read())) == (code, bool(code), bool(code))
+
+
 async def test_a_template_that_dies_is_replaced_and_costs_no_start() -> None:
     async with starting() as starter:
         first = await starter.start(of_command("tell"), reads_log=True)
