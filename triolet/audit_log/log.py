@@ -1,0 +1,295 @@
+"""The log of administrative events, open for appending by any number of threads and processes.
+
+Not the audit of a fleet's blocks (triolet/audit.py): this one is kept on disk and proves that it
+was not changed.
+
+An append writes under the lock `lock`, then makes sure of its fsync under the lock `sync`: the
+first that gets there syncs for all that have written, and notes in `sync` how far. Heads are signed
+there too, over synced entries only. Whatever takes both locks takes `sync` first.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import ExitStack, closing
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+import structlog
+
+from ..errors import AuditLogError
+from ..private_files import FILE_MODE, make_private_folder, tighten
+from .events import Action, Event, check_event, digest, encode_line, os_user, time_text
+from .heads import MAX_HEAD_BYTES, NO_HEAD, Head, HeadError, head_digest, open_key, read_head
+from .merkle import Frontier
+from .segments import FileLock, Position, Segments, segment_files, sync_folder, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = structlog.get_logger(__name__)
+
+HEAD_ENTRIES: Final = 1_000
+HEAD_S: Final = 1.0
+"""A head is signed when so many entries or seconds have come since the last one."""
+MAX_BATCH_ENTRIES: Final = 10_000
+"""Entries of one append, which others wait for: a fifth of a second."""
+HEADS_NAME: Final = "heads.jsonl"
+WRITE_LOCK: Final = "lock"
+SYNC_LOCK: Final = "sync"
+_MARK_BYTES: Final = 128
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class AuditLog:
+    """A folder with a log. For `with`; `append` may be called by several threads.
+
+    Raises:
+      AuditLogError: the folder cannot be used, or the log in it is damaged.
+      ConfigError: others may read it, and this user may not change that.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+        self._timer: threading.Timer | None = None
+        self._timer_lock = threading.Lock()
+        self._last_head: Head | None = None
+        self._last_digest = NO_HEAD
+        self._heads_end = 0
+        self.syncs = 0
+        """Calls of fsync for entries: fewer than appends where several shared one."""
+        with ExitStack() as files:
+            try:
+                self._open(files)
+            except OSError as error:
+                raise self._refusal(error) from error
+            self._files = files.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Sign what is unsigned, and close the files."""
+        with self._timer_lock:
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+        self._sign_rest()
+        self._files.close()
+
+    def append(self, *events: Event) -> int:
+        """Append events side by side and return the index of the first; they are on disk then.
+
+        Raises:
+          AuditLogError: an event is not fit, the disk is full or fails, the log is damaged. None of
+            the events is in the log, except where the text says that it may be.
+        """
+        if not 0 < len(events) <= MAX_BATCH_ENTRIES:
+            raise AuditLogError(
+                f"the audit log takes 1 to {MAX_BATCH_ENTRIES} events at once, not {len(events)}; "
+                "nothing was recorded: divide them"
+            )
+        for event in events:
+            check_event(event)
+        try:
+            with self._write_lock:
+                self._catch_up()
+                first = self._segments.tree.size
+                self._write(events)
+                mine = self._segments.position
+        except OSError as error:
+            raise self._refusal(error) from error
+        try:
+            with self._sync_lock:
+                if self._read_mark() < mine:
+                    self._commit()
+        except OSError as error:
+            raise AuditLogError(
+                f"the audit log in {self._folder} has entry {first}, but the disk may lose it: "
+                f"{error}; look at the disk, then at `triolet audit verify`"
+            ) from error
+        return first
+
+    def _write(self, events: Sequence[Event]) -> None:
+        now = time_text(time.time())
+        size = self._segments.tree.size
+        pairs = [encode_line(event, size + n, now) for n, event in enumerate(events)]
+        lines, leaves = zip(*pairs, strict=True)
+        self._segments.write(lines, leaves)
+
+    def _open(self, files: ExitStack) -> None:
+        folder = self._folder
+        make_private_folder(folder)
+        tighten(folder)
+        self._sync_lock = files.enter_context(closing(FileLock(folder / SYNC_LOCK)))
+        self._write_lock = files.enter_context(closing(FileLock(folder / WRITE_LOCK)))
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._heads = os.open(folder / HEADS_NAME, flags, FILE_MODE)
+        files.callback(os.close, self._heads)
+        with self._sync_lock, self._write_lock:
+            self._key = open_key(folder)
+            self._read_heads()
+            self._segments = files.enter_context(closing(self._open_segments()))
+            self._catch_up()
+            sync_folder(folder)
+
+    def _open_segments(self) -> Segments:
+        head = self._last_head
+        if head is None:
+            if (found := segment_files(self._folder)) and int(found[0].stem) != 0:
+                raise AuditLogError(
+                    f"{found[0]} is the first segment of the audit log, and entries before it are "
+                    f"missing; `triolet audit verify --audit {self._folder}` says more"
+                )
+            return Segments(self._folder, Frontier(), Position(0, 0))
+        return Segments(self._folder, head.tree(), Position(head.segment, head.offset))
+
+    def _catch_up(self) -> None:
+        """Know what others have appended. Holds the lock `lock`."""
+        segments = self._segments
+        notes = []
+        if torn := segments.catch_up():
+            log.warning("audit_log_tail_cut", folder=str(self._folder), size_bytes=len(torn))
+            notes.append(self._own(Action.LOG_CUT, digest(torn), {"bytes": len(torn)}))
+        if segments.tree.size == 0:
+            notes.insert(0, self._own(Action.LOG_BEGIN))
+        if notes:
+            self._write(notes)
+
+    @staticmethod
+    def _own(
+        action: Action, before: str | None = None, counts: dict[str, int] | None = None
+    ) -> Event:
+        return Event(action=action, subject="", actor=os_user(), before=before, counts=counts)
+
+    def _commit(self, *, must_sign: bool = False) -> None:
+        """Sync what all have written, and sign a head if it is time. Holds the lock `sync`."""
+        with self._write_lock:
+            self._catch_up()
+            end, tree = self._segments.position, self._segments.tree.copy()
+            descriptor = self._segments.duplicate()
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self.syncs += 1
+        self._write_mark(end)
+        try:
+            self._read_heads()
+            num_unsigned = tree.size - (self._last_head.size if self._last_head else 0)
+            if num_unsigned and (must_sign or num_unsigned >= HEAD_ENTRIES or self._is_old()):
+                self._sign(tree, end)
+            elif num_unsigned:
+                self._sign_later()
+        except OSError as error:
+            # The entries are safe; the next head covers them.
+            log.error("audit_head_not_written", folder=str(self._folder), error=str(error))
+
+    def _is_old(self) -> bool:
+        if self._last_head is None:
+            return True
+        # A clock that was set back makes it old as well.
+        signed_at = datetime.fromisoformat(self._last_head.time).timestamp()
+        return not 0 <= time.time() - signed_at < HEAD_S
+
+    def _sign(self, tree: Frontier, end: Position) -> None:
+        head = Head(
+            size=tree.size,
+            root=tree.root().hex(),
+            time=time_text(time.time()),
+            previous=self._last_digest,
+            key=self._key.public,
+            frontier=[peak.hex() for peak in tree.peaks],
+            segment=end.segment,
+            offset=end.offset,
+        )
+        line = self._key.sign(head)
+        try:
+            write_whole(self._heads, line + b"\n", self._heads_end)
+            os.fsync(self._heads)
+        except OSError:
+            os.ftruncate(self._heads, self._heads_end)
+            raise
+        self._last_head, self._last_digest = head, head_digest(line)
+        self._heads_end += len(line) + 1
+
+    def _sign_later(self) -> None:
+        """Have what is unsigned signed soon, if nobody appends until then."""
+        with self._timer_lock:
+            if self._timer is None:
+                self._timer = threading.Timer(HEAD_S, self._on_timer)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _on_timer(self) -> None:
+        with self._timer_lock:
+            self._timer = None
+        self._sign_rest()
+
+    def _sign_rest(self) -> None:
+        try:
+            with self._sync_lock:
+                self._read_heads()
+                if self._last_head is None or self._last_head.size < self._segments.tree.size:
+                    self._commit(must_sign=True)
+        except (AuditLogError, OSError) as error:
+            # What was appended is safe; the next process that appends signs it.
+            log.error("audit_head_not_written", folder=str(self._folder), error=str(error))
+
+    def _read_heads(self) -> None:
+        """Know the newest head; cut off one that is torn. Holds the lock `sync`."""
+        end = os.fstat(self._heads).st_size
+        if end == self._heads_end:
+            return
+        first = max(0, end - 2 * MAX_HEAD_BYTES)
+        content = os.pread(self._heads, end - first, first)
+        whole, newline, torn = content.rpartition(b"\n")
+        if len(torn) > MAX_HEAD_BYTES:
+            raise self._damage("its last line is longer than a head")
+        if torn:
+            os.ftruncate(self._heads, end - len(torn))
+        self._heads_end = end - len(torn)
+        line = whole.rpartition(b"\n")[2]
+        if not newline:
+            self._last_head, self._last_digest = None, NO_HEAD
+            return
+        try:
+            head = read_head(line)
+            head.tree()
+        except HeadError as error:
+            raise self._damage(f"the last head: {error}") from None
+        if head.key != self._key.public:
+            raise self._damage("the last head is signed by another key than that of key.pem")
+        self._last_head, self._last_digest = head, head_digest(line)
+
+    def _damage(self, what: str) -> AuditLogError:
+        return AuditLogError(
+            f"{self._folder / HEADS_NAME}: {what}; `triolet audit verify --audit {self._folder}` "
+            "says more; keep the folder as it is, and begin a new log by `--audit` with another one"
+        )
+
+    def _read_mark(self) -> Position:
+        """Return up to where entries are synced. Holds the lock `sync`."""
+        words = os.pread(self._sync_lock.fd, _MARK_BYTES, 0).split()
+        # After a loss of power the mark may have outlived what it speaks of.
+        if len(words) != 3 or not self._boot or words[0].decode("ascii", "replace") != self._boot:
+            return Position(0, 0)
+        return Position(int(words[1]), int(words[2]))
+
+    def _write_mark(self, end: Position) -> None:
+        text = f"{self._boot} {end.segment} {end.offset}".encode()
+        write_whole(self._sync_lock.fd, text.ljust(_MARK_BYTES - 1) + b"\n", 0)
+
+    def _refusal(self, error: OSError) -> AuditLogError:
+        return AuditLogError(
+            f"the audit log in {self._folder} takes no entry: {error.strerror or error}; nothing "
+            "was recorded: make room there, or give a folder that you can write to by `--audit`"
+        )
