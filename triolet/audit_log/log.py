@@ -4,19 +4,22 @@ Not the audit of a fleet's blocks (triolet/audit.py): this one is kept on disk a
 was not changed.
 
 An append writes under the lock `lock`, then makes sure of its fsync under the lock `sync`: the
-first that gets there syncs for all that have written, and notes in `sync` how far. Heads are signed
-there too, over synced entries only. Whatever takes both locks takes `sync` first.
+first that gets there syncs for all that have written, and notes in `sync` how far; those that wait
+read that. Heads are signed under `sync` too, over synced entries only. Whatever takes both locks
+takes `sync` first.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from contextlib import ExitStack, closing
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
+from zlib import crc32
 
 import structlog
 
@@ -41,6 +44,7 @@ HEADS_NAME: Final = "heads.jsonl"
 WRITE_LOCK: Final = "lock"
 SYNC_LOCK: Final = "sync"
 _MARK_BYTES: Final = 128
+_MARK: Final = re.compile(rb"(\S+ \d+ \d+) (\d+) *\n")
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -54,7 +58,7 @@ class AuditLog:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+        self._boot = _BOOT.read_bytes().strip() if _BOOT.exists() else b""
         self._timer: threading.Timer | None = None
         self._timer_lock = threading.Lock()
         self._last_head: Head | None = None
@@ -108,9 +112,11 @@ class AuditLog:
         except OSError as error:
             raise self._refusal(error) from error
         try:
-            with self._sync_lock:
-                if self._read_mark() < mine:
+            if self._sync_lock.acquire(lambda: self._read_mark() >= mine):
+                try:
                     self._commit()
+                finally:
+                    self._sync_lock.release()
         except OSError as error:
             raise AuditLogError(
                 f"the audit log in {self._folder} has entry {first}, but the disk may lose it: "
@@ -277,16 +283,20 @@ class AuditLog:
         )
 
     def _read_mark(self) -> Position:
-        """Return up to where entries are synced. Holds the lock `sync`."""
-        words = os.pread(self._sync_lock.fd, _MARK_BYTES, 0).split()
-        # After a loss of power the mark may have outlived what it speaks of.
-        if len(words) != 3 or not self._boot or words[0].decode("ascii", "replace") != self._boot:
+        """Return up to where entries are synced, as far as that can be known."""
+        mark = os.pread(self._sync_lock.fd, _MARK_BYTES, 0)
+        match = _MARK.fullmatch(mark)
+        # It may be read while it is written, and after a loss of power it may have outlived what it
+        # speaks of.
+        if match is None or int(match[2]) != crc32(match[1]) or not self._boot:
             return Position(0, 0)
-        return Position(int(words[1]), int(words[2]))
+        boot, segment, offset = match[1].split()
+        return Position(int(segment), int(offset)) if boot == self._boot else Position(0, 0)
 
     def _write_mark(self, end: Position) -> None:
-        text = f"{self._boot} {end.segment} {end.offset}".encode()
-        write_whole(self._sync_lock.fd, text.ljust(_MARK_BYTES - 1) + b"\n", 0)
+        text = b"%s %d %d" % (self._boot, end.segment, end.offset)
+        line = b"%s %d" % (text, crc32(text))
+        write_whole(self._sync_lock.fd, line.ljust(_MARK_BYTES - 1) + b"\n", 0)
 
     def _refusal(self, error: OSError) -> AuditLogError:
         return AuditLogError(

@@ -18,7 +18,7 @@ from ..units import MIB
 from .events import MAX_ENTRY_BYTES, LineError, decode_entry, split_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from .merkle import Frontier
@@ -31,7 +31,7 @@ INDEX_DIGITS: Final = 16
 LOCK_WAIT_S: Final = 30.0
 """A holder writes one batch or waits for one fsync: seconds on the slowest disk."""
 FIRST_PAUSE_S: Final = 0.0002
-LAST_PAUSE_S: Final = 0.005
+LAST_PAUSE_S: Final = 0.002
 """Between two tries for a lock. The kernel's own wait has no deadline."""
 READ_BYTES: Final = MIB
 
@@ -57,22 +57,36 @@ class FileLock:
         self._mutex = threading.Lock()
 
     def __enter__(self) -> Self:
+        self.acquire(lambda: False)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+    def acquire(self, is_needless: Callable[[], bool]) -> bool:
+        """Take the lock, unless it becomes needless meanwhile; return whether it is held.
+
+        Raises:
+          AuditLogError: another one held it for too long.
+        """
         until = time.monotonic() + LOCK_WAIT_S
         if not self._mutex.acquire(timeout=LOCK_WAIT_S):
             raise self._late()
+        is_held = False
         try:
             pause_s = FIRST_PAUSE_S
-            while not self._try():
+            while not is_needless() and not (is_held := self._try()):
                 if time.monotonic() > until:
                     raise self._late()
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
-        except BaseException:
-            self._mutex.release()
-            raise
-        return self
+        finally:
+            if not is_held:
+                self._mutex.release()
+        return is_held
 
-    def __exit__(self, *exc_info: object) -> None:
+    def release(self) -> None:
+        """Give it back."""
         fcntl.flock(self.fd, fcntl.LOCK_UN)
         self._mutex.release()
 
