@@ -36,6 +36,7 @@ _DOOR: Final = "server/test_door.py"
 _TURNS: Final = "server/test_turns.py"
 _KEYS: Final = "security/test_keys.py"
 _TENANCY: Final = "server/test_tenancy.py"
+_AUDIT_LOG: Final = "triolet/audit_log"
 _PRIVATE: Final = "triolet/test_private_files.py"
 _HEADS: Final = (
     "server/edge/test_head_guard.py::test_heads_that_two_parsers_could_read_differently_are_refused"
@@ -420,4 +421,21 @@ MUTANTS: Final = (
            'return f"{self.name}@{shown_epoch(self.epoch)}"',
            'return f"{self.name}@{self.epoch:016x}"',
            "triolet/test_ground_floor.py::test_two_lives_of_a_worker_have_two_names"),
+    Mutant("A39", "triolet/audit_log/verification.py",
+           "        if one.head.root == root:\n",
+           "        if one.head.root:\n",
+           f"{_AUDIT_LOG}/test_verification.py::"
+           "test_an_entry_that_was_rewritten_with_its_hash_is_found_by_the_next_head"),
+    Mutant("A39", "triolet/audit_log/verification.py",
+           "        if longest is not None and longest.head.size > size",
+           "        if longest is not None and longest.head.size < size",
+           f"{_AUDIT_LOG}/test_verification.py::test_a_tail_that_was_cut_off_is_found"),
+    Mutant("A39", "triolet/audit_log/segments.py",
+           "            os.ftruncate(self._fd, offset)\n            raise\n",
+           "            raise\n",
+           f"{_AUDIT_LOG}/test_log.py::"
+           "test_a_full_disk_refuses_the_entry_and_leaves_the_log_as_it_was"),
+    Mutant("A39", "triolet/audit_log/recording.py",
+           "    note(Outcome.BEGUN)\n", "",
+           "ops/test_audit_commands.py::test_a_change_that_cannot_be_recorded_is_not_made"),
 )  # fmt: skip

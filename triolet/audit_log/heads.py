@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -22,14 +23,20 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from ..config import DAY_S
 from ..errors import AuditLogError
 from ..private_files import FILE_MODE, tighten
+from .events import time_text
 from .merkle import Frontier
+from .segments import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .segments import Position
+
 KEY_NAME: Final = "key.pem"
+HEADS_NAME: Final = "heads.jsonl"
 NO_HEAD: Final = "0" * 64
 """Stands for the digest of the head before the first one."""
 MAX_HEAD_BYTES: Final = 8 * 1024
@@ -178,3 +185,110 @@ def read_head(line: bytes) -> Head:
 def head_digest(line: bytes) -> str:
     """Return the digest by which the next head names this one."""
     return sha256(line).hexdigest()
+
+
+class HeadFile:
+    """The signed heads of a log, open for appending. Every method wants the lock `sync` held.
+
+    Attributes:
+      newest: the last head; None if there is none.
+
+    Raises:
+      OSError: key or heads cannot be read or made.
+      AuditLogError: the last head is wrong, or signed by another key.
+      ConfigError: others may read the key, and this user may not change that.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / HEADS_NAME
+        self._key = open_key(folder)
+        self.newest: Head | None = None
+        self._digest = NO_HEAD
+        self._end = 0
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            self.catch_up()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    @property
+    def size(self) -> int:
+        """Entries that the newest head vouches for."""
+        return 0 if self.newest is None else self.newest.size
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def age_s(self, now: float) -> float:
+        """Return how long ago the newest head was signed [s]; a day if the clock was set back or
+        there is none."""
+        if self.newest is None:
+            return DAY_S
+        age_s = now - datetime.fromisoformat(self.newest.time).timestamp()
+        return age_s if age_s >= 0 else DAY_S
+
+    def catch_up(self) -> None:
+        """Know the newest head; cut off one that is torn.
+
+        Raises:
+          OSError: it cannot be read.
+          AuditLogError: it is wrong, or signed by another key.
+        """
+        end = os.fstat(self._fd).st_size
+        if end == self._end:
+            return
+        first = max(0, end - 2 * MAX_HEAD_BYTES)
+        content = os.pread(self._fd, end - first, first)
+        whole, newline, torn = content.rpartition(b"\n")
+        if len(torn) > MAX_HEAD_BYTES:
+            raise self._damage("its last line is longer than a head")
+        if torn:
+            os.ftruncate(self._fd, end - len(torn))
+        self._end = end - len(torn)
+        if not newline:
+            self.newest, self._digest = None, NO_HEAD
+            return
+        line = whole.rpartition(b"\n")[2]
+        try:
+            head = read_head(line)
+            head.tree()
+        except HeadError as error:
+            raise self._damage(f"the last head: {error}") from None
+        if head.key != self._key.public:
+            raise self._damage(f"the last head is signed by another key than that of {KEY_NAME}")
+        self.newest, self._digest = head, head_digest(line)
+
+    def sign(self, tree: Frontier, end: Position, now: float) -> None:
+        """Append a head over entries that are on disk.
+
+        Raises:
+          OSError: there is no room; the file is as it was.
+        """
+        head = Head(
+            size=tree.size,
+            root=tree.root().hex(),
+            time=time_text(now),
+            previous=self._digest,
+            key=self._key.public,
+            frontier=[peak.hex() for peak in tree.peaks],
+            segment=end.segment,
+            offset=end.offset,
+        )
+        line = self._key.sign(head)
+        try:
+            write_whole(self._fd, line + b"\n", self._end)
+            os.fsync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._end)
+            raise
+        self.newest, self._digest = head, head_digest(line)
+        self._end += len(line) + 1
+
+    def _damage(self, what: str) -> AuditLogError:
+        folder = self._path.parent
+        return AuditLogError(
+            f"{self._path}: {what}; `triolet audit verify --audit {folder}` says more; keep the "
+            "folder as it is, and begin a new log by `--audit` with another one"
+        )

@@ -16,7 +16,6 @@ import re
 import threading
 import time
 from contextlib import ExitStack, closing
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 from zlib import crc32
@@ -24,9 +23,9 @@ from zlib import crc32
 import structlog
 
 from ..errors import AuditLogError
-from ..private_files import FILE_MODE, make_private_folder, tighten
+from ..private_files import make_private_folder, tighten
 from .events import Action, Event, check_event, digest, encode_line, os_user, time_text
-from .heads import MAX_HEAD_BYTES, NO_HEAD, Head, HeadError, head_digest, open_key, read_head
+from .heads import HeadFile
 from .merkle import Frontier
 from .segments import FileLock, Position, Segments, segment_files, sync_folder, write_whole
 
@@ -40,7 +39,6 @@ HEAD_S: Final = 1.0
 """A head is signed when so many entries or seconds have come since the last one."""
 MAX_BATCH_ENTRIES: Final = 10_000
 """Entries of one append, which others wait for: a fifth of a second."""
-HEADS_NAME: Final = "heads.jsonl"
 WRITE_LOCK: Final = "lock"
 SYNC_LOCK: Final = "sync"
 _MARK_BYTES: Final = 128
@@ -61,9 +59,6 @@ class AuditLog:
         self._boot = _BOOT.read_bytes().strip() if _BOOT.exists() else b""
         self._timer: threading.Timer | None = None
         self._timer_lock = threading.Lock()
-        self._last_head: Head | None = None
-        self._last_digest = NO_HEAD
-        self._heads_end = 0
         self.syncs = 0
         """Calls of fsync for entries: fewer than appends where several shared one."""
         with ExitStack() as files:
@@ -137,18 +132,14 @@ class AuditLog:
         tighten(folder)
         self._sync_lock = files.enter_context(closing(FileLock(folder / SYNC_LOCK)))
         self._write_lock = files.enter_context(closing(FileLock(folder / WRITE_LOCK)))
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._heads = os.open(folder / HEADS_NAME, flags, FILE_MODE)
-        files.callback(os.close, self._heads)
         with self._sync_lock, self._write_lock:
-            self._key = open_key(folder)
-            self._read_heads()
+            self._heads = files.enter_context(closing(HeadFile(folder)))
             self._segments = files.enter_context(closing(self._open_segments()))
             self._catch_up()
             sync_folder(folder)
 
     def _open_segments(self) -> Segments:
-        head = self._last_head
+        head = self._heads.newest
         if head is None:
             if (found := segment_files(self._folder)) and int(found[0].stem) != 0:
                 raise AuditLogError(
@@ -189,43 +180,16 @@ class AuditLog:
         self.syncs += 1
         self._write_mark(end)
         try:
-            self._read_heads()
-            num_unsigned = tree.size - (self._last_head.size if self._last_head else 0)
-            if num_unsigned and (must_sign or num_unsigned >= HEAD_ENTRIES or self._is_old()):
-                self._sign(tree, end)
+            self._heads.catch_up()
+            num_unsigned = tree.size - self._heads.size
+            age_s = self._heads.age_s(time.time())
+            if num_unsigned and (must_sign or num_unsigned >= HEAD_ENTRIES or age_s >= HEAD_S):
+                self._heads.sign(tree, end, time.time())
             elif num_unsigned:
                 self._sign_later()
         except OSError as error:
             # The entries are safe; the next head covers them.
             log.error("audit_head_not_written", folder=str(self._folder), error=str(error))
-
-    def _is_old(self) -> bool:
-        if self._last_head is None:
-            return True
-        # A clock that was set back makes it old as well.
-        signed_at = datetime.fromisoformat(self._last_head.time).timestamp()
-        return not 0 <= time.time() - signed_at < HEAD_S
-
-    def _sign(self, tree: Frontier, end: Position) -> None:
-        head = Head(
-            size=tree.size,
-            root=tree.root().hex(),
-            time=time_text(time.time()),
-            previous=self._last_digest,
-            key=self._key.public,
-            frontier=[peak.hex() for peak in tree.peaks],
-            segment=end.segment,
-            offset=end.offset,
-        )
-        line = self._key.sign(head)
-        try:
-            write_whole(self._heads, line + b"\n", self._heads_end)
-            os.fsync(self._heads)
-        except OSError:
-            os.ftruncate(self._heads, self._heads_end)
-            raise
-        self._last_head, self._last_digest = head, head_digest(line)
-        self._heads_end += len(line) + 1
 
     def _sign_later(self) -> None:
         """Have what is unsigned signed soon, if nobody appends until then."""
@@ -243,44 +207,12 @@ class AuditLog:
     def _sign_rest(self) -> None:
         try:
             with self._sync_lock:
-                self._read_heads()
-                if self._last_head is None or self._last_head.size < self._segments.tree.size:
+                self._heads.catch_up()
+                if self._heads.size < self._segments.tree.size:
                     self._commit(must_sign=True)
         except (AuditLogError, OSError) as error:
             # What was appended is safe; the next process that appends signs it.
             log.error("audit_head_not_written", folder=str(self._folder), error=str(error))
-
-    def _read_heads(self) -> None:
-        """Know the newest head; cut off one that is torn. Holds the lock `sync`."""
-        end = os.fstat(self._heads).st_size
-        if end == self._heads_end:
-            return
-        first = max(0, end - 2 * MAX_HEAD_BYTES)
-        content = os.pread(self._heads, end - first, first)
-        whole, newline, torn = content.rpartition(b"\n")
-        if len(torn) > MAX_HEAD_BYTES:
-            raise self._damage("its last line is longer than a head")
-        if torn:
-            os.ftruncate(self._heads, end - len(torn))
-        self._heads_end = end - len(torn)
-        line = whole.rpartition(b"\n")[2]
-        if not newline:
-            self._last_head, self._last_digest = None, NO_HEAD
-            return
-        try:
-            head = read_head(line)
-            head.tree()
-        except HeadError as error:
-            raise self._damage(f"the last head: {error}") from None
-        if head.key != self._key.public:
-            raise self._damage("the last head is signed by another key than that of key.pem")
-        self._last_head, self._last_digest = head, head_digest(line)
-
-    def _damage(self, what: str) -> AuditLogError:
-        return AuditLogError(
-            f"{self._folder / HEADS_NAME}: {what}; `triolet audit verify --audit {self._folder}` "
-            "says more; keep the folder as it is, and begin a new log by `--audit` with another one"
-        )
 
     def _read_mark(self) -> Position:
         """Return up to where entries are synced, as far as that can be known."""

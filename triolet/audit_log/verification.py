@@ -13,8 +13,8 @@ import msgspec
 
 from ..errors import AuditLogError
 from .events import AlteredLine, LineError, decode_entry, split_line
-from .heads import NO_HEAD, Head, HeadError, head_digest, read_head
-from .log import HEADS_NAME, SYNC_LOCK, WRITE_LOCK
+from .heads import HEADS_NAME, NO_HEAD, Head, HeadError, head_digest, read_head
+from .log import SYNC_LOCK, WRITE_LOCK
 from .merkle import Frontier, inclusion_path, leaf_hash, root_of_path
 from .segments import FileLock, read_lines, segment_files
 
@@ -370,7 +370,9 @@ class _Walk:
         file = snapshot.segments[-1] if snapshot.segments else snapshot.heads
         size = self.tree.size
         longest = max(self.own, key=lambda one: one.head.size, default=None)
-        beyond = [longest] if longest is not None and longest.head.size > size else []
+        beyond = []
+        if longest is not None and longest.head.size > size:
+            beyond.append(longest)
         beyond += [one for n, some in self._witnesses.items() if n > size for one in some]
         for one in beyond:
             self._note_defect(
