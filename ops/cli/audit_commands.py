@@ -63,7 +63,7 @@ def show(
     """Show the entries, the oldest first."""
     from triolet.audit_log.verification import read_entries, take_snapshot
 
-    earliest = "" if since is None else time_text(_time(since).timestamp())
+    earliest = "" if since is None else _earliest(since)
     wanted = _actions(action or ())
     for _, entry in read_entries(take_snapshot(_folder(audit))):
         # Times of one form sort as text.
@@ -145,19 +145,19 @@ def _folder(given: Path | None) -> Path:
     return default_folder() if given is None else given
 
 
-def _time(text: str) -> datetime:
+def _earliest(text: str) -> str:
     span_s = parse_span(text)
     try:
         if span_s is not None:
-            return datetime.now(UTC) - timedelta(seconds=span_s)
+            return time_text((datetime.now(UTC) - timedelta(seconds=span_s)).timestamp())
         found = datetime.fromisoformat(text)
+        # As entries are shown: in UTC.
+        return time_text((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
         raise ConfigError(
             f"--since is {text!r}; allowed: a number of s, m, h or d such as 24h, or a time such "
             "as 2026-05-01 or 2026-05-01T12:00:00Z"
         ) from None
-    # As entries are shown: in UTC.
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
 def _actions(given: Iterable[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
+import structlog
 import typer
 
 from triolet.config import DAY_S, LocalPrefill, WorkerConfig
@@ -112,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         get_completion_inspect_parameters()  # registers what answers the shells
     arguments = sys.argv[1:] if arguments is None else arguments
+    # Stdout is for what commands print: a key, JSON. A fleet's processes configure more.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         result = app(args=arguments, prog_name="triolet", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):

@@ -171,6 +171,20 @@ def test_a_drain_is_recorded(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (ended["outcome"], ended["reason"]) == ("failed", "ConfigError")
 
 
+def test_what_a_killed_process_left_does_not_mix_with_a_new_key(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tenant", "add", "alice"]) == 0
+    capsys.readouterr()
+    with (place / "state/triolet/audit/0000000000000000.jsonl").open("ab") as file:
+        file.write(b'{"entry"')
+    assert main(["tenant", "add", "bob"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("sk-triolet-")
+    assert out.count("\n") == 1
+    assert "audit_log_tail_cut" in err
+
+
 @pytest.mark.usefixtures("place")
 def test_show_filters_by_time_and_action(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tenant", "add", "alice"]) == 0
@@ -188,7 +202,7 @@ def test_show_filters_by_time_and_action(capsys: pytest.CaptureFixture[str]) -> 
     assert audit(capsys, "show", "--since", "9999-01-01T00:00:00+02:00") == []
     third = lines[2].split()[1]
     assert audit(capsys, "show", "--since", third) == lines[2:]
-    for word in ("yesterday", "24", "999999d"):
+    for word in ("yesterday", "24", "999999d", "9999-12-31T23:00:00-12:00"):
         assert f"--since is '{word}'; allowed: " in refused(
             capsys, "audit", "show", "--since", word
         )

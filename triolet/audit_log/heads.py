@@ -201,12 +201,14 @@ class HeadFile:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / HEADS_NAME
-        self._key = open_key(folder)
         self.newest: Head | None = None
         self._digest = NO_HEAD
         self._end = 0
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
+            if os.fstat(self._fd).st_size and not (folder / KEY_NAME).exists():
+                raise self._damage(f"{KEY_NAME}, the key that signed them, is missing")
+            self._key = open_key(folder)
             self.catch_up()
         except BaseException:
             os.close(self._fd)

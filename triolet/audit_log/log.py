@@ -23,9 +23,9 @@ from zlib import crc32
 import structlog
 
 from ..errors import AuditLogError
-from ..private_files import make_private_folder, tighten
+from ..private_files import take_private_folder
 from .events import Action, Event, check_event, digest, encode_line, os_user, time_text
-from .heads import HeadFile
+from .heads import HEADS_NAME, KEY_NAME, HeadFile
 from .merkle import Frontier
 from .segments import FileLock, Position, Segments, segment_files, sync_folder, write_whole
 
@@ -41,6 +41,8 @@ MAX_BATCH_ENTRIES: Final = 10_000
 """Entries of one append, which others wait for: a fifth of a second."""
 WRITE_LOCK: Final = "lock"
 SYNC_LOCK: Final = "sync"
+OWN_NAMES: Final = (WRITE_LOCK, SYNC_LOCK, KEY_NAME, HEADS_NAME, "0")
+"""How names in the folder begin: those of segments with a digit that is 0 for 10**15 entries."""
 _MARK_BYTES: Final = 128
 _MARK: Final = re.compile(rb"(\S+ \d+ \d+) (\d+) *\n")
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -57,8 +59,9 @@ class AuditLog:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._boot = _BOOT.read_bytes().strip() if _BOOT.exists() else b""
-        self._timer: threading.Timer | None = None
-        self._timer_lock = threading.Lock()
+        self._signer: threading.Thread | None = None
+        self._is_unsigned = threading.Event()
+        self._is_closing = threading.Event()
         self.syncs = 0
         """Calls of fsync for entries: fewer than appends where several shared one."""
         with ExitStack() as files:
@@ -76,11 +79,10 @@ class AuditLog:
 
     def close(self) -> None:
         """Sign what is unsigned, and close the files."""
-        with self._timer_lock:
-            timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-            timer.join()
+        self._is_closing.set()
+        self._is_unsigned.set()
+        if self._signer is not None:
+            self._signer.join()
         self._sign_rest()
         self._files.close()
 
@@ -114,8 +116,8 @@ class AuditLog:
                     self._sync_lock.release()
         except OSError as error:
             raise AuditLogError(
-                f"the audit log in {self._folder} has entry {first}, but the disk may lose it: "
-                f"{error}; look at the disk, then at `triolet audit verify`"
+                f"the audit log in {self._folder} has entry {first}, but may lose it if the "
+                f"machine fails now: {error}; see to it, then look at `triolet audit verify`"
             ) from error
         return first
 
@@ -128,8 +130,7 @@ class AuditLog:
 
     def _open(self, files: ExitStack) -> None:
         folder = self._folder
-        make_private_folder(folder)
-        tighten(folder)
+        take_private_folder(folder, OWN_NAMES)
         self._sync_lock = files.enter_context(closing(FileLock(folder / SYNC_LOCK)))
         self._write_lock = files.enter_context(closing(FileLock(folder / WRITE_LOCK)))
         with self._sync_lock, self._write_lock:
@@ -178,8 +179,8 @@ class AuditLog:
         finally:
             os.close(descriptor)
         self.syncs += 1
-        self._write_mark(end)
         try:
+            self._write_mark(end)
             self._heads.catch_up()
             num_unsigned = tree.size - self._heads.size
             age_s = self._heads.age_s(time.time())
@@ -188,21 +189,23 @@ class AuditLog:
             elif num_unsigned:
                 self._sign_later()
         except OSError as error:
-            # The entries are safe; the next head covers them.
+            # The entries are safe: others sync once more, and the next head covers them.
             log.error("audit_head_not_written", folder=str(self._folder), error=str(error))
 
     def _sign_later(self) -> None:
-        """Have what is unsigned signed soon, if nobody appends until then."""
-        with self._timer_lock:
-            if self._timer is None:
-                self._timer = threading.Timer(HEAD_S, self._on_timer)
-                self._timer.daemon = True
-                self._timer.start()
+        """Have what is unsigned signed soon, if nothing is appended until then. Holds `sync`."""
+        self._is_unsigned.set()
+        if self._signer is None:
+            self._signer = threading.Thread(target=self._keep_signing, daemon=True)
+            self._signer.start()
 
-    def _on_timer(self) -> None:
-        with self._timer_lock:
-            self._timer = None
-        self._sign_rest()
+    def _keep_signing(self) -> None:
+        while True:
+            self._is_unsigned.wait()
+            if self._is_closing.wait(HEAD_S):
+                return
+            self._is_unsigned.clear()
+            self._sign_rest()
 
     def _sign_rest(self) -> None:
         try:
@@ -231,7 +234,10 @@ class AuditLog:
         write_whole(self._sync_lock.fd, line.ljust(_MARK_BYTES - 1) + b"\n", 0)
 
     def _refusal(self, error: OSError) -> AuditLogError:
+        remedy = "make room there, or give a folder that you can write to by `--audit`"
+        if isinstance(error, TimeoutError):
+            remedy = "end that process if it hangs"
         return AuditLogError(
             f"the audit log in {self._folder} takes no entry: {error.strerror or error}; nothing "
-            "was recorded: make room there, or give a folder that you can write to by `--audit`"
+            f"was recorded: {remedy}"
         )

@@ -8,12 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
 from ..errors import AuditLogError
 from .events import Action, Event, Outcome, os_user
 from .log import AuditLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+log = structlog.get_logger(__name__)
 
 REQUEST_ID_BYTES: Final = 8
 
@@ -57,8 +61,8 @@ def record(
       AuditLogError: it was not recorded.
       ConfigError: others may read the folder, and this user may not change that.
     """
-    with AuditLog(default_folder() if folder is None else folder) as log:
-        return log.append(
+    with AuditLog(default_folder() if folder is None else folder) as opened:
+        return opened.append(
             Event(
                 action=action,
                 subject=os.fsencode(subject).decode("utf-8", "backslashreplace"),
@@ -116,7 +120,11 @@ def recorded(
     try:
         yield request_id
     except BaseException as error:
-        note(Outcome.FAILED, reason=type(error).__name__)
+        try:
+            note(Outcome.FAILED, reason=type(error).__name__)
+        except AuditLogError as unrecorded:
+            # The action's own failure says more. Its begin is recorded.
+            log.error("audit_end_not_recorded", request_id=request_id, error=str(unrecorded))
         raise
     try:
         note(Outcome.DONE, after)

@@ -67,7 +67,7 @@ class FileLock:
         """Take the lock, unless it becomes needless meanwhile; return whether it is held.
 
         Raises:
-          AuditLogError: another one held it for too long.
+          TimeoutError: another one held it for too long.
         """
         until = time.monotonic() + LOCK_WAIT_S
         if not self._mutex.acquire(timeout=LOCK_WAIT_S):
@@ -101,10 +101,10 @@ class FileLock:
             return False
         return True
 
-    def _late(self) -> AuditLogError:
-        return AuditLogError(
-            f"another process has held {self._path} for {LOCK_WAIT_S:.0f} s, so that nothing was "
-            f"recorded; `fuser {self._path}` names it"
+    def _late(self) -> TimeoutError:
+        return TimeoutError(
+            f"another process has held {self._path} for {LOCK_WAIT_S:g} s, and "
+            f"`fuser {self._path}` names it"
         )
 
 

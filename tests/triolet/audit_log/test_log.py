@@ -392,12 +392,48 @@ def test_a_key_that_was_exchanged_signs_nothing(folder: Path, tmp_path: Path) ->
     key.write_text("no key")
     with pytest.raises(AuditLogError, match="holds no private key in PEM form"):
         record(Action.MODEL_TAG, "y", folder=folder)
+    key.unlink()
+    with pytest.raises(AuditLogError, match="the key that signed them, is missing"):
+        record(Action.MODEL_TAG, "y", folder=folder)
+    assert not key.exists(), "a new one would look like the log's own"
 
 
 def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AuditLogError, match=r"takes no entry: Not a directory; nothing was"):
         record(Action.MODEL_TAG, "x", folder=tmp_path / "file" / "audit")
+
+
+def test_a_folder_that_others_enter_stays_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "of another").write_text("")
+    with pytest.raises(ConfigError, match="holds other files too: `chmod 700"):
+        record(Action.MODEL_TAG, "x", folder=tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_what_waits_for_an_fsync_that_never_ends_says_that_the_entry_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with AuditLog(folder) as log:
+        with closing(FileLock(folder / "sync")) as lock, lock:
+            monkeypatch.setattr(segments, "LOCK_WAIT_S", 0.01)
+            with pytest.raises(AuditLogError, match=r"has entry 1, but may lose it .* has held"):
+                log.append(EVENT)
+        monkeypatch.undo()
+    check_whole(folder)
+
+
+def test_the_failure_of_an_action_is_not_hidden_by_that_of_its_record(folder: Path) -> None:
+    def fail() -> None:
+        (folder / "key.pem").write_text("no key")
+        raise ConfigError("its own")
+
+    with (
+        pytest.raises(ConfigError, match="its own"),
+        recorded(Action.TENANT_ADD, "alice", folder=folder),
+    ):
+        fail()
 
 
 def test_an_action_is_recorded_before_it_begins_and_after_it_has_ended(folder: Path) -> None:
