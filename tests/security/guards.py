@@ -284,7 +284,7 @@ MUTANTS: Final = (
     Mutant("A37", "triolet/private_files.py", "path.chmod(mode & ~_OTHERS)", "pass",
            f"{_PRIVATE}::test_wide_files_of_an_earlier_release_are_tightened_with_their_content"),
     Mutant("A37", "triolet/private_files.py",
-           "if any(not path.name.startswith(file_name) for path in folder.iterdir()):",
+           "if any(not path.name.startswith(own_names) for path in folder.iterdir()):",
            "if mode < 0:",
            f"{_PRIVATE}::"
            "test_a_wide_folder_of_the_database_alone_is_tightened_and_another_is_refused"),
