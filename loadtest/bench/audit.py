@@ -88,7 +88,7 @@ def append_for(folder: Path, seconds: float) -> None:
         sys.stdout.flush()
         sys.stdin.readline()
         began = at = perf_counter()
-        taken_s = []
+        taken_s: list[float] = []
         while at < began + seconds:
             log.append(event(len(taken_s)))
             now = perf_counter()

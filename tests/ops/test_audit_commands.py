@@ -17,6 +17,7 @@ from ops.cli.fleet_commands import run_restart
 from ops.exit_codes import CommandFailed
 from ops.running_fleets import Note, RunningFleet
 from ops.supervisor.supervisor_socket import Finished, Refused, answer_commands
+from tests.house.test_layout import ROOT
 from tests.triolet.audit_log.proofs import check_proof
 from triolet.audit_log.events import Action, digest, os_user
 from triolet.audit_log.recording import record
@@ -121,6 +122,12 @@ def test_another_folder_has_a_log_of_its_own(
     assert len(exported(capsys, "--audit", "here")) == 3
     assert "there is no audit log in" in refused(capsys, "audit", "show")
     assert not (place / "state").exists()
+
+
+def test_every_action_is_explained() -> None:
+    page = (ROOT / "docs" / "AUDIT.md").read_text(encoding="utf-8")
+    rows = "".join(line for line in page.splitlines() if line.startswith("| `"))
+    assert {action for action in Action if f"`{action.value}`" not in rows} == set()
 
 
 class Supervisor:

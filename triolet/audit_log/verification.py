@@ -139,22 +139,39 @@ def read_entries(snapshot: Snapshot) -> Iterator[tuple[bytes, Entry]]:
 
 
 def _marked(file: File) -> Iterator[tuple[bytes, bool]]:
-    """Yield the lines of a file; True beside what stands after its last newline, if anything."""
+    """Yield the lines of a file; True beside what stands after its last newline, if anything.
+
+    Raises:
+      AuditLogError: it cannot be read.
+    """
     lines = read_lines(file.path, 0, file.size_bytes)
-    line = next(lines)
-    for following in lines:
-        yield line, False
-        line = following
+    try:
+        line = next(lines)
+        for following in lines:
+            yield line, False
+            line = following
+    except OSError as error:
+        raise AuditLogError(f"{file.path} cannot be read: {error.strerror}") from error
     if line:
         yield line, True
 
 
-def read_heads(heads: File) -> Iterator[tuple[int, bytes, Head | HeadError]]:
-    """Yield line number, line and head of each whole line; an error instead of a wrong head."""
+def read_heads(
+    heads: File, *, may_be_torn: bool = True
+) -> Iterator[tuple[int, bytes, Head | HeadError]]:
+    """Yield line number, line and head of each line; an error instead of a wrong head.
+
+    Args:
+      heads: the file.
+      may_be_torn: a last line without a newline is left out.
+
+    Raises:
+      AuditLogError: it cannot be read.
+    """
     if not heads.size_bytes:
         return
     for number, (line, is_torn) in enumerate(_marked(heads), 1):
-        if is_torn:
+        if is_torn and may_be_torn:
             continue
         try:
             yield number, line, read_head(line)
@@ -237,11 +254,11 @@ def read_witnesses(file: Path) -> list[SignedHead]:
       AuditLogError: the file cannot be read, or a line is no head.
     """
     try:
-        found = list(read_heads(File(file, file.stat().st_size)))
+        size_bytes = file.stat().st_size
     except OSError as error:
         raise AuditLogError(f"the heads in {file} cannot be read: {error}") from error
     kept = []
-    for number, _, head in found:
+    for number, _, head in read_heads(File(file, size_bytes), may_be_torn=False):
         if isinstance(head, HeadError):
             raise AuditLogError(
                 f"{file}, line {number}: {head}; a line is what `triolet audit head` prints"
@@ -264,12 +281,9 @@ def verify(folder: Path, witnesses: Sequence[SignedHead] = ()) -> Verdict:
     """
     snapshot = take_snapshot(folder)
     walk = _Walk()
-    try:
-        walk.read_heads(snapshot.heads)
-        walk.add_witnesses(witnesses)
-        walk.read_segments(snapshot.segments)
-    except OSError as error:
-        raise AuditLogError(f"the audit log in {folder} cannot be read: {error}") from error
+    walk.read_heads(snapshot.heads)
+    walk.add_witnesses(witnesses)
+    walk.read_segments(snapshot.segments)
     walk.check_ends(snapshot)
     newest = max((one.head.size for one in walk.own), default=0)
     return Verdict(
@@ -304,11 +318,11 @@ class _Walk:
         before: SignedHead | None = None
         previous: str | None = NO_HEAD
         for number, line, head in read_heads(heads):
+            if not self._is_whole:
+                return
             if isinstance(head, HeadError):
                 self._note_defect(heads.path.name, number, str(head))
                 previous = None
-                if not self._is_whole:
-                    return
                 continue
             one = SignedHead(head, heads.path.name, number)
             if previous is not None and head.previous != previous:

@@ -263,6 +263,16 @@ def test_what_only_heads_kept_elsewhere_can_find(folder: Path, tmp_path: Path) -
     }
 
 
+def test_a_head_kept_without_its_newline_counts(folder: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    lines = lines_of(folder / HEADS)
+    kept.write_bytes(lines[0] + lines[2].rstrip())
+    assert verify(folder, read_witnesses(kept)).witnessed == 2
+    kept.write_bytes(lines[0] + lines[2][:-9])
+    with pytest.raises(AuditLogError, match="line 2: it has not the form of a head"):
+        read_witnesses(kept)
+
+
 def test_a_file_that_holds_no_heads_is_no_witness(tmp_path: Path) -> None:
     path = tmp_path / "kept"
     with pytest.raises(AuditLogError, match="cannot be read"):
