@@ -346,6 +346,7 @@ record(Action.MODEL_TAG, "after", folder=folder)
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_refuses_the_entry_and_leaves_the_log_as_it_was(folder: Path) -> None:
     with AuditLog(folder) as log:
         # More bytes of entries than of heads, so that the entries meet the limit first.

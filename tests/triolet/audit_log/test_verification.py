@@ -94,6 +94,7 @@ def test_a_copy_without_locks_and_key_can_be_verified(folder: Path) -> None:
     assert found(folder) == ([], 16)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_flipped_bit_of_an_entry_is_found_in_its_line(
     pattern: Path, data: st.DataObject
@@ -115,6 +116,7 @@ def test_any_flipped_bit_of_an_entry_is_found_in_its_line(
     assert trusted == max((size for size in SIZES if size < line), default=0)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_flipped_bit_of_a_head_is_found_in_its_line(pattern: Path, data: st.DataObject) -> None:
     path = pattern / HEADS
