@@ -99,7 +99,7 @@ def prove(
     index: Annotated[int, typer.Argument(metavar="INDEX", min=0, help="Of the entry.")],
     audit: AuditOption = None,
 ) -> None:
-    """Print a proof, as JSON, that an entry is in the log whose newest head is signed."""
+    """Print a proof, as JSON, that the newest signed head covers an entry."""
     from triolet.audit_log.verification import prove as prove_entry
 
     typer.echo(msgspec.json.encode(prove_entry(_folder(audit), index)).decode())

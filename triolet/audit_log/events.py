@@ -116,7 +116,7 @@ class LineError(ValueError):
 
 
 class AlteredLine(LineError):
-    """A line whose content does not give the hash beside it.
+    """A line with another content than the hash beside it.
 
     Attributes:
       leaf: the hash that the line names.

@@ -155,7 +155,7 @@ def _make_key(path: Path) -> None:
 
 
 def read_head(line: bytes) -> Head:
-    """Return the head of a line, whose signature is that of the key that it names.
+    """Return the head of a line, signed by the key that it names.
 
     Raises:
       HeadError: it is no head, or is not signed so.

@@ -47,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
       entries: number of entries that were read.
-      heads: number of heads whose signature and root are right.
+      heads: number of heads with a right signature and a right root.
       witnessed: number of heads kept elsewhere that the log agrees with.
       trusted: newest head such that it and everything before it is as it was signed; None if there
         is none.
@@ -198,7 +198,7 @@ def newest_head(snapshot: Snapshot) -> tuple[bytes, Head]:
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """That an entry is in the log whose head is signed.
+    """That an entry is in the log, by a signed head.
 
     Attributes:
       index: of the entry.
