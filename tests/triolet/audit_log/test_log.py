@@ -361,6 +361,34 @@ def test_a_full_disk_refuses_the_entry_and_leaves_the_log_as_it_was(folder: Path
     check_whole(folder)
 
 
+NO_ROOM_FOR_HEADS: Final = """
+import resource, sys
+from pathlib import Path
+from triolet.audit_log.events import Action
+from triolet.audit_log.recording import record
+folder = Path(sys.argv[1])
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+size = (folder / "heads.jsonl").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, limits[1]))
+record(Action.MODEL_TAG, "without a head", folder=folder)
+"""
+
+
+@pytest.mark.slow
+def test_an_entry_is_kept_where_only_its_head_has_no_room(folder: Path) -> None:
+    for _ in range(3):
+        record(Action.MODEL_TAG, "x", folder=folder)  # heads are longer than entries
+    with Popen([sys.executable, "-c", NO_ROOM_FOR_HEADS, str(folder)], stdout=-1) as process:
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert b"audit_head_not_written" in out
+    verdict = verify(folder)
+    assert (verdict.unsigned, verdict.defects, verdict.notes) == (1, [], [])
+    record(Action.MODEL_TAG, "after", folder=folder)
+    assert subjects(folder)[-2:] == ["without a head", "after"]
+    check_whole(folder)
+
+
 def test_a_log_that_is_shorter_than_signed_takes_no_entry(folder: Path) -> None:
     record(Action.MODEL_TAG, "x", folder=folder)
     path = segment_path(folder, 0)
