@@ -25,7 +25,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadsc
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-admission bench-fairness bench-wire bench-front bench-serve gpu-lease sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-audit bench-admission bench-fairness bench-wire bench-front bench-serve gpu-lease sanitize bench-interference clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -182,6 +182,9 @@ bench-fairness: install-dev  ## a quiet tenant beside a flood, shares by weight,
 
 bench-queue: install-dev  ## what one step of the fair queue costs with up to 100,000 waiting, beside a sorted list
 	$(BIN)/python -m loadtest.bench.queue $(ARGS)
+
+bench-audit: install-dev  ## how fast the audit log takes entries, in batches and fsynced one by one, and how fast it is verified
+	$(BIN)/python -m loadtest.bench.audit $(ARGS)
 
 bench-admission: install-dev  ## what deciding on a request costs, step by step, and how soon a real server says no
 	$(BIN)/python -m loadtest.bench.admission $(ARGS)

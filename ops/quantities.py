@@ -9,6 +9,8 @@ from triolet.errors import ConfigError
 from triolet.units import GIB, KIB, MIB
 
 _UNITS: Final = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024 * GIB}
+_SPAN: Final = re.compile(r"([0-9]{1,6})([smhd])")
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
@@ -25,6 +27,12 @@ def parse_size(text: str) -> int:
             "TiB, such as 512MiB"
         )
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_span(text: str) -> int | None:
+    """Return the seconds that `30m`, `24h` or `7d` means; None if it means no time."""
+    match = _SPAN.fullmatch(text)
+    return int(match[1]) * _UNIT_S[match[2]] if match else None
 
 
 def show_size(size_bytes: int) -> str:

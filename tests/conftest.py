@@ -81,6 +81,14 @@ def whole(pytestconfig: pytest.Config) -> bool:
     return bool(pytestconfig.getoption("--whole"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands record what they do; no test appends to the audit log of the user that runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
     """Commands and campaigns configure this process's logs; the next test must not find them so."""

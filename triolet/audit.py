@@ -1,7 +1,8 @@
 """What a process says of itself when it is audited, and what a server gathers of its fleet.
 
 Plain frozen data whose form on the wire (maps by field name, in the AUDITED frame) is also its form
-as JSON. Knows what is counted; whether it adds up is judged in invariants.py.
+as JSON. Knows what is counted; whether it adds up is judged in invariants.py. The log of what
+administrators do is another thing: triolet/audit_log.
 
 Every field serves a check or tells an operator where to look. Ids are text, as logs show them;
 times are durations, so that no clock is compared with another process's.

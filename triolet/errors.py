@@ -20,6 +20,10 @@ class ModelError(ConfigError):
     """A model directory that is missing, broken or of an unsupported kind."""
 
 
+class AuditLogError(TrioletError):
+    """The log of administrative events takes no entry, or is damaged. The text says what to do."""
+
+
 class ProtocolError(TrioletError):
     """A frame that the protocol does not allow."""
 

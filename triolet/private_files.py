@@ -57,13 +57,13 @@ def make_private_database(path: Path) -> None:
             tighten(path.with_name(path.name + suffix))
 
 
-def take_private_folder(folder: Path, file_name: str) -> None:
-    """Make a folder that is for one database alone, or tighten it.
+def take_private_folder(folder: Path, own_names: str | tuple[str, ...]) -> None:
+    """Make a folder that is for one database or log alone, or tighten it.
 
     Args:
       folder: which.
-      file_name: of the database. A wide folder that holds anything else is not changed: it may be
-        one that others need to enter, such as /tmp.
+      own_names: how the names of its own files begin. A wide folder that holds anything else is not
+        changed: it may be one that others need to enter, such as /tmp.
 
     Raises:
       OSError: it cannot be made or looked into.
@@ -73,7 +73,7 @@ def take_private_folder(folder: Path, file_name: str) -> None:
     mode = stat.S_IMODE(folder.stat().st_mode)
     if not mode & _OTHERS:
         return
-    if any(not path.name.startswith(file_name) for path in folder.iterdir()):
+    if any(not path.name.startswith(own_names) for path in folder.iterdir()):
         raise ConfigError(
             f"{folder} has mode {mode:04o} and holds other files too: `chmod 700 {folder}`, or "
             f"give a folder of its own, such as {folder / 'triolet'}"

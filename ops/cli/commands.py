@@ -15,10 +15,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
+import structlog
 import typer
 
 from triolet.config import DAY_S, LocalPrefill, WorkerConfig
-from triolet.errors import ConfigError
+from triolet.errors import AuditLogError, ConfigError
 from triolet.ids import Role
 from triolet.private_files import keep_private
 
@@ -26,7 +27,16 @@ from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from ..plain_text import one_line
 from ..settings.form import Settings  # noqa: TC001 (typer reads annotations)
 from ..settings.sources import Sources  # noqa: TC001
-from .options import COMPUTE, NAMED, ModelArgument, as_typed, new_form, with_settings
+from .audit_commands import audit_app
+from .options import (
+    COMPUTE,
+    NAMED,
+    AuditOption,
+    ModelArgument,
+    as_typed,
+    new_form,
+    with_settings,
+)
 from .tenant_commands import tenant_app
 
 if TYPE_CHECKING:
@@ -74,6 +84,7 @@ app = typer.Typer(
 )
 keys_app = typer.Typer(help="Keys for tcp links between processes.", no_args_is_help=True)
 config_app = typer.Typer(help="Settings of every process.", no_args_is_help=True)
+app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenant_app, name="tenant")
@@ -102,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         get_completion_inspect_parameters()  # registers what answers the shells
     arguments = sys.argv[1:] if arguments is None else arguments
+    # Stdout is for what commands print: a key, JSON. A fleet's processes configure more.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         result = app(args=arguments, prog_name="triolet", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -114,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain_of_usage(error, arguments)
     except ConfigError as error:
         return _complain(str(error), EXIT_BAD_INPUT)
+    except AuditLogError as error:
+        return _complain(str(error), EXIT_FAILED)
     except CommandFailed as error:
         return _complain(str(error), error.exit_code)
     return result if isinstance(result, int) else 0
@@ -276,19 +291,22 @@ def drain(
     deadline: DrainDeadlineOption = DRAIN_S,
     port: FleetPortOption = None,
     curve: CurveOption = None,
+    audit: AuditOption = None,
 ) -> None:
     """Let a worker finish or move what it runs, and leave; wait until it has."""
-    from .fleet_commands import run_drain
+    from .fleet_commands import DrainOrder, run_drain
 
-    run_drain(target, deadline, curve, port)
+    run_drain(DrainOrder(target, deadline, curve, port, audit))
 
 
 @app.command()
-def restart(role: RolesOption = None, port: FleetPortOption = None) -> None:
+def restart(
+    role: RolesOption = None, port: FleetPortOption = None, audit: AuditOption = None
+) -> None:
     """Restart the processes of `triolet serve` one after another, while it serves."""
     from .fleet_commands import run_restart
 
-    run_restart(role or (), port)
+    run_restart(role or (), port, audit)
 
 
 @app.command()
@@ -368,10 +386,15 @@ def version() -> None:
 
 
 @keys_app.command("make")
-def make_keys(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+def make_keys(
+    directory: Annotated[Path, typer.Argument(metavar="DIR")], audit: AuditOption = None
+) -> None:
     """Write a new key pair, and folders for the keys of other processes."""
     from transport.zmq_curve import make_keys as make
+    from triolet.audit_log.events import Action
+    from triolet.audit_log.recording import recorded
 
-    public = make(directory)
+    with recorded(Action.KEYS_MAKE, str(directory.resolve()), folder=audit):
+        public = make(directory)
     typer.echo(f"{directory}: new keys; others let this process in by its public key:")
     typer.echo(public.decode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 import typer
@@ -13,6 +13,8 @@ from transport.frames import Drain, Goodbye, Welcome, WorkerHeartbeat
 from transport.handshake import agree_version, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
 from transport.zmq_network import ZmqNetwork
+from triolet.audit_log.events import Action
+from triolet.audit_log.recording import recorded
 from triolet.config import LinkConfig
 from triolet.errors import ConfigError
 from triolet.ids import PeerId, Role, new_epoch
@@ -38,23 +40,40 @@ SILENCE_S = 5.0
 leave a worker that drains to itself, because a busy machine let it stand still for a moment."""
 
 
-def run_drain(target: str, deadline_s: float, keys: Path | None, port: int | None) -> None:
-    """Drain a worker and show how far it is.
+class DrainOrder(NamedTuple):
+    """Which worker is drained, and how.
 
-    Args:
+    Attributes:
       target: control address of a worker, or the name of one of a local fleet.
       deadline_s: after which what still runs there moves to other workers.
       keys: key directory, for tcp addresses.
       port: of the local fleet that is meant, if several run.
+      audit: folder of the audit log; None for this user's.
+    """
+
+    target: str
+    deadline_s: float
+    keys: Path | None
+    port: int | None
+    audit: Path | None
+
+
+def run_drain(order: DrainOrder) -> None:
+    """Drain a worker and show how far it is.
 
     Raises:
       ConfigError: the target cannot be what is meant.
       CommandFailed: it was not drained.
+      AuditLogError: it could not be recorded, and was not begun.
     """
-    is_address = "://" in target
-    address = target if is_address else address_of(target, port)
-    with closing(ZmqNetwork(LinkConfig(), None if keys is None else str(keys))) as network:
-        name = trio.run(drain_worker, network, address, deadline_s, typer.echo)
+    is_address = "://" in order.target
+    address = order.target if is_address else address_of(order.target, order.port)
+    keys = None if order.keys is None else str(order.keys)
+    with (
+        closing(ZmqNetwork(LinkConfig(), keys)) as network,
+        recorded(Action.WORKER_DRAIN, order.target, folder=order.audit),
+    ):
+        name = trio.run(drain_worker, network, address, order.deadline_s, typer.echo)
     if is_address:
         typer.echo(f"{name} has left; start it again where it ran, or leave it out")
     else:
@@ -172,19 +191,27 @@ def what_is_left(load: Load) -> str:
     return f"{left} sequence{'' if left == 1 else 's'} left"
 
 
-def run_restart(roles: Sequence[str], port: int | None) -> None:
+def run_restart(roles: Sequence[str], port: int | None, audit: Path | None) -> None:
     """Restart every process of some roles and show each step.
+
+    Args:
+      roles: none for all of them.
+      port: of the local fleet that is meant, if several run.
+      audit: folder of the audit log; None for this user's.
 
     Raises:
       ConfigError: there is no such role, or several fleets run and no port says which is meant.
       CommandFailed: none runs, or the restart was not done to its end.
+      AuditLogError: it could not be recorded, and was not begun.
     """
     for role in roles:
         if role not in ORDER:
             raise ConfigError(f"--role is {role!r}; allowed: {', '.join(sorted(ORDER))}")
     fleet = find_fleet(port)
     request = RestartRequest(tuple(Role(role) for role in roles))
-    trio.run(_show, fleet.supervisor_socket, request)
+    subject = f"port {fleet.note.port}: {', '.join(sorted(set(roles))) or 'all roles'}"
+    with recorded(Action.FLEET_RESTART, subject, folder=audit):
+        trio.run(_show, fleet.supervisor_socket, request)
 
 
 async def _show(path: Path, request: RestartRequest) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from enum import StrEnum
+from pathlib import Path as FilePath
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -163,6 +164,10 @@ ModelArgument: TypeAlias = Annotated[
     typer.Argument(
         metavar="MODEL", help="Directory, GGUF file, demo, smollm2, auto", show_default=False
     ),
+]
+AuditOption: TypeAlias = Annotated[
+    FilePath | None,
+    typer.Option(metavar="DIR", help="The audit log.", show_default="this user's"),
 ]
 ConfigOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="FILE", help="Settings (triolet.toml); - is stdin")

@@ -6,7 +6,6 @@ stderr. tenant_edit.py changes the file.
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from triolet.api_keys import new_key
+from triolet.audit_log.events import Action
 from triolet.errors import ConfigError
 from triolet.tenants import Tenant, TenantRole
 from triolet.tenants_form import DEFAULT_PLAN, DIGEST_PREFIX, read_tenants
 
-from .tenant_edit import add_tenant, edited, rotate_keys, set_disabled
+from ..quantities import parse_span
+from .options import AuditOption  # noqa: TC001 (typer reads annotations)
+from .tenant_edit import Change, add_tenant, edited, rotate_keys, set_disabled
 
 tenant_app = typer.Typer(help="Who may use a server: tenants and their keys.", no_args_is_help=True)
 
@@ -30,8 +32,6 @@ DEFAULT_FILE: Final = Path("tenants.toml")
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 SHOWN_DIGITS: Final = 12
 """Of a digest: enough to tell keys apart."""
-_SPAN: Final = re.compile(r"([0-9]{1,6})([smhd])")
-_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_GRACE_S: Final = 366 * 86_400
 TAKEN: Final = "servers that were started with it notice within 2 s"
 
@@ -50,10 +50,12 @@ def add(
     role: Annotated[
         TenantRole, typer.Option(help="An operator's keys also open metrics and /fleet.")
     ] = TenantRole.USER,
+    audit: AuditOption = None,
 ) -> None:
     """Add a tenant and show its key, once. Makes the file if there is none."""
     key = new_key()
-    with edited(file, may_make=True) as document:
+    change = Change(Action.TENANT_ADD, name, audit)
+    with edited(file, change, may_make=True) as document:
         add_tenant(document, name, key, plan, role)
     _say(f"{name} is in {file}; {TAKEN}. Its key, which is stored nowhere:")
     typer.echo(key)
@@ -116,11 +118,12 @@ def rotate(
         typer.Option(metavar="TIME", help="The old keys stay good for this long: 30m, 24h, 7d."),
     ] = "24h",
     now: Annotated[bool, typer.Option("--now", help="The old keys end at once.")] = False,
+    audit: AuditOption = None,
 ) -> None:
     """Give a tenant another key and show it, once."""
     key = new_key()
     grace_s = 0 if now else _seconds(grace)
-    with edited(file) as document:
+    with edited(file, Change(Action.TENANT_ROTATE, name, audit)) as document:
         rotate_keys(document, name, key, grace_s, datetime.now(UTC))
     old = "its old keys end now" if now else f"its old keys end in {grace}"
     _say(f"{name} has a new key, {old}; {TAKEN}. The new key, which is stored nowhere:")
@@ -128,17 +131,17 @@ def rotate(
 
 
 @tenant_app.command("disable")
-def disable(name: NameArgument, file: FileOption = DEFAULT_FILE) -> None:
+def disable(name: NameArgument, file: FileOption = DEFAULT_FILE, audit: AuditOption = None) -> None:
     """Shut a tenant out: its keys get 403, and what runs for it ends."""
-    with edited(file) as document:
+    with edited(file, Change(Action.TENANT_DISABLE, name, audit)) as document:
         set_disabled(document, name, is_disabled=True)
     _say(f"{name} is disabled; {TAKEN}")
 
 
 @tenant_app.command("enable")
-def enable(name: NameArgument, file: FileOption = DEFAULT_FILE) -> None:
+def enable(name: NameArgument, file: FileOption = DEFAULT_FILE, audit: AuditOption = None) -> None:
     """Let a tenant in again, by the keys that it had."""
-    with edited(file) as document:
+    with edited(file, Change(Action.TENANT_ENABLE, name, audit)) as document:
         set_disabled(document, name, is_disabled=False)
     _say(f"{name} is enabled; {TAKEN}")
 
@@ -180,8 +183,7 @@ def _word(value: object) -> str:
 
 
 def _seconds(text: str) -> int:
-    match = _SPAN.fullmatch(text)
-    seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
+    seconds = parse_span(text) or 0
     if not 0 < seconds <= MAX_GRACE_S:
         raise ConfigError(
             f"--grace is {text!r}; allowed: a number of s, m, h or d up to 366d, such as 24h "

@@ -13,12 +13,13 @@ import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from triolet.api_keys import digest_of
+from triolet.audit_log.events import digest
 from triolet.errors import ConfigError
 from triolet.tenants import TenantRole
 from triolet.tenants_form import DEFAULT_PLAN, DIGEST_PREFIX, is_name, read_tenants
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tomlkit import TOMLDocument
+
+    from triolet.audit_log.events import Action
 
 MODE: Final = 0o600
 HEADER: Final = """\
@@ -44,26 +47,52 @@ cache_secret = "{secret}"
 """
 
 
+class Change(NamedTuple):
+    """What a command does, for the audit log.
+
+    Attributes:
+      action: what is done.
+      tenant: to which tenant.
+      folder: of the log; None for this user's.
+    """
+
+    action: Action
+    tenant: str
+    folder: Path | None
+
+
 @contextmanager
-def edited(path: Path, *, may_make: bool = False) -> Iterator[TOMLDocument]:
-    """Give out the file's document, and write it back if nothing went wrong.
+def edited(path: Path, change: Change, *, may_make: bool = False) -> Iterator[TOMLDocument]:
+    """Give out the file's document; record its change and write it back if nothing went wrong.
 
     Args:
       path: of the file.
+      change: what is done, with digests of the file before and afterwards.
       may_make: whether one that does not exist is begun.
 
     Raises:
       ConfigError: it cannot be read or written, or would be refused by a server.
+      AuditLogError: the change could not be recorded, and was not made.
     """
     path = path.resolve()  # a link stays one
     try:
         with _only_one(path.parent):
+            before = digest(path.read_bytes()) if path.exists() else None
             text = _text(path, may_make=may_make)
             document = tomlkit.parse(text)
             yield document
             content = tomlkit.dumps(document).encode()
             read_tenants(content, str(path))
-            _replace(path, content)
+            from triolet.audit_log.recording import recorded  # with its library of signatures
+
+            with recorded(
+                change.action,
+                change.tenant,
+                folder=change.folder,
+                before=before,
+                after=digest(content),
+            ):
+                _replace(path, content)
     except OSError as error:
         raise ConfigError(f"the file of tenants cannot be changed: {error}") from error
     except TOMLKitError as error:

@@ -86,6 +86,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "msgpack": ("transport/codec.py",),
     "llguidance": ("triolet/grammar.py",),
     "gguf": ("engine/gguf_weights.py",),
+    "cryptography": ("triolet/audit_log/heads.py",),
     "coredis": ("server/tenants/redis_calls.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),

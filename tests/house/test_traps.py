@@ -58,6 +58,7 @@ WALL_CLOCKS = {
     *("datetime.now", "datetime.utcnow", "datetime.today", "date.today"),
 }
 MAY_TELL_THE_TIME = {
+    "ops/cli/audit_commands.py": "which entries are shown",
     "ops/cli/tenant_commands.py": "when a key that is replaced ends",
     "server/api/access.py": "whether a key has ended",
     "server/api/generate.py": "`created` of an answer",
@@ -66,6 +67,7 @@ MAY_TELL_THE_TIME = {
     "server/api/services.py": "`created` of a model",
     "server/tenants/memory_store.py": "the month of what is spent",
     "server/text/template.py": "the date in a prompt",
+    "triolet/audit_log/log.py": "dates of entries and heads, which other processes sign too",
     "server/jobs/storage.py": "dates of what outlives a process, and a lease among several",
 }
 

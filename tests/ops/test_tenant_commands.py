@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from ops.cli import main
-from ops.cli.tenant_edit import edited, rotate_keys
+from ops.cli.tenant_edit import Change, edited, rotate_keys
 from ops.cli.tenant_usage import words_for_missing
 from triolet.api_keys import KEY_PREFIX, digest_of
+from triolet.audit_log.events import Action
 from triolet.errors import ConfigError
 from triolet.tenants import Tenant, TenantRole, Tenants
 from triolet.tenants_form import MAX_KEYS, read_tenants
@@ -21,6 +22,7 @@ from triolet.tenants_form import MAX_KEYS, read_tenants
 if TYPE_CHECKING:
     from pathlib import Path
 
+CHANGE: Final = Change(Action.TENANT_ROTATE, "alice", None)
 NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
 BY_HAND: Final = f"""\
 # written by hand
@@ -101,7 +103,7 @@ def test_a_disabled_tenant_keeps_its_keys(path: Path) -> None:
 
 def test_old_keys_end_when_the_grace_is_over_and_none_lives_longer_for_it(path: Path) -> None:
     for grace_s, key, now in ((3600.0, "two", NOW), (7200.0, "three", NOW + timedelta(hours=0.5))):
-        with edited(path) as document:
+        with edited(path, CHANGE) as document:
             rotate_keys(document, "alice", key, grace_s, now)
     end = NOW.timestamp()
     assert {key.digest: key.until for key in read(path).by_name["alice"].keys} == {
@@ -109,7 +111,7 @@ def test_old_keys_end_when_the_grace_is_over_and_none_lives_longer_for_it(path: 
         digest_of("two"): end + 1800 + 7200,
         digest_of("three"): None,
     }
-    with edited(path) as document:
+    with edited(path, CHANGE) as document:
         rotate_keys(document, "alice", "four", 60.0, NOW + timedelta(hours=1))
     assert {key.digest for key in read(path).by_name["alice"].keys} == {
         digest_of("two"),
@@ -126,10 +128,10 @@ def test_now_ends_the_old_keys_at_once(path: Path, capsys: pytest.CaptureFixture
 
 def test_what_a_server_would_refuse_is_not_written(path: Path) -> None:
     for number in range(MAX_KEYS - 1):
-        with edited(path) as document:
+        with edited(path, CHANGE) as document:
             rotate_keys(document, "alice", f"key {number}", 3600.0, NOW)
     before = path.read_text()
-    with pytest.raises(ConfigError, match="keys must be"), edited(path) as document:
+    with pytest.raises(ConfigError, match="keys must be"), edited(path, CHANGE) as document:
         rotate_keys(document, "alice", "one more", 3600.0, NOW)
     assert path.read_text() == before
     assert os.listdir(path.parent) == [path.name]

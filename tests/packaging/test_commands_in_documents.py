@@ -13,7 +13,7 @@ from .command_lines import read_text
 from .published import CONSOLE
 
 PAGES: Final = (
-    *("README.md", "docs/install.md", "docs/first_hour.md", "docs/operations.md"),
+    *("README.md", "docs/install.md", "docs/first_hour.md", "docs/operations.md", "docs/AUDIT.md"),
     *(f"docs/operations/{page}.md" for page in ("audit", "drain", "link_keys", "machines")),
     *(f"docs/operations/{page}.md" for page in ("gpus", "proxy", "restart", "start")),
 )

@@ -36,6 +36,7 @@ _DOOR: Final = "server/test_door.py"
 _TURNS: Final = "server/test_turns.py"
 _KEYS: Final = "security/test_keys.py"
 _TENANCY: Final = "server/test_tenancy.py"
+_AUDIT_LOG: Final = "triolet/audit_log"
 _PRIVATE: Final = "triolet/test_private_files.py"
 _HEADS: Final = (
     "server/edge/test_head_guard.py::test_heads_that_two_parsers_could_read_differently_are_refused"
@@ -283,7 +284,7 @@ MUTANTS: Final = (
     Mutant("A37", "triolet/private_files.py", "path.chmod(mode & ~_OTHERS)", "pass",
            f"{_PRIVATE}::test_wide_files_of_an_earlier_release_are_tightened_with_their_content"),
     Mutant("A37", "triolet/private_files.py",
-           "if any(not path.name.startswith(file_name) for path in folder.iterdir()):",
+           "if any(not path.name.startswith(own_names) for path in folder.iterdir()):",
            "if mode < 0:",
            f"{_PRIVATE}::"
            "test_a_wide_folder_of_the_database_alone_is_tightened_and_another_is_refused"),
@@ -420,4 +421,21 @@ MUTANTS: Final = (
            'return f"{self.name}@{shown_epoch(self.epoch)}"',
            'return f"{self.name}@{self.epoch:016x}"',
            "triolet/test_ground_floor.py::test_two_lives_of_a_worker_have_two_names"),
+    Mutant("A39", "triolet/audit_log/verification.py",
+           "        if one.head.root == root:\n",
+           "        if one.head.root:\n",
+           f"{_AUDIT_LOG}/test_verification.py::"
+           "test_an_entry_that_was_rewritten_with_its_hash_is_found_by_the_next_head"),
+    Mutant("A39", "triolet/audit_log/verification.py",
+           "        if longest is not None and longest.head.size > size",
+           "        if longest is not None and longest.head.size < size",
+           f"{_AUDIT_LOG}/test_verification.py::test_a_tail_that_was_cut_off_is_found"),
+    Mutant("A39", "triolet/audit_log/segments.py",
+           "            os.ftruncate(self._fd, offset)\n            raise\n",
+           "            raise\n",
+           f"{_AUDIT_LOG}/test_log.py::"
+           "test_a_full_disk_refuses_the_entry_and_leaves_the_log_as_it_was"),
+    Mutant("A39", "triolet/audit_log/recording.py",
+           "    note(Outcome.BEGUN)\n", "",
+           "ops/test_audit_commands.py::test_a_change_that_cannot_be_recorded_is_not_made"),
 )  # fmt: skip

@@ -1,0 +1,214 @@
+"""`triolet audit`: read and verify the log of administrative events (triolet/audit_log).
+
+Not `triolet doctor --ledger`, which audits the blocks and leases of a running fleet.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path  # noqa: TC003 (typer reads annotations)
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+
+from triolet.audit_log.events import Action, Entry, time_text
+from triolet.errors import ConfigError
+
+from ..exit_codes import EXIT_FAILED
+from ..plain_text import one_line
+from ..quantities import parse_span
+from .options import AuditOption  # noqa: TC001 (typer reads annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from triolet.audit_log.verification import Verdict
+
+
+audit_app = typer.Typer(
+    help="What administrators did: a log that cannot be changed unseen.", no_args_is_help=True
+)
+
+SHOWN_DIGITS: Final = 12
+"""Of a digest: enough to tell two states apart."""
+DAMAGE_REMEDY: Final = (
+    "keep the folder as it is and compare it with a copy or with heads that were kept elsewhere; "
+    "begin a new log by --audit with another folder"
+)
+
+
+class ExportFormat(StrEnum):
+    """Forms of an export."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+@audit_app.command("show")
+def show(
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Not older: 24h, 7d, 2026-05-01, 2026-05-01T12:00:00Z."),
+    ] = None,
+    action: Annotated[
+        list[str] | None,
+        typer.Option(help="Such as tenant.add, or tenant for all of tenants; repeatable."),
+    ] = None,
+    audit: AuditOption = None,
+) -> None:
+    """Show the entries, the oldest first."""
+    from triolet.audit_log.verification import read_entries, take_snapshot
+
+    earliest = "" if since is None else _earliest(since)
+    wanted = _actions(action or ())
+    for _, entry in read_entries(take_snapshot(_folder(audit))):
+        # Times of one form sort as text.
+        if entry.time >= earliest and (not wanted or _is_wanted(entry.action, wanted)):
+            typer.echo(_row(entry))
+
+
+@audit_app.command("verify")
+def verify(
+    heads: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Heads that were kept elsewhere, one a line."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    audit: AuditOption = None,
+) -> None:
+    """Compare every entry with the signed heads; exit with 1 if anything was changed."""
+    from triolet.audit_log.verification import read_witnesses
+    from triolet.audit_log.verification import verify as verify_log
+
+    folder = _folder(audit)
+    verdict = verify_log(folder, () if heads is None else read_witnesses(heads))
+    if as_json:
+        typer.echo(msgspec.json.encode(verdict).decode())
+    else:
+        _tell(folder, verdict)
+    if verdict.defects:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@audit_app.command("prove")
+def prove(
+    index: Annotated[int, typer.Argument(metavar="INDEX", min=0, help="Of the entry.")],
+    audit: AuditOption = None,
+) -> None:
+    """Print a proof, as JSON, that the newest signed head covers an entry."""
+    from triolet.audit_log.verification import prove as prove_entry
+
+    typer.echo(msgspec.json.encode(prove_entry(_folder(audit), index)).decode())
+
+
+@audit_app.command("export")
+def export(
+    form: Annotated[ExportFormat, typer.Option("--format", help="Of the output.")] = (
+        ExportFormat.JSONL
+    ),
+    audit: AuditOption = None,
+) -> None:
+    """Write all entries to stdout for other programs."""
+    from triolet.audit_log.verification import read_entries, take_snapshot
+
+    entries = read_entries(take_snapshot(_folder(audit)))
+    if form is ExportFormat.JSONL:
+        for content, _ in entries:
+            typer.echo(content.decode())
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(Entry.__struct_fields__)
+    for _, entry in entries:
+        values = (getattr(entry, name) for name in Entry.__struct_fields__)
+        writer.writerow(
+            msgspec.json.encode(value).decode() if isinstance(value, dict) else value
+            for value in values
+        )
+
+
+@audit_app.command("head")
+def head(audit: AuditOption = None) -> None:
+    """Print the newest signed head: a line to keep elsewhere, for `verify --heads`."""
+    from triolet.audit_log.verification import newest_head, take_snapshot
+
+    line, _ = newest_head(take_snapshot(_folder(audit)))
+    typer.echo(line.decode())
+
+
+def _folder(given: Path | None) -> Path:
+    from triolet.audit_log.recording import default_folder
+
+    return default_folder() if given is None else given
+
+
+def _earliest(text: str) -> str:
+    span_s = parse_span(text)
+    try:
+        if span_s is not None:
+            return time_text((datetime.now(UTC) - timedelta(seconds=span_s)).timestamp())
+        found = datetime.fromisoformat(text)
+        # As entries are shown: in UTC.
+        return time_text((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"--since is {text!r}; allowed: a number of s, m, h or d such as 24h, or a time such "
+            "as 2026-05-01 or 2026-05-01T12:00:00Z"
+        ) from None
+
+
+def _actions(given: Iterable[str]) -> tuple[str, ...]:
+    known = {word for action in Action for word in (action.value, action.value.partition(".")[0])}
+    wanted = tuple(given)
+    for word in wanted:
+        if word not in known:
+            raise ConfigError(
+                f"--action is {word!r}; allowed: {', '.join(sorted(known))}, where a word without "
+                "a dot stands for all that begin with it"
+            )
+    return wanted
+
+
+def _is_wanted(action: str, wanted: tuple[str, ...]) -> bool:
+    return any(action == word or action.startswith(f"{word}.") for word in wanted)
+
+
+def _row(entry: Entry) -> str:
+    parts = [str(entry.index), entry.time, entry.actor, entry.action, entry.outcome]
+    if entry.subject:
+        parts.append(entry.subject)
+    for name, value in (("before", entry.before), ("after", entry.after)):
+        if value is not None:
+            parts.append(f"{name}={value.partition(':')[2][:SHOWN_DIGITS]}")
+    parts += [f"{name}={value}" for name, value in (entry.counts or {}).items()]
+    if entry.reason is not None:
+        parts.append(f"reason={entry.reason}")
+    if entry.request_id is not None:
+        parts.append(f"request={entry.request_id}")
+    return one_line("  ".join(parts))
+
+
+def _tell(folder: Path, verdict: Verdict) -> None:
+    for defect in verdict.defects:
+        place = f"{defect.file}, line {defect.line}" if defect.line else defect.file
+        typer.echo(f"wrong: {place}: {defect.what}")
+    for note in verdict.notes:
+        typer.echo(f"note: {note}")
+    trusted = verdict.trusted
+    if verdict.defects:
+        part = (
+            "no signed head can be trusted"
+            if trusted is None
+            else f"entries 0 to {trusted.size - 1} are as the head of {trusted.time} signs them"
+        )
+        typer.echo(f"{folder}: {part}; {DAMAGE_REMEDY}")
+        return
+    kept = f", {verdict.witnessed} kept elsewhere" if verdict.witnessed else ""
+    typer.echo(f"{folder}: {verdict.entries} entries are as {verdict.heads} heads sign them{kept}")
+    if verdict.unsigned:
+        typer.echo(
+            f"the last {verdict.unsigned} are whole and not signed yet: the next append signs them"
+        )

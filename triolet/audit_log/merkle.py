@@ -1,0 +1,128 @@
+"""The Merkle tree of RFC 6962: hashes of leaves and nodes, roots, inclusion proofs.
+
+Written by hand: the log keeps the right border of a tree that grows, and proves from a stream of
+leaves, in O(log n) of memory. `pymerkle` stores the whole tree in memory or in SQLite.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+LEAF: Final = b"\0"
+NODE: Final = b"\1"
+"""Prefixes that keep a leaf from being taken for a node."""
+HASH_BYTES: Final = 32
+EMPTY_ROOT: Final = sha256().digest()
+
+
+def leaf_hash(content: bytes) -> bytes:
+    """Return the hash of an entry."""
+    return sha256(LEAF + content).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """Return the hash of two subtrees."""
+    return sha256(NODE + left + right).digest()
+
+
+class Frontier:
+    """The right border of a tree: the roots of its complete subtrees, the largest first.
+
+    Attributes:
+      size: number of leaves.
+      peaks: one root for each bit that is set in `size`.
+    """
+
+    def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
+        if size < 0 or len(peaks) != size.bit_count():
+            raise ValueError(f"{len(peaks)} peaks are no frontier of {size} leaves")
+        self.size = size
+        self.peaks = list(peaks)
+
+    def push(self, leaf: bytes) -> None:
+        """Add a leaf by its hash."""
+        node, level = leaf, self.size
+        while level & 1:
+            node = sha256(NODE + self.peaks.pop() + node).digest()
+            level >>= 1
+        self.peaks.append(node)
+        self.size += 1
+
+    def root(self) -> bytes:
+        """Return the root hash of the whole tree."""
+        if not self.peaks:
+            return EMPTY_ROOT
+        *others, node = self.peaks
+        for peak in reversed(others):
+            node = node_hash(peak, node)
+        return node
+
+    def copy(self) -> Frontier:
+        """Return one that grows by itself."""
+        return Frontier(self.size, self.peaks)
+
+
+def sibling_ranges(index: int, size: int) -> list[tuple[int, int]]:
+    """Return the subtrees beside the way from a leaf to the root, the leaf's own sibling first.
+
+    Args:
+      index: of the leaf.
+      size: of the tree.
+
+    Returns:
+      Ranges [first, end) of leaves. Together with the leaf they are the whole tree.
+    """
+    if not 0 <= index < size:
+        raise ValueError(f"a tree of {size} leaves has no leaf {index}")
+    first, end, ranges = 0, size, []
+    while end - first > 1:
+        middle = first + (1 << (end - first - 1).bit_length() - 1)
+        if index < middle:
+            ranges.append((middle, end))
+            end = middle
+        else:
+            ranges.append((first, middle))
+            first = middle
+    return ranges[::-1]
+
+
+def root_of_path(leaf: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes:
+    """Return the root of the tree in which a leaf has an audit path."""
+    ranges = sibling_ranges(index, size)
+    if len(ranges) != len(path):
+        raise ValueError(f"the path has {len(path)} hashes and needs {len(ranges)}")
+    node = leaf
+    for (first, _), sibling in zip(ranges, path, strict=True):
+        node = node_hash(sibling, node) if first <= index else node_hash(node, sibling)
+    return node
+
+
+def inclusion_path(leaves: Iterable[bytes], index: int, size: int) -> list[bytes]:
+    """Return the audit path of a leaf (RFC 6962, 2.1.1).
+
+    Args:
+      leaves: hashes of at least `size` leaves, in order; more are not read.
+      index: of the leaf.
+      size: of the tree.
+    """
+    ranges = sibling_ranges(index, size)
+    own = (index, index + 1)
+    roots: dict[tuple[int, int], bytes] = {}
+    stream = iter(leaves)
+    position = 0
+    for first, end in sorted([*ranges, own]):
+        subtree = Frontier()
+        for leaf in stream:
+            if position >= first:
+                subtree.push(leaf)
+            position += 1
+            if position == end:
+                break
+        if position < end:
+            raise ValueError(f"there are {position} leaves of {size}")
+        roots[first, end] = subtree.root()
+    return [roots[one] for one in ranges]
