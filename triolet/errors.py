@@ -20,6 +20,10 @@ class ModelError(ConfigError):
     """A model directory that is missing, broken or of an unsupported kind."""
 
 
+class StoreError(ConfigError):
+    """The model store cannot do what was asked. The text names the file and the remedy."""
+
+
 class ProtocolError(TrioletError):
     """A frame that the protocol does not allow."""
 

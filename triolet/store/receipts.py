@@ -1,0 +1,98 @@
+"""Receipts: which digest a file had, and the state of its inode then, so that it need not be read
+again. A lost receipt costs time and nothing else."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from .manifest import Digest  # noqa: TC001 (msgspec reads the annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
+
+MAX_RECEIPT_BYTES: Final = 1024
+"""Of five numbers and a digest."""
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """A file's inode when its content had a digest.
+
+    Attributes:
+      ctime_ns: no program can set it: a write in place changes it, and restoring mtime does too.
+    """
+
+    dev: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    digest: Digest
+
+
+class Receipts:
+    """The receipts of a store, one small file an inode.
+
+    Args:
+      folder: that holds them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, found: os.stat_result) -> str | None:
+        """Return the digest of a file that has not changed since it was read; None if unknown."""
+        try:
+            with self._path(found).open("rb") as file:
+                receipt = msgspec.json.decode(file.read(MAX_RECEIPT_BYTES), type=Receipt)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None  # missing or torn, which is the same: the file is read
+        return receipt.digest if receipt == receipt_of(found, receipt.digest) else None
+
+    def write(self, found: os.stat_result, digest: str) -> None:
+        """Note what a file's content is.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        path = self._path(found)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        # Not synced: one that is torn by a power cut is none.
+        temporary.write_bytes(msgspec.json.encode(receipt_of(found, digest)))
+        temporary.rename(path)
+
+    def drop(self, found: os.stat_result) -> None:
+        """Forget a file that is not what its receipt says."""
+        self._path(found).unlink(missing_ok=True)
+
+    def keep_only(self, digests: Collection[str]) -> None:
+        """Remove the receipts of all other content, and what a killed process has left."""
+        for path in self._all():
+            try:
+                receipt = msgspec.json.decode(path.read_bytes(), type=Receipt)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                path.unlink(missing_ok=True)
+                continue
+            if path.suffix != ".json" or receipt.digest not in digests:
+                path.unlink(missing_ok=True)
+
+    def _all(self) -> Iterator[Path]:
+        yield from sorted(self.folder.iterdir())
+
+    def _path(self, found: os.stat_result) -> Path:
+        return self.folder / f"{found.st_dev}-{found.st_ino}.json"
+
+
+def receipt_of(found: os.stat_result, digest: str) -> Receipt:
+    """Return what a receipt would say now."""
+    return Receipt(
+        found.st_dev,
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        digest,
+    )
