@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from threading import Event
@@ -132,7 +133,8 @@ def source_file(
 def directory_files(
     directory: Path, weights: Mapping[str, str]
 ) -> tuple[list[SourceFile], list[str]]:
-    """Return the files of a model's directory that are part of a version, and the names of others.
+    """Return the files of a model's directory that are part of a version, and the names of others,
+    hidden ones left out.
 
     Args:
       directory: a Hugging Face directory.
@@ -149,7 +151,9 @@ def directory_files(
         inner = [f"{one}/{path.name}" for one in folders for path in (directory / one).iterdir()]
     for name in [one for one in names if one not in folders] + sorted(inner):
         media_type = WEIGHT_TYPE if name in weights else media_type_of(name)
-        if media_type is not None and not name.startswith("."):
+        if name.startswith("."):
+            continue  # of version control, of a downloader, of a desktop
+        if media_type is not None:
             path = directory / name
             kept.append(source_file(path, name, media_type, root, weights.get(name)))
         else:
@@ -243,7 +247,7 @@ def _place(
     receipts = writer.store.receipts
     with explained(writer.store.root), source.path.open("rb", buffering=0) as file:
         _require_same(source, os.fstat(file.fileno()))
-        digest, way = receipts.find(source.found), Way.KNOWN
+        digest, way, read_at_ns = receipts.find(source.found), Way.KNOWN, time.time_ns()
         if digest is None or not _is_kept(writer, digest):
             way = _bring(file.fileno(), source, temporary, may_link=may_link)
             if way is Way.COPIED:
@@ -257,8 +261,8 @@ def _place(
             if _is_kept(writer, digest):
                 temporary.unlink()
             else:
-                writer.keep(temporary, digest)
-            receipts.write(os.fstat(file.fileno()), digest)
+                writer.keep(temporary, digest, is_own=way is not Way.LINKED)
+            receipts.write_settled(os.fstat(file.fileno()), digest, read_at_ns)
     return (
         file_layer(source.media_type, source.name, digest, source.found.st_size, source.dtype),
         way,

@@ -281,14 +281,16 @@ class Writer:
             self.keep(temporary, digest)
         return digest
 
-    def keep(self, temporary: Path, digest: str) -> None:
-        """Give a file of `tmp/` its name: sync it, rename it, and write its receipt."""
+    def keep(self, temporary: Path, digest: str, *, is_own: bool = True) -> None:
+        """Give a file of `tmp/` its name: sync it, rename it, and write its receipt, unless others
+        know the file by another name and may write it."""
         path = self.store.blob_path(digest)
         sync_file(temporary)
         temporary.rename(path)
         # POSIX: a rename of one hard link over another of the same file does nothing.
         temporary.unlink(missing_ok=True)
-        self.store.receipts.write(path.lstat(), digest)
+        if is_own:
+            self.store.receipts.write(path.lstat(), digest)
 
     def set_entries(self, entries: Collection[Entry]) -> None:
         """Replace the index, once all blobs are on disk under their names.

@@ -18,6 +18,11 @@ MAX_RECEIPT_BYTES: Final = 1024
 """Of five numbers and a digest."""
 
 
+SETTLED_NS: Final = 2_000_000_000
+"""An inode that changed within this time before it was read gets no receipt: a write just after the
+read could leave the same times. The coarsest file systems count in steps of 2 s."""
+
+
 class Receipt(msgspec.Struct, frozen=True):
     """A file's inode when its content had a digest.
 
@@ -63,6 +68,20 @@ class Receipts:
         # Not synced: one that is torn by a power cut is none.
         temporary.write_bytes(msgspec.json.encode(receipt_of(found, digest)))
         temporary.rename(path)
+
+    def write_settled(self, found: os.stat_result, digest: str, read_at_ns: int) -> None:
+        """Note what a file's content is that others may write, if a later write would show.
+
+        Args:
+          found: its state, before and after it was read.
+          digest: of its content.
+          read_at_ns: when reading began, in nanoseconds since 1970.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        if max(found.st_ctime_ns, found.st_mtime_ns) + SETTLED_NS < read_at_ns:
+            self.write(found, digest)
 
     def drop(self, found: os.stat_result) -> None:
         """Forget a file that is not what its receipt says."""

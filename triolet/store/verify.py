@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -95,6 +96,7 @@ def _fault(store: ModelStore, blob: Descriptor, version: str) -> str | None:
     what = blob.file_name or blob.media_type
     remedy = "import the model again from a good copy, which replaces the blob, or `triolet model "
     remedy += f"rm {version}`"
+    read_at_ns = time.time_ns()
     try:
         found = store.require_sound(path)
         with explained(path), path.open("rb") as file:
@@ -114,5 +116,5 @@ def _fault(store: ModelStore, blob: Descriptor, version: str) -> str | None:
                 f"{found.st_size} with the right digest; the manifest is wrong: {remedy}"
             )
         if os.access(store.receipts.folder, os.W_OK):
-            store.receipts.write(found, digest)
+            store.receipts.write_settled(found, digest, read_at_ns)
     return None
