@@ -72,7 +72,10 @@ def with_stored_model(settings: Settings) -> Iterator[Settings]:
         yield settings
         return
     reference = parse_reference(named)
-    digest = Aliases(store).resolve(reference)
+    try:
+        digest = Aliases(store).resolve(reference)
+    except StoreError as error:
+        raise StoreError(f"{named} is no directory and no file here, and {error}") from None
     version = f"{reference.name}@{digest}"
     with opened(store, digest) as (view, manifest):
         path = view

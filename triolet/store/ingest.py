@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import os
 import stat
-import time
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from threading import Event
@@ -33,6 +32,7 @@ from .manifest import (
     media_type_of,
     read_manifest,
 )
+from .receipts import now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -247,7 +247,7 @@ def _place(
     receipts = writer.store.receipts
     with explained(writer.store.root), source.path.open("rb", buffering=0) as file:
         _require_same(source, os.fstat(file.fileno()))
-        digest, way, read_at_ns = receipts.find(source.found), Way.KNOWN, time.time_ns()
+        digest, way, read_at_ns = receipts.find(source.found), Way.KNOWN, now_ns()
         if digest is None or not _is_kept(writer, digest):
             way = _bring(file.fileno(), source, temporary, may_link=may_link)
             if way is Way.COPIED:

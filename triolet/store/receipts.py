@@ -4,6 +4,7 @@ again. A lost receipt costs time and nothing else."""
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -103,6 +104,11 @@ class Receipts:
 
     def _path(self, found: os.stat_result) -> Path:
         return self.folder / f"{found.st_dev}-{found.st_ino}.json"
+
+
+def now_ns() -> int:
+    """Return the time that inodes are stamped with, in nanoseconds since 1970."""
+    return time.time_ns()
 
 
 def receipt_of(found: os.stat_result, digest: str) -> Receipt:

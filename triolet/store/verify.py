@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import StoreError
 from .ingest import MAX_THREADS
 from .layout import explained
+from .receipts import now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -96,7 +96,7 @@ def _fault(store: ModelStore, blob: Descriptor, version: str) -> str | None:
     what = blob.file_name or blob.media_type
     remedy = "import the model again from a good copy, which replaces the blob, or `triolet model "
     remedy += f"rm {version}`"
-    read_at_ns = time.time_ns()
+    read_at_ns = now_ns()
     try:
         found = store.require_sound(path)
         with explained(path), path.open("rb") as file:
