@@ -185,7 +185,8 @@ def _written_down(path: Path, name: str) -> Path:
 
 def _known_extra(path: Path) -> Mapping[str, Mapping[str, Any]]:
     """Return what a known model's file does not say itself."""
-    return next((known.extra for known in KNOWN.values() if kept_file(known) == path), {})
+    path = path.resolve()
+    return next((one.extra for one in KNOWN.values() if kept_file(one).resolve() == path), {})
 
 
 class CheckedFiles(NamedTuple):

@@ -71,10 +71,9 @@ def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show all versions with their tags and aliases."""
     from triolet.store.aliases import Aliases
 
-    from ..models.stored import store_of
     from ..quantities import show_size
 
-    opened = store_of(store)
+    opened = _opened(store)
     pointers = Aliases(opened).all()
     rows: list[dict[str, Any]] = []
     for entry in opened.entries():

@@ -75,6 +75,11 @@ def import_model(store: ModelStore, wanted: Wanted) -> Imported:
     own_fields = None if wanted.sampling is None else read_sampling(wanted.sampling)
     found = find_model(wanted.model).path
     gguf = gguf_source(found)
+    if gguf is not None and Path(wanted.model).is_dir():
+        # Its other files would not be part of the version, which is read from the GGUF file alone.
+        raise ModelError(
+            f"{wanted.model} holds weights in a GGUF file; name the file itself: {gguf.path}"
+        )
     # The state of every file is taken before it is checked, and again when it has been read.
     files: list[SourceFile]
     others: list[str] = []

@@ -35,7 +35,7 @@ from .manifest import (
 from .receipts import now_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from .layout import Writer
@@ -251,10 +251,12 @@ def _place(
         if digest is None or not _is_kept(writer, digest):
             way = _bring(file.fileno(), source, temporary, may_link=may_link)
             if way is Way.COPIED:
-                digest = _copy(file.fileno(), temporary, is_over)
+                digest = _copy(file.fileno(), source.path, temporary, is_over)
             else:
                 with temporary.open("rb", buffering=0) as whole:
-                    digest = _hash(whole.fileno(), is_over)
+                    if way is Way.LINKED:
+                        _require_same(source, os.fstat(whole.fileno()), but_ctime=True)
+                    digest = _hash(whole.fileno(), temporary, is_over)
             after = os.fstat(file.fileno())
             # A new link to it changes the time of its inode, and nothing else.
             _require_same(source, after, but_ctime=way is Way.LINKED)
@@ -293,31 +295,37 @@ def _bring(source: int, file: SourceFile, temporary: Path, *, may_link: bool) ->
     return Way.LINKED
 
 
-def _copy(source: int, temporary: Path, is_over: Event) -> str:
+def _copy(source: int, path: Path, temporary: Path, is_over: Event) -> str:
     """Copy a file and return the digest of the bytes that were written."""
-    digest, piece = hashlib.sha256(), bytearray(PIECE_BYTES)
+    digest = hashlib.sha256()
     with temporary.open("wb", buffering=0) as target:
         os.fchmod(target.fileno(), BLOB_MODE)
-        while count := os.readv(source, [piece]):
-            _require_time(is_over)
-            read = memoryview(piece)[:count]
-            digest.update(read)
-            while read:
-                read = read[target.write(read) :]
+        for piece in _pieces(source, path, is_over):
+            digest.update(piece)
+            left = piece
+            while left:
+                left = left[target.write(left) :]
     return f"sha256:{digest.hexdigest()}"
 
 
-def _hash(source: int, is_over: Event) -> str:
-    digest, piece = hashlib.sha256(), bytearray(PIECE_BYTES)
-    while count := os.readv(source, [piece]):
-        _require_time(is_over)
-        digest.update(memoryview(piece)[:count])
+def _hash(source: int, path: Path, is_over: Event) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(source, path, is_over):
+        digest.update(piece)
     return f"sha256:{digest.hexdigest()}"
 
 
-def _require_time(is_over: Event) -> None:
-    if is_over.is_set():
-        raise StoreError("another file of the model could not be imported")
+def _pieces(source: int, path: Path, is_over: Event) -> Iterator[memoryview]:
+    """Yield a file's bytes; each piece is good until the next."""
+    piece = bytearray(PIECE_BYTES)
+    while True:
+        if is_over.is_set():
+            raise StoreError("another file of the model could not be imported")
+        with explained(path):
+            count = os.readv(source, [piece])
+        if not count:
+            return
+        yield memoryview(piece)[:count]
 
 
 def _require_same(source: SourceFile, now: os.stat_result, *, but_ctime: bool = False) -> None:

@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -273,6 +273,10 @@ class Writer:
           StoreError: it cannot be written.
         """
         digest = digest_of(content)
+        with suppress(StoreError):  # missing or damaged: it is written
+            # One that is there keeps its inode, which may be locked by a process that serves it.
+            self.store.read(digest, len(content))
+            return digest
         temporary = self.store.tmp / digest.removeprefix("sha256:")
         with explained(self.store.root):
             with temporary.open("wb") as file:
@@ -333,7 +337,7 @@ def explained(place: Path) -> Iterator[None]:
             free = shutil.disk_usage(_existing(place)).free
             remedy = (
                 f"{free} bytes are free there: make room (`triolet model gc` removes what nothing "
-                "names), or give --store on another disk; the store is as it was"
+                "names), or give --store on another disk; no version was changed"
             )
         elif error.errno in _NO_RIGHT:
             remedy = "let this user read and write it, or give another --store"

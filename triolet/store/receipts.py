@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from .manifest import Digest  # noqa: TC001 (msgspec reads the annotations)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
     from pathlib import Path
 
 MAX_RECEIPT_BYTES: Final = 1024
@@ -51,12 +52,10 @@ class Receipts:
 
     def find(self, found: os.stat_result) -> str | None:
         """Return the digest of a file that has not changed since it was read; None if unknown."""
-        try:
-            with self._path(found).open("rb") as file:
-                receipt = msgspec.json.decode(file.read(MAX_RECEIPT_BYTES), type=Receipt)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return None  # missing or torn, which is the same: the file is read
-        return receipt.digest if receipt == receipt_of(found, receipt.digest) else None
+        receipt = _read(self._path(found))
+        if receipt is None or receipt != receipt_of(found, receipt.digest):
+            return None
+        return receipt.digest
 
     def write(self, found: os.stat_result, digest: str) -> None:
         """Note what a file's content is.
@@ -66,9 +65,10 @@ class Receipts:
         """
         path = self._path(found)
         temporary = path.with_suffix(f".{os.getpid()}")
-        # Not synced: one that is torn by a power cut is none.
-        temporary.write_bytes(msgspec.json.encode(receipt_of(found, digest)))
-        temporary.rename(path)
+        with suppress(FileNotFoundError):  # a collection has just removed it
+            # Not synced: one that is torn by a power cut is none.
+            temporary.write_bytes(msgspec.json.encode(receipt_of(found, digest)))
+            temporary.rename(path)
 
     def write_settled(self, found: os.stat_result, digest: str, read_at_ns: int) -> None:
         """Note what a file's content is that others may write, if a later write would show.
@@ -90,20 +90,21 @@ class Receipts:
 
     def keep_only(self, digests: Collection[str]) -> None:
         """Remove the receipts of all other content, and what a killed process has left."""
-        for path in self._all():
-            try:
-                receipt = msgspec.json.decode(path.read_bytes(), type=Receipt)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+        for path in sorted(self.folder.iterdir()):
+            receipt = _read(path)
+            if path.suffix != ".json" or receipt is None or receipt.digest not in digests:
                 path.unlink(missing_ok=True)
-                continue
-            if path.suffix != ".json" or receipt.digest not in digests:
-                path.unlink(missing_ok=True)
-
-    def _all(self) -> Iterator[Path]:
-        yield from sorted(self.folder.iterdir())
 
     def _path(self, found: os.stat_result) -> Path:
         return self.folder / f"{found.st_dev}-{found.st_ino}.json"
+
+
+def _read(path: Path) -> Receipt | None:
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(MAX_RECEIPT_BYTES), type=Receipt)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None  # missing or torn, which is the same: the file is read
 
 
 def now_ns() -> int:

@@ -127,11 +127,18 @@ def test_what_an_alias_or_tag_names_is_never_removed(
 
 
 def test_what_is_served_stays_until_it_is_not(
-    versions: list[str], aliases: Aliases, store: ModelStore
+    versions: list[str],
+    aliases: Aliases,
+    store: ModelStore,
+    model: Path,
+    add: Callable[..., Imported],
 ) -> None:
-    with opened(store, versions[0]) as (view, _), store.writing() as writer:
-        remove(writer, aliases, parse_reference("chat:v0"))
-        found = collect(writer)
+    with opened(store, versions[0]) as (view, _):
+        (model / "README.md").write_text("version 0")
+        assert add(model).digest == versions[0], "another import leaves its lock alone"
+        with store.writing() as writer:
+            remove(writer, aliases, parse_reference("chat:v0"))
+            found = collect(writer)
         assert (found.num_blobs, found.in_use) == (0, [versions[0]])
         assert (view / "README.md").read_text() == "version 0"
     with store.writing() as writer:

@@ -84,6 +84,13 @@ def test_a_gguf_file_is_a_version_whatever_its_name(add: Add, tmp_path: Path) ->
     assert add(first).digest == add(second).digest
 
 
+def test_a_folder_with_a_gguf_file_is_refused_for_the_file(model: Path, add: Add) -> None:
+    (model / "model.safetensors").unlink()
+    file = gguf_file(model / "model.gguf")
+    with pytest.raises(ConfigError, match=f"name the file itself: {file}"):
+        add(model)
+
+
 def test_what_was_imported_before_is_not_read_again(model: Path, add: Add) -> None:
     assert ways(add(demo_model_path())).keys() <= {Way.COPIED, Way.CLONED}
     assert ways(add(demo_model_path(), "code")).keys() == {Way.KNOWN}
