@@ -65,8 +65,8 @@ def with_stored_model(settings: Settings) -> Iterator[Settings]:
     if (
         named is None
         or named in _OWN_NAMES
-        or Path(named).expanduser().exists()
         or not is_reference(named)
+        or Path(named).exists()
         or (settings.fleet.store is None and not store.is_there)
     ):
         yield settings

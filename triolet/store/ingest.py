@@ -255,11 +255,9 @@ def _place(
             else:
                 with temporary.open("rb", buffering=0) as whole:
                     if way is Way.LINKED:
-                        _require_same(source, os.fstat(whole.fileno()), but_ctime=True)
+                        _require_same(source, os.fstat(whole.fileno()))
                     digest = _hash(whole.fileno(), temporary, is_over)
-            after = os.fstat(file.fileno())
-            # A new link to it changes the time of its inode, and nothing else.
-            _require_same(source, after, but_ctime=way is Way.LINKED)
+            _require_same(source, os.fstat(file.fileno()))
             if _is_kept(writer, digest):
                 temporary.unlink()
             else:
@@ -328,12 +326,12 @@ def _pieces(source: int, path: Path, is_over: Event) -> Iterator[memoryview]:
         yield memoryview(piece)[:count]
 
 
-def _require_same(source: SourceFile, now: os.stat_result, *, but_ctime: bool = False) -> None:
+def _require_same(source: SourceFile, now: os.stat_result) -> None:
     """Refuse a file that has been written since it was looked at."""
 
     def state(found: os.stat_result) -> tuple[int, ...]:
-        ctime = 0 if but_ctime else found.st_ctime_ns
-        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, ctime)
+        # Without ctime: links to the file, of this import or another one, change that too.
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
     if state(now) != state(source.found):
         raise StoreError(

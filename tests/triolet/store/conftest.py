@@ -47,6 +47,12 @@ def copy_of_demo(to: Path) -> Path:
     return to
 
 
+def replace_readme(model: Path, words: str) -> None:
+    """Make another version of a model; a file that is linked into a store must not be written."""
+    (model / "README.md").unlink()
+    (model / "README.md").write_text(words)
+
+
 def faults(store: ModelStore) -> list[str]:
     """Return what is wrong with a store."""
     return verify(store, store.entries()).faults

@@ -16,7 +16,7 @@ from triolet.store.collect import collect, remove
 from triolet.store.reference import alias_of, parse_reference, tag_of
 from triolet.store.view import opened
 
-from .conftest import faults
+from .conftest import faults, replace_readme
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +34,8 @@ def versions(model: Path, add: Callable[..., Imported]) -> list[str]:
     """Three versions of one model, tagged v0 to v2."""
     found = []
     for number in range(3):
-        (model / "README.md").write_text(f"version {number}")
-        found.append(add(model, tag=f"v{number}").digest)
+        replace_readme(model, f"version {number}")
+        found.append(add(model, tag=f"v{number}", may_link=True).digest)
     return found
 
 
@@ -134,7 +134,7 @@ def test_what_is_served_stays_until_it_is_not(
     add: Callable[..., Imported],
 ) -> None:
     with opened(store, versions[0]) as (view, _):
-        (model / "README.md").write_text("version 0")
+        replace_readme(model, "version 0")
         assert add(model).digest == versions[0], "another import leaves its lock alone"
         with store.writing() as writer:
             remove(writer, aliases, parse_reference("chat:v0"))

@@ -12,10 +12,10 @@ import pytest
 from tests import forked
 from tests.gguf_files import write_tiny
 from triolet.store.aliases import Aliases
-from triolet.store.collect import collect, remove
+from triolet.store.collect import remove
 from triolet.store.reference import parse_reference
 
-from .conftest import faults
+from .conftest import faults, replace_readme
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,41 +76,44 @@ def test_a_store_is_valid_wherever_a_command_is_killed(
     moments = random.Random(1)
     kept = add(model, tag="v0").digest
     aliases = Aliases(store)
-    commands: list[tuple[str, ...]] = [
-        ("import", str(model), "--name", "chat"),
-        ("tag", "chat:v0", "next"),
-        ("gc",),
-    ]
-    for number in range((KILLS_OF_THE_WHOLE if whole else KILLS) // len(commands)):
-        for command in commands:
-            prepare(model, command[0], add, store, f"{command[0]} {number}")
-            steps = UNREACHED - int(cut_off(store, UNREACHED, *command).stdout.split()[-1])
-            assert steps > 3, "it was not watched"
-            prepare(model, command[0], add, store, f"{command[0]} {number} again")
-            killed = cut_off(store, moments.randint(1, steps), *command)
+    rounds = (KILLS_OF_THE_WHOLE if whole else KILLS) // 3
+    for number in range(rounds):
+        for kind in ("import", "tag", "gc"):
+            prepare(model, kind, add, store, f"{kind} {number}")
+            counted = cut_off(store, UNREACHED, *command(kind, model, f"n{number}"))
+            steps = UNREACHED - int(counted.stdout.split()[-1])
+            assert steps > rounds, "it was not watched"
+            prepare(model, kind, add, store, f"{kind} {number} again")
+            # Each round in another part of the command, so that few rounds reach its end too.
+            at = 1 + int(steps * (number + moments.random()) / rounds)
+            killed = cut_off(store, at, *command(kind, model, f"k{number}"))
             assert killed.returncode == -9, killed.stderr
             assert faults(store) == []
             assert aliases.resolve(parse_reference("chat:v0")) == kept
             known = {(entry.name, entry.digest) for entry in store.entries()}
             assert {(p.name, to) for p, to in aliases.all().items()} <= known
-            done = cut_off(store, UNREACHED, *command)
+            done = cut_off(store, UNREACHED, *command(kind, model, f"k{number}"))
             assert done.returncode == 0, done.stderr
             assert list(store.tmp.iterdir()) == []
             assert faults(store) == []
 
 
+def command(kind: str, model: Path, tag: str) -> tuple[str, ...]:
+    match kind:
+        case "import":
+            return ("import", str(model), "--name", "chat", "--link", "--tag", tag)
+        case "tag":
+            return ("tag", "chat:v0", f"of-{tag}")
+        case _:
+            return ("gc",)
+
+
 def prepare(
-    model: Path, command: str, add: Callable[..., Imported], store: ModelStore, words: str
+    model: Path, kind: str, add: Callable[..., Imported], store: ModelStore, words: str
 ) -> None:
     """Give a command something to do."""
-    (model / "README.md").write_text(words)
-    if command == "tag":
-        aliases = Aliases(store)
-        with store.writing() as writer:
-            if parse_reference("chat:next").pointer in aliases.all():
-                remove(writer, aliases, parse_reference("chat:next"))
-            collect(writer)
-    if command == "gc":
+    replace_readme(model, words)
+    if kind == "gc":
         digest = add(model).digest
         with store.writing() as writer:
             remove(writer, Aliases(store), parse_reference(f"chat@{digest}"))

@@ -14,8 +14,15 @@ from ops.model_directory import demo_model_path
 from tests.gguf_files import write_tiny
 from triolet.config import WeightFormat
 from triolet.errors import ConfigError, StoreError
-from triolet.store.ingest import Way
-from triolet.store.manifest import ENGINE_TYPE, POLICY_TYPE, SAMPLING_TYPE, WEIGHT_TYPE
+from triolet.store.ingest import Way, ingest, source_file
+from triolet.store.manifest import (
+    ENGINE_TYPE,
+    POLICY_TYPE,
+    SAMPLING_TYPE,
+    WEIGHT_CONFIG_TYPE,
+    WEIGHT_TYPE,
+    Facts,
+)
 from triolet.store.view import opened
 
 from .conftest import copy_of_demo, faults
@@ -208,6 +215,17 @@ def test_a_link_out_of_the_directory_is_refused_and_one_within_is_not(
     (model / "tokenizer.json").symlink_to(tmp_path / "real.x")
     with pytest.raises(StoreError, match=r"is a link to .*real\.x, outside of .*cp -rL"):
         add(model)
+
+
+def test_a_file_that_changes_during_the_import_is_refused(model: Path, store: ModelStore) -> None:
+    path = model / "config.json"
+    source = source_file(path, path.name, WEIGHT_CONFIG_TYPE, model.resolve())
+    path.write_text("{}")
+    facts = Facts("LlamaForCausalLM", "safetensors", "BF16", 1)
+    with store.writing() as writer, pytest.raises(StoreError, match=f"{path} changed while it"):
+        ingest(writer, "chat", [source], facts, engine={})
+    assert store.entries() == ()
+    assert list(store.blobs.iterdir()) == []
 
 
 def test_a_folder_in_place_of_a_file_is_refused(model: Path, add: Add) -> None:
