@@ -190,7 +190,7 @@ def _known_extra(path: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 class CheckedFiles(NamedTuple):
-    """A model whose files are sound, whatever machine is to compute it.
+    """A model with sound files, whatever machine is to compute it.
 
     Attributes:
       architecture: as config.json names it.

@@ -93,7 +93,7 @@ def check_stored(settings: Settings) -> tuple[Finding, int]:
     found with the memory that they need together."""
     wanted_bytes = 0
     try:
-        with with_stored_model(settings) as stored:
+        with with_stored_model(settings, is_served=False) as stored:
             for worker in (stored.prefill, stored.decode):
                 finding, found = check_model(stored.fleet.model, worker.engine)
                 if found is None:

@@ -48,14 +48,15 @@ def store_of(given: str | Path | None) -> ModelStore:
 
 
 @contextmanager
-def with_stored_model(settings: Settings) -> Iterator[Settings]:
-    """Give settings whose model is a directory, also where a version of the store was named; that
-    version stays in the store until the end.
+def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator[Settings]:
+    """Give settings with a directory as the model, also where a version of the store was named;
+    that version stays in the store until the end.
 
     What exists on disk under the name is meant first, then the models with names of their own.
 
     Args:
       settings: of a process or fleet.
+      is_served: the log says which version it is; else it is only looked at.
 
     Raises:
       ConfigError: there is no such version, it is damaged, or a setting is not what it was
@@ -86,7 +87,9 @@ def with_stored_model(settings: Settings) -> Iterator[Settings]:
             server = replace(settings.server, model_name=reference.name)
             settings = replace(settings, server=server)
         settings = _as_imported(settings, store, manifest, version)
-        log.info("model_version", reference=str(reference), digest=digest, store=str(store.root))
+        if is_served:
+            where = str(store.root)
+            log.info("model_version", reference=str(reference), digest=digest, store=where)
         yield settings
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ops.cli import main
+from ops.cli.doctor import check_stored
+from ops.cli.finding import Status
 from ops.models.stored import with_stored_model
 from ops.settings.form import Settings, of_role
 from tests.gguf_files import write_tiny
@@ -91,9 +93,15 @@ def test_a_version_that_is_not_there_is_refused_with_what_is(store: Path) -> Non
 def test_the_doctor_says_what_is_wrong_with_a_version(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    command = ("doctor", "tiny", "--store", str(store), "--port", "0", "--json")
+    capsys.readouterr()
+    finding, wanted_bytes = check_stored(named("tiny", store))
+    assert finding.status is Status.OK
+    assert wanted_bytes > 0
+    assert capsys.readouterr().out == "", "stdout is the findings' alone"
     for blob in (store / "blobs" / "sha256").iterdir():
         blob.chmod(0o666)
-    assert main(("doctor", "tiny", "--store", str(store), "--port", "0", "--json")) == 1
+    assert main(command) == 1
     findings = {one["subject"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert findings["Model"]["status"] == "fail"
     assert "has mode 0666" in findings["Model"]["detail"]

@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from enum import StrEnum
 from threading import Event
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -232,6 +232,8 @@ def _place_all(
             for number in order
         }
         try:
+            for ended in wait(futures.values(), return_when=FIRST_EXCEPTION).done:
+                ended.result()  # of those that failed before others were told to stop
             return [futures[number].result() for number in range(len(files))]
         except BaseException:
             is_over.set()

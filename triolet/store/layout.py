@@ -51,7 +51,8 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 LOCK_TIMEOUT_S: Final = 900.0
 """For another writer: an import of 200 GB takes some ten minutes on two cores."""
 LOCK_POLL_S: Final = 0.05
-"""How often a lock that is held is asked for: nobody notices less, and it costs nothing."""
+"""How often a lock that is held is asked for: a person does not notice less, and it costs nothing
+beside an import."""
 MAX_INDEX_BYTES: Final = 64 << 20
 """Some 200,000 versions."""
 _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
