@@ -54,11 +54,30 @@ def import_(
     store: StoreOption = None,
 ) -> None:
     """Check a model, keep it as a version, and print the version's digest."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
     from ..models.importing import Wanted, import_model
     from ..models.stored import store_of
     from ..quantities import show_size
 
-    found = import_model(store_of(store), Wanted(model, name, tag, sampling, weights, link))
+    wanted = Wanted(model, name, tag, sampling, weights, link)
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    screen = Console(stderr=True)
+    is_seen = screen.is_terminal
+    with Progress(*columns, console=screen, transient=True, disable=not is_seen) as bar:
+        task = bar.add_task("", total=None)
+        found = import_model(
+            store_of(store),
+            wanted,
+            lambda count, total: bar.update(task, advance=count, total=total),
+        )
     ways = [f"{show_size(size)} {way}" for way, size in found.num_bytes.items() if size]
     _say(f"{name}@{found.digest}: {', '.join(ways)}")
     if found.others:

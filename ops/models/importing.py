@@ -19,7 +19,7 @@ from triolet.store.reference import require_name, tag_of
 from ..model_directory import check_files, find_model, gguf_source, weight_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from triolet.config import WeightFormat
     from triolet.store.ingest import SourceFile
@@ -63,8 +63,15 @@ class Imported(NamedTuple):
     others: list[str]
 
 
-def import_model(store: ModelStore, wanted: Wanted) -> Imported:
+def import_model(
+    store: ModelStore, wanted: Wanted, on_bytes: Callable[[int, int], None] | None = None
+) -> Imported:
     """Check a model and make it a version.
+
+    Args:
+      store: that it becomes a version in.
+      wanted: what and how.
+      on_bytes: told in some thread of each number of bytes that have been read, and of how many.
 
     Raises:
       ConfigError: the model is broken, incomplete or of an unsupported kind, an argument cannot
@@ -100,6 +107,7 @@ def import_model(store: ModelStore, wanted: Wanted) -> Imported:
         sampling = {**gguf.sampling, **(own_fields or {})} or None
     elif own_fields is not None:
         sampling = {**_own_document(found), **own_fields}
+    total = sum(one.found.st_size for one in files)
     with store.writing() as writer:
         result = ingest(
             writer,
@@ -109,6 +117,7 @@ def import_model(store: ModelStore, wanted: Wanted) -> Imported:
             sampling=sampling,
             engine={"weights": wanted.weights.value},
             may_link=wanted.may_link,
+            on_bytes=None if on_bytes is None else lambda count: on_bytes(count, total),
         )
         if tag is not None:
             aliases = Aliases(store)

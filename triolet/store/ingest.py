@@ -35,7 +35,7 @@ from .manifest import (
 from .receipts import now_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from .layout import Writer
@@ -83,6 +83,18 @@ class SourceFile(NamedTuple):
     media_type: str
     found: os.stat_result
     dtype: str | None = None
+
+
+class _Reading(NamedTuple):
+    """What the threads of an import share.
+
+    Attributes:
+      is_over: one of them has failed.
+      on_bytes: as of `ingest`.
+    """
+
+    is_over: Event
+    on_bytes: Callable[[int], None]
 
 
 class Ingested(NamedTuple):
@@ -170,6 +182,7 @@ def ingest(
     sampling: Mapping[str, object] | None = None,
     engine: Mapping[str, object],
     may_link: bool = False,
+    on_bytes: Callable[[int], None] | None = None,
 ) -> Ingested:
     """Make a version of some files; equal files make the same one.
 
@@ -181,6 +194,7 @@ def ingest(
       sampling: what its sampling file is to say; None leaves the model's own.
       engine: settings that change what it answers.
       may_link: share the file with its directory where it cannot be cloned.
+      on_bytes: told in some thread of each number of bytes that have been read or need not be.
 
     Raises:
       StoreError: a file changed meanwhile, or the store cannot be written. The store is then as it
@@ -190,7 +204,7 @@ def ingest(
         files = [one for one in files if one.media_type != SAMPLING_TYPE]
     if len(files) + len((SAMPLING_TYPE, POLICY_TYPE, ENGINE_TYPE)) > MAX_LAYERS:
         raise StoreError(f"the model has {len(files)} files; allowed: some {MAX_LAYERS}")
-    placed = _place_all(writer, files, may_link=may_link)
+    placed = _place_all(writer, files, on_bytes or _ignore, may_link=may_link)
     layers = [layer for layer, _ in placed]
     documents: list[tuple[str, str | None, bytes]] = [
         (POLICY_TYPE, None, EMPTY_POLICY),
@@ -216,18 +230,26 @@ def ingest(
     return Ingested(digest, num_bytes)
 
 
+def _ignore(_: int) -> None:
+    """Take no notice of progress."""
+
+
 def _place_all(
-    writer: Writer, files: Sequence[SourceFile], *, may_link: bool
+    writer: Writer,
+    files: Sequence[SourceFile],
+    on_bytes: Callable[[int], None],
+    *,
+    may_link: bool,
 ) -> list[tuple[Descriptor, Way]]:
     """Bring files into the store, some at once; the first failure ends all."""
-    is_over = Event()
+    reading = _Reading(Event(), on_bytes)
     num_threads = min(MAX_THREADS, os.cpu_count() or 1)
     # The largest begin first, so that no thread is left with one at the end.
     order = sorted(range(len(files)), key=lambda number: -files[number].found.st_size)
     with ThreadPoolExecutor(num_threads, thread_name_prefix="ingest") as threads:
         futures = {
             number: threads.submit(
-                _place, writer, files[number], number, is_over, may_link=may_link
+                _place, writer, files[number], number, reading, may_link=may_link
             )
             for number in order
         }
@@ -236,13 +258,13 @@ def _place_all(
                 ended.result()  # of those that failed before others were told to stop
             return [futures[number].result() for number in range(len(files))]
         except BaseException:
-            is_over.set()
+            reading.is_over.set()
             threads.shutdown(cancel_futures=True)
             raise
 
 
 def _place(
-    writer: Writer, source: SourceFile, number: int, is_over: Event, *, may_link: bool
+    writer: Writer, source: SourceFile, number: int, reading: _Reading, *, may_link: bool
 ) -> tuple[Descriptor, Way]:
     """Bring one file into the store, unless it is there."""
     temporary = writer.store.tmp / f"file-{number}"
@@ -253,18 +275,20 @@ def _place(
         if digest is None or not _is_kept(writer, digest):
             way = _bring(file.fileno(), source, temporary, may_link=may_link)
             if way is Way.COPIED:
-                digest = _copy(file.fileno(), source.path, temporary, is_over)
+                digest = _copy(file.fileno(), source.path, temporary, reading)
             else:
                 with temporary.open("rb", buffering=0) as whole:
                     if way is Way.LINKED:
                         _require_same(source, os.fstat(whole.fileno()))
-                    digest = _hash(whole.fileno(), temporary, is_over)
+                    digest = _hash(whole.fileno(), temporary, reading)
             _require_same(source, os.fstat(file.fileno()))
             if _is_kept(writer, digest):
                 temporary.unlink()
             else:
                 writer.keep(temporary, digest, is_own=way is not Way.LINKED)
             receipts.write_settled(os.fstat(file.fileno()), digest, read_at_ns)
+        else:
+            reading.on_bytes(source.found.st_size)
     return (
         file_layer(source.media_type, source.name, digest, source.found.st_size, source.dtype),
         way,
@@ -295,12 +319,12 @@ def _bring(source: int, file: SourceFile, temporary: Path, *, may_link: bool) ->
     return Way.LINKED
 
 
-def _copy(source: int, path: Path, temporary: Path, is_over: Event) -> str:
+def _copy(source: int, path: Path, temporary: Path, reading: _Reading) -> str:
     """Copy a file and return the digest of the bytes that were written."""
     digest = hashlib.sha256()
     with temporary.open("wb", buffering=0) as target:
         os.fchmod(target.fileno(), BLOB_MODE)
-        for piece in _pieces(source, path, is_over):
+        for piece in _pieces(source, path, reading):
             digest.update(piece)
             left = piece
             while left:
@@ -308,24 +332,25 @@ def _copy(source: int, path: Path, temporary: Path, is_over: Event) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _hash(source: int, path: Path, is_over: Event) -> str:
+def _hash(source: int, path: Path, reading: _Reading) -> str:
     digest = hashlib.sha256()
-    for piece in _pieces(source, path, is_over):
+    for piece in _pieces(source, path, reading):
         digest.update(piece)
     return f"sha256:{digest.hexdigest()}"
 
 
-def _pieces(source: int, path: Path, is_over: Event) -> Iterator[memoryview]:
+def _pieces(source: int, path: Path, reading: _Reading) -> Iterator[memoryview]:
     """Yield a file's bytes; each piece is good until the next."""
     piece = bytearray(PIECE_BYTES)
     while True:
-        if is_over.is_set():
+        if reading.is_over.is_set():
             raise StoreError("another file of the model could not be imported")
         with explained(path):
             count = os.readv(source, [piece])
         if not count:
             return
         yield memoryview(piece)[:count]
+        reading.on_bytes(count)
 
 
 def _require_same(source: SourceFile, now: os.stat_result) -> None:

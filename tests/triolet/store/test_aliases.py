@@ -89,6 +89,16 @@ def test_a_move_expects_what_was_there(versions: list[str], aliases: Aliases) ->
     assert aliases.all()[STABLE] == versions[0]
 
 
+def test_an_alias_moves_while_another_process_imports(
+    versions: list[str], aliases: Aliases, store: ModelStore
+) -> None:
+    aliases.move(STABLE, versions[0])
+    with store.writing():
+        moved = run(store, "alias", "chat@stable", "chat:v1")
+        assert moved.communicate(timeout=TIMEOUT_S)[1].decode().startswith("chat@stable is ")
+    assert aliases.all()[STABLE] == versions[1]
+
+
 def test_no_alias_points_to_what_is_no_version_of_its_model(
     versions: list[str], aliases: Aliases
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ops.cli import main
 from ops.model_directory import demo_model_path
+from ops.models.importing import Wanted, import_model
 from tests.gguf_files import write_tiny
 from triolet.config import WeightFormat
 from triolet.errors import ConfigError, StoreError
@@ -23,6 +24,7 @@ from triolet.store.manifest import (
     WEIGHT_TYPE,
     Facts,
 )
+from triolet.store.receipts import SETTLED_NS, Receipts
 from triolet.store.view import opened
 
 from .conftest import copy_of_demo, faults
@@ -70,6 +72,15 @@ def test_a_version_names_all_that_changes_its_answers(
     assert config["modelfs"]["diffIds"] == [one.digest for one in manifest.layers]
 
 
+def test_an_import_tells_how_far_it_is(model: Path, store: ModelStore) -> None:
+    told: list[tuple[int, int]] = []
+    wanted = Wanted(str(model), "chat", None, None, WeightFormat.DTYPE, may_link=False)
+    import_model(store, wanted, lambda *progress: told.append(progress))
+    (total,) = {total for _, total in told}
+    assert sum(count for count, _ in told) == total
+    assert total == sum(path.stat().st_size for path in model.iterdir())
+
+
 def test_each_setting_that_changes_answers_makes_another_version(
     model: Path, add: Add, tmp_path: Path, store: ModelStore
 ) -> None:
@@ -98,11 +109,27 @@ def test_a_folder_with_a_gguf_file_is_refused_for_the_file(model: Path, add: Add
         add(model)
 
 
-def test_what_was_imported_before_is_not_read_again(model: Path, add: Add) -> None:
+def test_what_was_imported_before_is_not_read_again(add: Add) -> None:
     assert ways(add(demo_model_path())).keys() <= {Way.COPIED, Way.CLONED}
     assert ways(add(demo_model_path(), "code")).keys() == {Way.KNOWN}
-    # Just written: a write in the same tick of the clock would leave no trace, so these are read.
-    assert Way.KNOWN not in ways(add(model))
+
+
+def test_a_file_that_was_just_written_gets_no_receipt(tmp_path: Path) -> None:
+    receipts, path = Receipts(tmp_path / "receipts"), tmp_path / "file"
+    receipts.folder.mkdir()
+    path.write_bytes(b"x")
+    found, digest = path.stat(), f"sha256:{'0' * 64}"
+    changed_at = max(found.st_ctime_ns, found.st_mtime_ns)
+    receipts.write_settled(found, digest, changed_at + SETTLED_NS)
+    assert receipts.find(found) is None
+    receipts.write_settled(found, digest, changed_at + SETTLED_NS + 1)
+    assert receipts.find(found) == digest
+    (receipt,) = receipts.folder.iterdir()
+    receipt.write_bytes(receipt.read_bytes()[:-9])
+    assert receipts.find(found) is None, "a torn one is none"
+    receipts.write(found, digest)
+    path.write_bytes(b"xy")
+    assert receipts.find(path.stat()) is None
 
 
 def test_a_link_shares_the_file_and_an_edit_of_it_is_found(
