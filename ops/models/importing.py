@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from triolet.config import WeightFormat
     from triolet.store.ingest import SourceFile
     from triolet.store.layout import ModelStore
+    from triolet.store.reference import Pointer
 
 MAX_SAMPLING_BYTES: Final = 64 << 10
 """Six numbers."""
@@ -120,16 +121,20 @@ def import_model(
             on_bytes=None if on_bytes is None else lambda count: on_bytes(count, total),
         )
         if tag is not None:
-            aliases = Aliases(store)
-            old = aliases.all().get(tag, ABSENT)
-            if old not in (ABSENT, result.digest):
-                version = f"{wanted.name}@{result.digest}"
-                raise StoreError(
-                    f"{version} is imported, but {tag} is {old} and stays; give another --tag, or "
-                    f"move it: `triolet model tag {version} {tag} --expect {old}`"
-                )
-            aliases.move(tag, result.digest, expect=old)
+            _tag(Aliases(store), tag, result.digest)
     return Imported(result.digest, result.num_bytes, others)
+
+
+def _tag(aliases: Aliases, tag: Pointer, digest: str) -> None:
+    """Name a version that has just been imported."""
+    old = aliases.all().get(tag, ABSENT)
+    if old not in (ABSENT, digest):
+        version = f"{tag.name}@{digest}"
+        raise StoreError(
+            f"{version} is imported, but {tag} is {old} and stays; give another --tag, or move it: "
+            f"`triolet model tag {version} {tag} --expect {old}`"
+        )
+    aliases.move(tag, digest, expect=old)
 
 
 def read_sampling(path: Path) -> dict[str, Any]:

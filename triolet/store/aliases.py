@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from ..errors import StoreError
 from ..sqlite import transaction
@@ -112,13 +112,7 @@ class Aliases:
                 )
             old = _target(connection, pointer)
             if expect is not None and old != expect:
-                raise StoreError(
-                    f"{pointer} is {old or 'not there'}, expected "
-                    f"{expect or 'no such tag or alias'}; it was not moved: look at it with "
-                    f"`triolet model show {pointer}`, and decide again"
-                    if old
-                    else f"{pointer} is not there, expected {expect}; leave --expect away"
-                )
+                _refuse_move(pointer, old, expect)
             if old != digest:
                 _set(connection, pointer, old, digest)
                 if pointer == alias_of(pointer.name, STABLE) and old:
@@ -246,6 +240,15 @@ class Aliases:
                 f"{self._path}: {error}; nothing was changed: see that the disk has room and that "
                 "this user may write there, then try again"
             ) from error
+
+
+def _refuse_move(pointer: Pointer, old: str, expect: str) -> NoReturn:
+    if not old:
+        raise StoreError(f"{pointer} is not there, expected {expect}; leave --expect away")
+    raise StoreError(
+        f"{pointer} is {old}, expected {expect or 'no such tag or alias'}; it was not moved: look "
+        f"at it with `triolet model show {pointer}`, and decide again"
+    )
 
 
 def _target(connection: sqlite3.Connection, pointer: Pointer) -> str:

@@ -171,6 +171,17 @@ def test_nothing_is_collected_while_a_manifest_cannot_be_read(
     assert sorted(store.blobs.iterdir()) == before
 
 
+def test_an_import_leaves_a_tag_of_another_version_where_it_is(
+    versions: list[str], aliases: Aliases, model: Path, add: Callable[..., Imported]
+) -> None:
+    replace_readme(model, "version 3")
+    with pytest.raises(StoreError, match=r"is imported, but chat:v0 is .* --expect sha256:"):
+        add(model, tag="v0")
+    assert aliases.all()[tag_of("chat", "v0")] == versions[0]
+    replace_readme(model, "version 0")
+    assert add(model, tag="v0").digest == versions[0], "the same again is no conflict"
+
+
 def test_a_tag_moves_only_when_what_it_is_is_expected(
     versions: list[str], store: ModelStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
