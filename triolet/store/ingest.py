@@ -270,8 +270,9 @@ def _place(
     temporary = writer.store.tmp / f"file-{number}"
     receipts = writer.store.receipts
     with explained(writer.store.root), source.path.open("rb", buffering=0) as file:
-        _require_same(source, os.fstat(file.fileno()))
-        digest, way, read_at_ns = receipts.find(source.found), Way.KNOWN, now_ns()
+        now, read_at_ns = os.fstat(file.fileno()), now_ns()
+        _require_same(source, now)
+        digest, way = receipts.find(now), Way.KNOWN
         if digest is None or not _is_kept(writer, digest):
             way = _bring(file.fileno(), source, temporary, may_link=may_link)
             if way is Way.COPIED:
