@@ -7,19 +7,29 @@ import re
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from engine.preflight.check import check_model, chosen_device
+from engine.model_config import load_model_config
+from engine.preflight.check import (
+    check_model,
+    check_tokenizer,
+    check_weights,
+    chosen_device,
+    most_common,
+)
+from engine.preflight.headers import read_header, weight_files
 from triolet.config import AUTO_BACKEND, LOOKUP, NO_GUESSES
 from triolet.errors import ConfigError, ModelError
 from triolet.gguf.directory import SUFFIX as GGUF_SUFFIX
 from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
-from triolet.gguf.directory import gguf_directory
+from triolet.gguf.directory import gguf_directory, gguf_weights
 
 from .models.fetch import is_kept, kept_file
 from .models.known import AUTO, DEMO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine.preflight.check import CheckedModel
     from triolet.config import EngineConfig, ServerConfig, SpeculationConfig
 
@@ -170,8 +180,81 @@ def _written_down(path: Path, name: str) -> Path:
         return path
     if not path.is_file():
         raise ModelError(f"{path} does not exist; give the path of a GGUF file")
-    extra = next((known.extra for known in KNOWN.values() if kept_file(known) == path), None)
-    return gguf_directory(path, extra)
+    return gguf_directory(path, _known_extra(path))
+
+
+def _known_extra(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return what a known model's file does not say itself."""
+    path = path.resolve()
+    return next((one.extra for one in KNOWN.values() if kept_file(one).resolve() == path), {})
+
+
+class CheckedFiles(NamedTuple):
+    """A model with sound files, whatever machine is to compute it.
+
+    Attributes:
+      architecture: as config.json names it.
+      precision: what most numbers are stored in.
+      num_parameters: numbers in all tensors.
+      dtypes: what most tensors of each file of weights are stored in, by its name.
+    """
+
+    architecture: str
+    precision: str
+    num_parameters: int
+    dtypes: Mapping[str, str]
+
+
+class GgufSource(NamedTuple):
+    """The GGUF file behind a model directory.
+
+    Attributes:
+      path: of the file.
+      sampling: defaults that Triolet adds to those in the file.
+    """
+
+    path: Path
+    sampling: Mapping[str, Any]
+
+
+def gguf_source(model_dir: Path) -> GgufSource | None:
+    """Return the GGUF file that a directory was written for; None for any other directory."""
+    path = gguf_weights(model_dir)
+    if path is None:
+        return None
+    return GgufSource(path, _known_extra(path).get("generation_config.json", {}))
+
+
+def weight_names(model_dir: Path) -> list[str]:
+    """Return the names of a directory's safetensors files.
+
+    Raises:
+      ModelError: one is missing, or the index names one elsewhere.
+    """
+    return [path.name for path in weight_files(model_dir)]
+
+
+def check_files(model_dir: Path) -> CheckedFiles:
+    """Check a model as `check_start` does, but for what depends on the machine.
+
+    Raises:
+      ModelError: the model is broken, incomplete or of an unsupported kind.
+    """
+    try:
+        config = load_model_config(model_dir)
+        check_tokenizer(model_dir)
+        weights = check_weights(config, model_dir)
+        dtypes = {
+            path.name: most_common(one.dtype for one in read_header(path).values())
+            for path in weights.files
+            if gguf_weights(model_dir) is None
+        }
+    except OSError as error:
+        raise ModelError(
+            f"{error.filename or model_dir} cannot be read: {error.strerror}; let this user read "
+            "it, and its files"
+        ) from error
+    return CheckedFiles(config.architecture, weights.dtype, weights.num_numbers, dtypes)
 
 
 def _architecture(path: Path, remedy: str) -> str:

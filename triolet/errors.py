@@ -24,6 +24,10 @@ class AuditLogError(TrioletError):
     """The log of administrative events takes no entry, or is damaged. The text says what to do."""
 
 
+class StoreError(ConfigError):
+    """The model store cannot do what was asked. The text names the file and the remedy."""
+
+
 class ProtocolError(TrioletError):
     """A frame that the protocol does not allow."""
 

@@ -41,13 +41,18 @@ def check_model(
     try:
         path, found = check_start(model, engine)
     except ConfigError as error:
-        cause, _, remedy = as_typed(one_line(str(error))).partition("; ")
-        return Finding("Model", Status.FAIL, cause, remedy), None
+        return failed_model(error), None
     detail = (
         f"{shown_path(path)}: {found.config.architecture}, "
         f"{show_size(found.weight_bytes)} of weights, context of {found.max_model_len}"
     )
     return Finding("Model", Status.OK, detail), found
+
+
+def failed_model(error: ConfigError) -> Finding:
+    """Return what is said of a model that cannot be served."""
+    cause, _, remedy = as_typed(one_line(str(error))).partition("; ")
+    return Finding("Model", Status.FAIL, cause, remedy)
 
 
 def check_port(host: str, port: int) -> Finding:

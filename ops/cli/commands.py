@@ -28,6 +28,7 @@ from ..plain_text import one_line
 from ..settings.form import Settings  # noqa: TC001 (typer reads annotations)
 from ..settings.sources import Sources  # noqa: TC001
 from .audit_commands import audit_app
+from .model_commands import model_app
 from .options import (
     COMPUTE,
     NAMED,
@@ -87,6 +88,7 @@ config_app = typer.Typer(help="Settings of every process.", no_args_is_help=True
 app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
+app.add_typer(model_app, name="model")
 app.add_typer(tenant_app, name="tenant")
 
 
@@ -162,6 +164,7 @@ def _complain(message: str, exit_code: int) -> int:
 def serve(sources: Sources, model: ModelArgument = None) -> None:
     """Serve a model on this machine: a server, prefill and decode workers."""
     from ..logs import configure_logs, default_level
+    from ..models.stored import with_stored_model
     from ..supervisor.prepare import prepare
     from ..supervisor.serve import available_gpus, command_line
     from ..supervisor.serve import serve as serve_fleet
@@ -177,7 +180,10 @@ def serve(sources: Sources, model: ModelArgument = None) -> None:
     # They import while the model is looked at.
     templates = fork_templates(roles_of_templates(settings, gpus))
     silence_s = settings.supervisor.start_silence_s
-    with closing(Starter(templates, command_line(), silence_s)) as starter:
+    with (
+        closing(Starter(templates, command_line(), silence_s)) as starter,
+        with_stored_model(settings) as settings,
+    ):
         serve_fleet(prepare(settings, gpus), starter)
 
 
@@ -197,6 +203,7 @@ def template(modules: list[str]) -> None:
 def server(sources: Sources, model: ModelArgument = None) -> None:
     """Run one server for workers that run elsewhere."""
     from ..model_directory import find_model, with_model_name
+    from ..models.stored import with_stored_model
     from ..role_process import run_role
 
     sources.refuse_for_role(Role.SERVER)
@@ -213,10 +220,12 @@ def server(sources: Sources, model: ModelArgument = None) -> None:
                 raise ConfigError(
                     f"no {role} worker is named; give --set server.{role}_addresses=ADDRESS"
                 )
-        model_dir = find_model(settings.fleet.model).path
-        from server.main import main as run_server
+        with with_stored_model(settings) as stored:
+            model_dir = find_model(stored.fleet.model).path
+            named = with_model_name(stored.server, model_dir)
+            from server.main import main as run_server
 
-        run_server(replace(with_model_name(own, model_dir), model_dir=str(model_dir)))
+            run_server(replace(named, model_dir=str(model_dir)))
 
     name = "server" if own.peers is None else own.peers.name
     run_role("server", name, settings.process, run)
@@ -256,22 +265,24 @@ def _run_worker(role: Role, sources: Sources, model: str | None) -> None:
 
     def run() -> None:
         from ..model_directory import check_start
+        from ..models.stored import with_stored_model
 
-        # Before torch is loaded.
-        path, found = check_start(settings.fleet.model, config.engine)
-        ready = replace(config, model_dir=str(path), engine=found.engine)
-        if role is Role.PREFILL:
-            from prefill.worker import main as run_prefill
+        with with_stored_model(settings) as stored:
+            # Before torch is loaded.
+            path, found = check_start(stored.fleet.model, stored.worker(role).engine)
+            ready = replace(config, model_dir=str(path), engine=found.engine)
+            if role is Role.PREFILL:
+                from prefill.worker import main as run_prefill
 
-            run_prefill(ready)
-        else:
-            from decode.worker import main as run_decode
-            from transport.address import require_dialable
+                run_prefill(ready)
+            else:
+                from decode.worker import main as run_decode
+                from transport.address import require_dialable
 
-            if ready.advertised_kv_address is not None:
-                require_dialable(ready.advertised_kv_address)
-            run_decode(ready)
-        leave()
+                if ready.advertised_kv_address is not None:
+                    require_dialable(ready.advertised_kv_address)
+                run_decode(ready)
+            leave()
 
     run_role(role.value, config.name, settings.process, run)
 

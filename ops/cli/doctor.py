@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from triolet.errors import ConfigError
+
+from ..models.stored import with_stored_model
 from ..private_directory import parent_directory
 from .check_machine import (
     check_cpu,
@@ -22,7 +25,7 @@ from .check_machine import (
     check_torch,
     torch_unloaded,
 )
-from .check_places import check_links, check_model, check_port
+from .check_places import check_links, check_model, check_port, failed_model
 from .finding import Finding, Status
 
 if TYPE_CHECKING:
@@ -66,14 +69,8 @@ def run_doctor(wanted: Wanted, *, as_json: bool) -> bool:
 def examine(wanted: Wanted) -> list[Finding]:
     """Return what every check found. torch, which takes seconds to load, is loaded only where
     nothing else keeps Triolet from serving."""
-    settings, server = wanted.settings, wanted.settings.server
-    wanted_bytes = 0
-    for worker in (settings.prefill, settings.decode):
-        model_finding, found = check_model(settings.fleet.model, worker.engine)
-        if found is None:
-            break
-        pool_bytes = found.engine.kv_pool_bytes or 0
-        wanted_bytes += found.loaded_bytes + pool_bytes + WORKER_OVERHEAD_BYTES
+    server = wanted.settings.server
+    model_finding, wanted_bytes = check_stored(wanted.settings)
     machine = [
         check_python(),
         check_packages(),
@@ -89,6 +86,23 @@ def examine(wanted: Wanted) -> list[Finding]:
     ]
     has_failed = any(finding.status is Status.FAIL for finding in (*machine, *places))
     return [*machine, *([torch_unloaded()] if has_failed else check_torch()), *places]
+
+
+def check_stored(settings: Settings) -> tuple[Finding, int]:
+    """Look at the model, a version of the store too, for both kinds of worker; return what was
+    found with the memory that they need together."""
+    wanted_bytes = 0
+    try:
+        with with_stored_model(settings, is_served=False) as stored:
+            for worker in (stored.prefill, stored.decode):
+                finding, found = check_model(stored.fleet.model, worker.engine)
+                if found is None:
+                    break
+                pool_bytes = found.engine.kv_pool_bytes or 0
+                wanted_bytes += found.loaded_bytes + pool_bytes + WORKER_OVERHEAD_BYTES
+    except ConfigError as error:
+        return failed_model(error), 0
+    return finding, wanted_bytes
 
 
 def serve_command(wanted: Wanted) -> str:

@@ -57,6 +57,7 @@ class Named(NamedTuple):
 
 
 NAMED: Final = {
+    "store": Named(("fleet", "store"), _MODEL, "Model store, where MODEL is a version", "yours"),
     "device": Named(("worker", "engine", "device"), _MODEL, "cpu, cuda, cuda:N, or a GPU if any"),
     "dtype": Named(("worker", "engine", "dtype"), _MODEL, "float32, bfloat16, or the checkpoint's"),
     "backend": Named(("worker", "engine", "backend"), _MODEL, "native, sdpa, triton or flash"),
@@ -162,7 +163,9 @@ _UNIT: Final = re.compile(r"_(?:s|bytes|tokens|dir|fd)$")
 ModelArgument: TypeAlias = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL", help="Directory, GGUF file, demo, smollm2, auto", show_default=False
+        metavar="MODEL",
+        help="Directory, GGUF file, demo, smollm2, auto, chat@stable",
+        show_default=False,
     ),
 ]
 AuditOption: TypeAlias = Annotated[

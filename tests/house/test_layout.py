@@ -75,6 +75,8 @@ ENTRY_POINTS = {
     # The check of a model before a start, which loads no torch.
     ("ops/model_directory.py", "engine"),
     ("ops/cli/check_places.py", "engine"),
+    # How a server reads a model's sampling defaults, so that an import refuses what it would.
+    ("ops/models/importing.py", "server"),
 }
 
 HOMES: dict[str, tuple[str, ...]] = {

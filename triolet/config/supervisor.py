@@ -28,8 +28,12 @@ class FleetConfig:
     """What `triolet serve` starts on one machine."""
 
     model: str | None = None
-    """Hugging Face directory, GGUF file, `demo`, `smollm2`, or `auto`: smollm2 if it can be had.
-    None is the demo model. A role that runs alone serves it too."""
+    """Hugging Face directory, GGUF file, `demo`, `smollm2`, or `auto`: smollm2 if it can be had;
+    or a version of the store, such as `chat@stable`. None is the demo model. A role that runs alone
+    serves it too."""
+    store: str | None = None
+    """Folder of the model store; none is `$XDG_DATA_HOME/triolet/models`, where models are the
+    user's own."""
     servers: int = 1
     """Server processes that share the port; each can fill a core."""
     prefill: int = 1

@@ -1,0 +1,274 @@
+"""`triolet model`: the versions of models in the store of this machine.
+
+What a program may want (a digest, a manifest) goes to stdout alone; all other text to stderr.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import msgspec
+import typer
+
+from triolet.config import WeightFormat
+from triolet.errors import ConfigError, StoreError
+
+from ..exit_codes import CommandFailed
+
+if TYPE_CHECKING:
+    from triolet.store.layout import ModelStore
+
+model_app = typer.Typer(help="Versions of models: import, name, verify.", no_args_is_help=True)
+
+StoreOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="DIR", help="Model store.", show_default="yours"),
+]
+RefArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="REF", help="chat, chat@stable, chat:v1 or chat@sha256:…")
+]
+ExpectOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="DIGEST", help="Move it only if it is this version now."),
+]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@model_app.command("import")
+def import_(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory or GGUF file, or demo.")],
+    name: Annotated[str, typer.Option(help="Of the model in the store.")],
+    tag: Annotated[str | None, typer.Option(help="For this version, such as v1.")] = None,
+    sampling: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON: defaults that replace the model's own."),
+    ] = None,
+    weights: Annotated[
+        WeightFormat, typer.Option(help="What workers keep its weights in.")
+    ] = WeightFormat.DTYPE,
+    link: Annotated[
+        bool, typer.Option("--link", help="Share files with MODEL where they cannot be cloned.")
+    ] = False,
+    store: StoreOption = None,
+) -> None:
+    """Check a model, keep it as a version, and print the version's digest."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
+    from ..models.importing import Wanted, import_model
+    from ..models.stored import store_of
+    from ..quantities import show_size
+
+    wanted = Wanted(model, name, tag, sampling, weights, link)
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    screen = Console(stderr=True)
+    is_seen = screen.is_terminal
+    with Progress(*columns, console=screen, transient=True, disable=not is_seen) as bar:
+        task = bar.add_task("", total=None)
+        found = import_model(
+            store_of(store),
+            wanted,
+            lambda count, total: bar.update(task, advance=count, total=total),
+        )
+    ways = [f"{show_size(size)} {way}" for way, size in found.num_bytes.items() if size]
+    _say(f"{name}@{found.digest}: {', '.join(ways)}")
+    if found.others:
+        _say(f"not part of the version: {', '.join(found.others)}")
+    typer.echo(found.digest)
+
+
+@model_app.command("list")
+def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show all versions with their tags and aliases."""
+    from triolet.store.aliases import Aliases
+
+    from ..quantities import show_size
+
+    opened = _opened(store)
+    pointers = Aliases(opened).all()
+    rows: list[dict[str, Any]] = []
+    for entry in opened.entries():
+        manifest = opened.manifest(entry.digest)
+        named = [
+            str(pointer)
+            for pointer, digest in pointers.items()
+            if (pointer.name, digest) == (entry.name, entry.digest)
+        ]
+        size = sum(layer.size for layer in manifest.blobs)
+        rows.append(
+            {"name": entry.name, "digest": entry.digest, "size_bytes": size, "named": named}
+        )
+    if as_json:
+        typer.echo(msgspec.json.encode(rows).decode())
+        return
+    for row in rows:
+        shown, names = show_size(row["size_bytes"]), ", ".join(row["named"]) or "-"
+        # Whole digests, however narrow the terminal: they are there to be copied.
+        typer.echo(f"{row['name']}@{row['digest']}  {shown:>9}  {names}")
+
+
+@model_app.command("show")
+def show(ref: RefArgument, store: StoreOption = None) -> None:
+    """Print the whole manifest of a version as JSON; the version itself goes to stderr."""
+    from triolet.store.aliases import Aliases
+    from triolet.store.manifest import MAX_MANIFEST_BYTES
+    from triolet.store.reference import parse_reference
+
+    reference, opened = parse_reference(ref), _opened(store)
+    digest = Aliases(opened).resolve(reference)
+    opened.manifest(digest)
+    _say(f"{reference.name}@{digest}")
+    content = opened.read(digest, MAX_MANIFEST_BYTES)
+    typer.echo(msgspec.json.format(content, indent=2).decode())
+
+
+@model_app.command("verify")
+def verify_(
+    ref: Annotated[
+        str | None, typer.Argument(metavar="REF", help="One version.", show_default="all")
+    ] = None,
+    store: StoreOption = None,
+) -> None:
+    """Read every byte of one version or all, and compare digests."""
+    from triolet.store.aliases import Aliases
+    from triolet.store.reference import parse_reference
+    from triolet.store.verify import verify
+
+    from ..quantities import show_size
+
+    opened = _opened(store)
+    aliases, entries = Aliases(opened), opened.entries()
+    faults = []
+    if ref is None:
+        known = {(entry.name, entry.digest) for entry in entries}
+        faults = [
+            f"{pointer} is {digest}, which is no version of {pointer.name}; `triolet model rm "
+            f"{pointer}`, or import the model again"
+            for pointer, digest in aliases.all().items()
+            if (pointer.name, digest) not in known
+        ]
+    else:
+        reference = parse_reference(ref)
+        meant = (reference.name, aliases.resolve(reference))
+        entries = tuple(entry for entry in entries if (entry.name, entry.digest) == meant)
+    found = verify(opened, entries)
+    for fault in (*faults, *found.faults):
+        _say(fault)
+    counted = (
+        f"{found.num_versions} versions, {found.num_blobs} blobs, {show_size(found.num_bytes)}"
+    )
+    if num_faults := len(faults) + len(found.faults):
+        raise CommandFailed(f"{num_faults} faults in {counted}; each is named above")
+    _say(f"{counted}: all as their digests say")
+
+
+@model_app.command("tag")
+def tag(
+    ref: RefArgument,
+    name: Annotated[str, typer.Argument(metavar="TAG", help="v1, or chat:v1.")],
+    expect: ExpectOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Give a version a tag. One that is there already moves only with --expect."""
+    from triolet.store.aliases import ABSENT, Aliases
+    from triolet.store.reference import PointerKind, parse_reference, tag_of
+
+    reference, aliases = parse_reference(ref), Aliases(_opened(store))
+    pointer = parse_reference(name).pointer if ":" in name else tag_of(reference.name, name)
+    if pointer is None or pointer.kind is not PointerKind.TAG or pointer.name != reference.name:
+        raise StoreError(f"{name!r} is no tag of {reference.name}; allowed: {reference.name}:TAG")
+    digest = aliases.resolve(reference)
+    now = aliases.all().get(pointer, ABSENT)
+    if expect is None and now not in (ABSENT, digest):
+        raise StoreError(
+            f"{pointer} is {now} and stays; give another tag, or move it with --expect {now}"
+        )
+    aliases.move(pointer, digest, expect=now if expect is None else expect)
+    _say(f"{pointer} is {digest}")
+
+
+@model_app.command("alias")
+def alias(
+    name: Annotated[str, typer.Argument(metavar="ALIAS", help="chat@stable.")],
+    ref: Annotated[
+        str | None, typer.Argument(metavar="REF", help="Where to.", show_default="show its moves")
+    ] = None,
+    expect: ExpectOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Point an alias to a version, or show where it has pointed."""
+    from triolet.store.aliases import Aliases
+    from triolet.store.reference import PointerKind, parse_reference
+
+    pointer, aliases = parse_reference(name).pointer, Aliases(_opened(store))
+    if pointer is None or pointer.kind is not PointerKind.ALIAS:
+        raise StoreError(f"{name!r} is no alias; allowed: NAME@ALIAS, such as chat@stable")
+    if ref is None:
+        if expect is not None:
+            raise ConfigError("--expect is given without REF; name the version to move to")
+        moves = aliases.moves(pointer)
+        if not moves:
+            raise StoreError(f"there is no {pointer}, and never was; name a REF to make it")
+        for move in moves:
+            at = datetime.fromtimestamp(move.at, UTC).isoformat(timespec="seconds")
+            typer.echo(f"{at}  {move.old or '-'} -> {move.new or '-'}")
+        return
+    reference = parse_reference(ref)
+    if reference.name != pointer.name:
+        raise StoreError(
+            f"{ref} is a version of {reference.name}, {pointer} an alias of {pointer.name}; import "
+            f"the model as {pointer.name} too, which keeps its blobs once"
+        )
+    digest = aliases.resolve(reference)
+    old = aliases.move(pointer, digest, expect)
+    _say(f"{pointer} is {digest}, it was {old or 'not there'}")
+
+
+@model_app.command("rm")
+def remove_(ref: RefArgument, store: StoreOption = None) -> None:
+    """Remove a tag or alias, and the version unless another one names it. `gc` frees the disk."""
+    from triolet.store.aliases import Aliases
+    from triolet.store.collect import remove
+    from triolet.store.reference import parse_reference
+
+    reference, opened = parse_reference(ref), _opened(store)
+    with opened.writing() as writer:
+        gone = remove(writer, Aliases(opened), reference)
+    if gone.pointer is not None:
+        _say(f"{gone.pointer} is removed")
+    if gone.digest is None:
+        _say("its version has another tag or alias, and stays")
+    else:
+        _say(f"{reference.name}@{gone.digest} is removed; `triolet model gc` frees its disk space")
+
+
+@model_app.command("gc")
+def collect_(store: StoreOption = None) -> None:
+    """Remove the blobs that no version names, but for those that are served."""
+    from triolet.store.collect import collect
+
+    from ..quantities import show_size
+
+    with _opened(store).writing() as writer:
+        found = collect(writer)
+    _say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")
+    for digest in found.in_use:
+        _say(f"{digest} has been removed and stays while it is served")
+
+
+def _opened(store: Path | None) -> ModelStore:
+    from ..models.stored import store_of
+
+    return store_of(store).require()
+
+
+def _say(words: str) -> None:
+    typer.echo(words, err=True)

@@ -1,0 +1,177 @@
+"""`triolet model import`: a directory or a GGUF file is checked, then becomes a version."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from server.text.model_files import SAMPLING_FILE, SamplingDefaults, read_sampling_defaults
+from triolet.errors import ModelError, StoreError
+from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
+from triolet.store.aliases import ABSENT, Aliases
+from triolet.store.ingest import Way, directory_files, ingest, source_file
+from triolet.store.manifest import MAX_DOCUMENT_BYTES, WEIGHT_TYPE, Facts
+from triolet.store.reference import require_name, tag_of
+
+from ..model_directory import check_files, find_model, gguf_source, weight_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from triolet.config import WeightFormat
+    from triolet.store.ingest import SourceFile
+    from triolet.store.layout import ModelStore
+    from triolet.store.reference import Pointer
+
+MAX_SAMPLING_BYTES: Final = 64 << 10
+"""Six numbers."""
+
+
+class Wanted(NamedTuple):
+    """What is to be imported.
+
+    Attributes:
+      model: a directory, a GGUF file, or the demo model.
+      name: of the model in the store.
+      tag: for the version; None for none.
+      sampling: file with defaults that replace the model's own; None for these.
+      weights: what workers keep the version's weights in.
+      may_link: share files with their directory where the disk cannot clone them.
+    """
+
+    model: str
+    name: str
+    tag: str | None
+    sampling: Path | None
+    weights: WeightFormat
+    may_link: bool
+
+
+class Imported(NamedTuple):
+    """A version that is in the store.
+
+    Attributes:
+      digest: of the version.
+      num_bytes: of its files, by the way they came.
+      others: names in the directory that are no part of it.
+    """
+
+    digest: str
+    num_bytes: Mapping[Way, int]
+    others: list[str]
+
+
+def import_model(
+    store: ModelStore, wanted: Wanted, on_bytes: Callable[[int, int], None] | None = None
+) -> Imported:
+    """Check a model and make it a version.
+
+    Args:
+      store: that it becomes a version in.
+      wanted: what and how.
+      on_bytes: told in some thread of each number of bytes that have been read, and of how many.
+
+    Raises:
+      ConfigError: the model is broken, incomplete or of an unsupported kind, an argument cannot
+        work, or the store cannot be written.
+    """
+    require_name(wanted.name)
+    tag = None if wanted.tag is None else tag_of(wanted.name, wanted.tag)
+    own_fields = None if wanted.sampling is None else read_sampling(wanted.sampling)
+    found = find_model(wanted.model).path
+    gguf = gguf_source(found)
+    if gguf is not None and Path(wanted.model).is_dir():
+        # Its other files would not be part of the version, which is read from the GGUF file alone.
+        raise ModelError(
+            f"{wanted.model} holds weights in a GGUF file; name the file itself: {gguf.path}"
+        )
+    # The state of every file is taken before it is checked, and again when it has been read.
+    files: list[SourceFile]
+    others: list[str] = []
+    if gguf is None:
+        files, others = directory_files(found, dict.fromkeys(weight_names(found), ""))
+    else:
+        # Under one name: the version is its content, however the file is called.
+        files = [source_file(gguf.path, GGUF_WEIGHTS, WEIGHT_TYPE, gguf.path.parent.resolve())]
+    checked = check_files(found)
+    read_sampling_defaults(str(found))
+    dtypes = checked.dtypes if gguf is None else {GGUF_WEIGHTS: checked.precision}
+    files = [one._replace(dtype=dtypes.get(one.name)) for one in files]
+    form = "safetensors" if gguf is None else "gguf"
+    facts = Facts(checked.architecture, form, checked.precision, checked.num_parameters)
+    sampling = None
+    if gguf is not None:
+        # Its own defaults are in the file; these complete them, as a known model's do.
+        sampling = {**gguf.sampling, **(own_fields or {})} or None
+    elif own_fields is not None:
+        sampling = {**_own_document(found), **own_fields}
+    total = sum(one.found.st_size for one in files)
+    with store.writing() as writer:
+        result = ingest(
+            writer,
+            wanted.name,
+            files,
+            facts,
+            sampling=sampling,
+            engine={"weights": wanted.weights.value},
+            may_link=wanted.may_link,
+            on_bytes=None if on_bytes is None else lambda count: on_bytes(count, total),
+        )
+        if tag is not None:
+            _tag(Aliases(store), tag, result.digest)
+    return Imported(result.digest, result.num_bytes, others)
+
+
+def _tag(aliases: Aliases, tag: Pointer, digest: str) -> None:
+    """Name a version that has just been imported."""
+    old = aliases.all().get(tag, ABSENT)
+    if old not in (ABSENT, digest):
+        version = f"{tag.name}@{digest}"
+        raise StoreError(
+            f"{version} is imported, but {tag} is {old} and stays; give another --tag, or move it: "
+            f"`triolet model tag {version} {tag} --expect {old}`"
+        )
+    aliases.move(tag, digest, expect=old)
+
+
+def read_sampling(path: Path) -> dict[str, Any]:
+    """Return the fields of a file of sampling defaults.
+
+    Raises:
+      ModelError: it is broken, or has a field or value that cannot work.
+    """
+    known = [one.name for one in fields(SamplingDefaults)]
+    remedy = f"allowed: a JSON object of {', '.join(known)}"
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_SAMPLING_BYTES + 1)
+        values = json.loads(content)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"cannot read {path}: {error}; {remedy}") from error
+    if len(content) > MAX_SAMPLING_BYTES or not isinstance(values, dict):
+        raise ModelError(f"{path} holds no small object; {remedy}")
+    unknown = sorted(values.keys() - set(known))
+    if unknown:
+        raise ModelError(f"{path} has a field {unknown[0]!r}; {remedy}")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / SAMPLING_FILE
+        copy.write_bytes(content)
+        try:
+            read_sampling_defaults(folder)
+        except ModelError as error:
+            raise ModelError(str(error).replace(str(copy), str(path))) from None
+    return values
+
+
+def _own_document(model_dir: Path) -> dict[str, Any]:
+    """Return the model's own sampling file, which has been checked."""
+    path = model_dir / SAMPLING_FILE
+    if not path.exists():
+        return {}
+    if path.stat().st_size > MAX_DOCUMENT_BYTES:
+        raise ModelError(f"{path} has more than {MAX_DOCUMENT_BYTES} bytes; correct it")
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document

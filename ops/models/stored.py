@@ -1,0 +1,129 @@
+"""A version of the store in place of a directory: found, checked, and held while it is served."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from triolet.config import WeightFormat
+from triolet.errors import ConfigError, StoreError
+from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
+from triolet.gguf.directory import gguf_directory
+from triolet.ids import Role
+from triolet.store.aliases import Aliases
+from triolet.store.layout import ModelStore, default_store
+from triolet.store.manifest import ENGINE_TYPE, MAX_DOCUMENT_BYTES, SAMPLING_FILE, SAMPLING_TYPE
+from triolet.store.reference import is_reference, parse_reference
+from triolet.store.view import opened
+
+from ..settings.form import of_role
+from .known import AUTO, DEMO, KNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from triolet.store.manifest import Manifest
+
+    from ..settings.form import Settings
+
+log = structlog.get_logger(__name__)
+
+_OWN_NAMES: Final = frozenset({AUTO, DEMO, *KNOWN})
+
+
+class _Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a version's engine layer says."""
+
+    weights: WeightFormat
+
+
+def store_of(given: str | Path | None) -> ModelStore:
+    """Return the store that `--store` or `fleet.store` names, or this user's."""
+    return ModelStore(default_store() if given is None else Path(given).expanduser())
+
+
+@contextmanager
+def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator[Settings]:
+    """Give settings with a directory as the model, also where a version of the store was named;
+    that version stays in the store until the end.
+
+    What exists on disk under the name is meant first, then the models with names of their own.
+
+    Args:
+      settings: of a process or fleet.
+      is_served: the log says which version it is; else it is only looked at.
+
+    Raises:
+      ConfigError: there is no such version, it is damaged, or a setting is not what it was
+        imported with.
+    """
+    named, store = settings.fleet.model, store_of(settings.fleet.store)
+    if (
+        named is None
+        or named in _OWN_NAMES
+        or not is_reference(named)
+        or Path(named).exists()
+        or (settings.fleet.store is None and not store.is_there)
+    ):
+        yield settings
+        return
+    reference = parse_reference(named)
+    try:
+        digest = Aliases(store).resolve(reference)
+    except StoreError as error:
+        raise StoreError(f"{named} is no directory and no file here, and {error}") from None
+    version = f"{reference.name}@{digest}"
+    with opened(store, digest) as (view, manifest):
+        path = view
+        if (view / GGUF_WEIGHTS).is_symlink():
+            path = gguf_directory(view / GGUF_WEIGHTS, _gguf_extra(store, manifest))
+        settings = replace(settings, fleet=replace(settings.fleet, model=str(path)))
+        if not settings.server.model_name:
+            server = replace(settings.server, model_name=reference.name)
+            settings = replace(settings, server=server)
+        settings = _as_imported(settings, store, manifest, version)
+        if is_served:
+            where = str(store.root)
+            log.info("model_version", reference=str(reference), digest=digest, store=where)
+        yield settings
+
+
+def _gguf_extra(store: ModelStore, manifest: Manifest) -> dict[str, dict[str, object]]:
+    """Return what the version says beside the GGUF file."""
+    layer = manifest.layer(SAMPLING_TYPE)
+    if layer is None:
+        return {}
+    content = store.read(layer.digest, MAX_DOCUMENT_BYTES)
+    return {SAMPLING_FILE: msgspec.json.decode(content, type=dict[str, object])}
+
+
+def _as_imported(
+    settings: Settings, store: ModelStore, manifest: Manifest, version: str
+) -> Settings:
+    """Return settings with those that the version pins."""
+    layer = manifest.layer(ENGINE_TYPE)
+    if layer is None:
+        raise StoreError(f"{version} has no layer {ENGINE_TYPE}; import the model again")
+    try:
+        content = store.read(layer.digest, MAX_DOCUMENT_BYTES)
+        pinned = msgspec.json.decode(content, type=_Engine)
+    except msgspec.DecodeError as error:
+        raise StoreError(
+            f"{version} has settings that this Triolet does not know: {error}; use the one that "
+            "imported it, or import the model again"
+        ) from error
+    for role in (Role.PREFILL, Role.DECODE):
+        engine = settings.worker(role).engine
+        if engine.weights not in (WeightFormat.DTYPE, pinned.weights):
+            raise ConfigError(
+                f"worker.engine.weights is '{engine.weights}', and {version} was imported with "
+                f"weights '{pinned.weights}'; remove the setting, or import the model with "
+                f"--weights {engine.weights}, which makes another version"
+            )
+        settings = of_role(settings, role, engine=replace(engine, weights=pinned.weights))
+    return settings

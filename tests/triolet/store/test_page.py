@@ -1,0 +1,36 @@
+"""The operator's page: its commands, in its order, do what it says."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from ops.cli import main
+from tests.packaging.test_commands_in_documents import commands
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_the_commands_of_the_page_work_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sampling.json").write_text('{"temperature": 0.2}')
+    said = {}
+    for line in commands("docs/operations/store.md"):
+        _, command, *arguments = shlex.split(line)
+        if command == "model":
+            assert main([command, *arguments]) == 0, line
+            said[line.removeprefix("triolet model ")] = capsys.readouterr()
+    first, second = (out.out.strip() for line, out in said.items() if line.startswith("import"))
+    assert [move.split()[-1] for move in said["alias chat@stable"].out.splitlines()] == [
+        first,
+        second,
+        first,
+    ]
+    assert f"chat@{second}" in said["list"].out
+    assert said["gc"].err == "0 blobs removed, 0 B\n"

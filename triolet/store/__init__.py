@@ -1,0 +1,1 @@
+"""The content-addressed store of model versions on this machine: an OCI image layout."""

@@ -1,0 +1,124 @@
+"""Receipts: which digest a file had, and the state of its inode then, so that it need not be read
+again. A lost receipt costs time and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from .manifest import Digest  # noqa: TC001 (msgspec reads the annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+MAX_RECEIPT_BYTES: Final = 1024
+"""Of five numbers and a digest."""
+
+
+SETTLED_NS: Final = 2_000_000_000
+"""An inode that changed within this time before it was read gets no receipt: a write just after the
+read could leave the same times. The coarsest file systems count in steps of 2 s."""
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """A file's inode when its content had a digest.
+
+    Attributes:
+      ctime_ns: no program can set it: a write in place changes it, and restoring mtime does too.
+    """
+
+    dev: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    digest: Digest
+
+
+class Receipts:
+    """The receipts of a store, one small file an inode.
+
+    Args:
+      folder: that holds them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, found: os.stat_result) -> str | None:
+        """Return the digest of a file that has not changed since it was read; None if unknown."""
+        receipt = _read(self._path(found))
+        if receipt is None or receipt != receipt_of(found, receipt.digest):
+            return None
+        return receipt.digest
+
+    def write(self, found: os.stat_result, digest: str) -> None:
+        """Note what a file's content is.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        path = self._path(found)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        with suppress(FileNotFoundError):  # a collection has just removed it
+            # Not synced: one that is torn by a power cut is none.
+            temporary.write_bytes(msgspec.json.encode(receipt_of(found, digest)))
+            temporary.rename(path)
+
+    def write_settled(self, found: os.stat_result, digest: str, read_at_ns: int) -> None:
+        """Note what a file's content is that others may write, if a later write would show.
+
+        Args:
+          found: its state, before and after it was read.
+          digest: of its content.
+          read_at_ns: when reading began, in nanoseconds since 1970.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        if max(found.st_ctime_ns, found.st_mtime_ns) + SETTLED_NS < read_at_ns:
+            self.write(found, digest)
+
+    def drop(self, found: os.stat_result) -> None:
+        """Forget a file that is not what its receipt says."""
+        self._path(found).unlink(missing_ok=True)
+
+    def keep_only(self, digests: Collection[str]) -> None:
+        """Remove the receipts of all other content, and what a killed process has left."""
+        for path in sorted(self.folder.iterdir()):
+            receipt = _read(path)
+            if path.suffix != ".json" or receipt is None or receipt.digest not in digests:
+                path.unlink(missing_ok=True)
+
+    def _path(self, found: os.stat_result) -> Path:
+        return self.folder / f"{found.st_dev}-{found.st_ino}.json"
+
+
+def _read(path: Path) -> Receipt | None:
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(MAX_RECEIPT_BYTES), type=Receipt)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None  # missing or torn, which is the same: the file is read
+
+
+def now_ns() -> int:
+    """Return the time that inodes are stamped with, in nanoseconds since 1970."""
+    return time.time_ns()
+
+
+def receipt_of(found: os.stat_result, digest: str) -> Receipt:
+    """Return what a receipt would say now."""
+    return Receipt(
+        found.st_dev,
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        digest,
+    )

@@ -1,0 +1,122 @@
+"""Whether blobs are what their names say: read in whole, or believed by their receipts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import StoreError
+from .ingest import MAX_THREADS
+from .layout import explained
+from .receipts import now_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .layout import Entry, ModelStore
+    from .manifest import Descriptor
+
+
+class Verified(NamedTuple):
+    """What a look at a store found.
+
+    Attributes:
+      num_versions: that were looked at.
+      num_blobs: that they name, each once.
+      num_bytes: of these.
+      faults: what is wrong, one sentence each with its remedy.
+    """
+
+    num_versions: int
+    num_blobs: int
+    num_bytes: int
+    faults: list[str]
+
+
+def verify(store: ModelStore, entries: Iterable[Entry]) -> Verified:
+    """Read every byte of some versions, whatever receipts say; replace receipts by what was found.
+
+    Raises:
+      StoreError: the store cannot be read at all.
+    """
+    faults: list[str] = []
+    named: dict[str, tuple[Descriptor, str]] = {}
+    num_versions = 0
+    for entry in entries:
+        num_versions += 1
+        version = f"{entry.name}@{entry.digest}"
+        try:
+            manifest = store.manifest(entry.digest)
+        except StoreError as error:
+            faults.append(f"{version}: {error}")
+            continue
+        for blob in manifest.blobs:
+            named.setdefault(blob.digest, (blob, version))
+    blobs = list(named.values())
+    with ThreadPoolExecutor(_num_threads(), thread_name_prefix="verify") as threads:
+        found = threads.map(lambda one: _fault(store, *one), blobs)
+        faults += [fault for fault in found if fault is not None]
+    return Verified(num_versions, len(blobs), sum(blob.size for blob, _ in blobs), faults)
+
+
+def require_whole(store: ModelStore, version: str, blobs: Iterable[Descriptor]) -> None:
+    """Require that blobs are what a version needs; those that have not changed since they were
+    last read are not read again.
+
+    Args:
+      store: that has them.
+      version: for the error.
+      blobs: which.
+
+    Raises:
+      StoreError: one is missing or differs.
+    """
+
+    def fault(blob: Descriptor) -> str | None:
+        found = store.require_sound(store.blob_path(blob.digest))
+        if store.receipts.find(found) == blob.digest:
+            return None
+        return _fault(store, blob, version)
+
+    with ThreadPoolExecutor(_num_threads(), thread_name_prefix="verify") as threads:
+        for complaint in threads.map(fault, blobs):
+            if complaint is not None:
+                raise StoreError(complaint)
+
+
+def _num_threads() -> int:
+    return min(MAX_THREADS, os.cpu_count() or 1)
+
+
+def _fault(store: ModelStore, blob: Descriptor, version: str) -> str | None:
+    """Read a blob and say what is wrong with it, if anything."""
+    path = store.blob_path(blob.digest)
+    what = blob.file_name or blob.media_type
+    remedy = "import the model again from a good copy, which replaces the blob, or `triolet model "
+    remedy += f"rm {version}`"
+    read_at_ns = now_ns()
+    try:
+        found = store.require_sound(path)
+        with explained(path), path.open("rb") as file:
+            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    except StoreError as error:
+        return f"{what} of {version}: {error}"
+    may_write = os.access(store.receipts.folder, os.W_OK)
+    with explained(store.root):
+        if digest != blob.digest:
+            if may_write:
+                store.receipts.drop(found)
+            return (
+                f"{what} of {version} is damaged: {path} holds {digest}, expected {blob.digest} "
+                f"of {blob.size} bytes; {remedy}"
+            )
+        if found.st_size != blob.size:
+            return (
+                f"{what} of {version}: the manifest says {blob.size} bytes, {path} has "
+                f"{found.st_size} with the right digest; the manifest is wrong: {remedy}"
+            )
+        if may_write:
+            store.receipts.write_settled(found, digest, read_at_ns)
+    return None
