@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import msgspec
 import typer
 
+from triolet.audit_log.events import Action
 from triolet.config import WeightFormat
 from triolet.errors import ConfigError, StoreError
 
 from ..exit_codes import CommandFailed
+from .options import AuditOption  # noqa: TC001 (typer reads annotations)
 
 if TYPE_CHECKING:
     from triolet.store.layout import ModelStore
@@ -52,6 +54,7 @@ def import_(
         bool, typer.Option("--link", help="Share files with MODEL where they cannot be cloned.")
     ] = False,
     store: StoreOption = None,
+    audit: AuditOption = None,
 ) -> None:
     """Check a model, keep it as a version, and print the version's digest."""
     from rich.console import Console
@@ -63,6 +66,8 @@ def import_(
         TransferSpeedColumn,
     )
 
+    from triolet.audit_log.recording import recorded
+
     from ..models.importing import Wanted, import_model
     from ..models.stored import store_of
     from ..quantities import show_size
@@ -71,13 +76,18 @@ def import_(
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     screen = Console(stderr=True)
     is_seen = screen.is_terminal
-    with Progress(*columns, console=screen, transient=True, disable=not is_seen) as bar:
+    with (
+        recorded(Action.MODEL_IMPORT, name, folder=audit) as running,
+        Progress(*columns, console=screen, transient=True, disable=not is_seen) as bar,
+    ):
         task = bar.add_task("", total=None)
         found = import_model(
             store_of(store),
             wanted,
             lambda count, total: bar.update(task, advance=count, total=total),
         )
+        running.after = found.digest
+        running.counts = {str(way): size for way, size in found.num_bytes.items()}
     ways = [f"{show_size(size)} {way}" for way, size in found.num_bytes.items() if size]
     _say(f"{name}@{found.digest}: {', '.join(ways)}")
     if found.others:
@@ -176,8 +186,10 @@ def tag(
     name: Annotated[str, typer.Argument(metavar="TAG", help="v1, or chat:v1.")],
     expect: ExpectOption = None,
     store: StoreOption = None,
+    audit: AuditOption = None,
 ) -> None:
     """Give a version a tag. One that is there already moves only with --expect."""
+    from triolet.audit_log.recording import recorded
     from triolet.store.aliases import ABSENT, Aliases
     from triolet.store.reference import PointerKind, parse_reference, tag_of
 
@@ -191,7 +203,9 @@ def tag(
         raise StoreError(
             f"{pointer} is {now} and stays; give another tag, or move it with --expect {now}"
         )
-    aliases.move(pointer, digest, expect=now if expect is None else expect)
+    before = None if now == ABSENT else now
+    with recorded(Action.MODEL_TAG, str(pointer), folder=audit, before=before, after=digest):
+        aliases.move(pointer, digest, expect=now if expect is None else expect)
     _say(f"{pointer} is {digest}")
 
 
@@ -203,8 +217,10 @@ def alias(
     ] = None,
     expect: ExpectOption = None,
     store: StoreOption = None,
+    audit: AuditOption = None,
 ) -> None:
     """Point an alias to a version, or show where it has pointed."""
+    from triolet.audit_log.recording import recorded
     from triolet.store.aliases import Aliases
     from triolet.store.reference import PointerKind, parse_reference
 
@@ -228,20 +244,27 @@ def alias(
             f"the model as {pointer.name} too, which keeps its blobs once"
         )
     digest = aliases.resolve(reference)
-    old = aliases.move(pointer, digest, expect)
+    with recorded(Action.MODEL_ALIAS, str(pointer), folder=audit, after=digest) as running:
+        old = aliases.move(pointer, digest, expect)
+        running.before = old or None
     _say(f"{pointer} is {digest}, it was {old or 'not there'}")
 
 
 @model_app.command("rm")
-def remove_(ref: RefArgument, store: StoreOption = None) -> None:
+def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = None) -> None:
     """Remove a tag or alias, and the version unless another one names it. `gc` frees the disk."""
+    from triolet.audit_log.recording import recorded
     from triolet.store.aliases import Aliases
     from triolet.store.collect import remove
     from triolet.store.reference import parse_reference
 
     reference, opened = parse_reference(ref), _opened(store)
-    with opened.writing() as writer:
+    with (
+        opened.writing() as writer,
+        recorded(Action.MODEL_REMOVE, ref, folder=audit) as running,
+    ):
         gone = remove(writer, Aliases(opened), reference)
+        running.before = gone.digest
     if gone.pointer is not None:
         _say(f"{gone.pointer} is removed")
     if gone.digest is None:
@@ -251,14 +274,20 @@ def remove_(ref: RefArgument, store: StoreOption = None) -> None:
 
 
 @model_app.command("gc")
-def collect_(store: StoreOption = None) -> None:
+def collect_(store: StoreOption = None, audit: AuditOption = None) -> None:
     """Remove the blobs that no version names, but for those that are served."""
+    from triolet.audit_log.recording import recorded
     from triolet.store.collect import collect
 
     from ..quantities import show_size
 
-    with _opened(store).writing() as writer:
+    opened = _opened(store)
+    with (
+        opened.writing() as writer,
+        recorded(Action.MODEL_GC, str(opened.root), folder=audit) as running,
+    ):
         found = collect(writer)
+        running.counts = {"blobs": found.num_blobs, "bytes": found.num_bytes}
     _say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")
     for digest in found.in_use:
         _say(f"{digest} has been removed and stays while it is served")

@@ -17,6 +17,7 @@ from ops.cli.fleet_commands import run_restart
 from ops.exit_codes import CommandFailed
 from ops.running_fleets import Note, RunningFleet
 from ops.supervisor.supervisor_socket import Finished, Refused, answer_commands
+from tests.gguf_files import write_tiny
 from tests.house.test_layout import ROOT
 from tests.triolet.audit_log.proofs import check_proof
 from triolet.audit_log.events import Action, digest, os_user
@@ -166,6 +167,43 @@ async def test_a_restart_is_recorded_with_its_roles_and_its_end(
         ("fleet.restart", "port 8000: decode")
     }
     assert ended["outcome"] == ("done" if isinstance(answer, Finished) else "failed")
+
+
+def test_commands_of_models_record_the_versions(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--store", str(place / "store"))
+    file = write_tiny(place / "file.gguf")
+    assert main(("model", "import", str(file), "--name", "tiny", *where)) == 0
+    version = capsys.readouterr().out.strip()
+    for words in (
+        ("tag", "tiny", "v1"),
+        ("alias", "tiny@stable", "tiny:v1"),
+        ("alias", "tiny@stable", "tiny:v1"),
+        ("rm", "tiny:v1"),
+        ("rm", "tiny@stable"),
+        ("gc",),
+    ):
+        assert main(("model", *words, *where)) == 0
+    done = [entry for entry in exported(capsys) if entry["outcome"] == "done"]
+    told = [
+        (entry["action"], entry["subject"], entry.get("before"), entry.get("after"))
+        for entry in done
+        if entry["action"].startswith("model.")
+    ]
+    assert told == [
+        ("model.import", "tiny", None, version),
+        ("model.tag", "tiny:v1", None, version),
+        ("model.alias", "tiny@stable", None, version),
+        ("model.alias", "tiny@stable", version, version),
+        ("model.rm", "tiny:v1", None, None),
+        ("model.rm", "tiny@stable", version, None),
+        ("model.gc", str(place / "store"), None, None),
+    ]
+    assert done[-1]["counts"]["blobs"] > 0
+    assert main(("model", "tag", "tiny", "v1", *where)) != 0
+    capsys.readouterr()
+    assert [entry["action"] for entry in exported(capsys)][-1] == "model.gc", "nothing began"
 
 
 def test_a_drain_is_recorded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

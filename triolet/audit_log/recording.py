@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -77,6 +78,23 @@ def record(
         )
 
 
+@dataclass(slots=True)
+class Recorded:
+    """An action under way.
+
+    Attributes:
+      request_id: of its entries.
+      before: digest of the state before, once it is known.
+      after: digest of the state afterwards, once it is known.
+      counts: figures of it.
+    """
+
+    request_id: str
+    before: str | None = None
+    after: str | None = None
+    counts: Mapping[str, int] | None = None
+
+
 @contextmanager
 def recorded(
     action: Action,
@@ -85,7 +103,7 @@ def recorded(
     folder: Path | None = None,
     before: str | None = None,
     after: str | None = None,
-) -> Iterator[str]:
+) -> Iterator[Recorded]:
     """Record an action's begin before it, so that none goes unrecorded, and its end after it.
 
     Args:
@@ -96,13 +114,14 @@ def recorded(
       after: digest of the state that the action leads to.
 
     Yields:
-      The request id of both entries.
+      The action, which may say its digests and figures before it ends.
 
     Raises:
       AuditLogError: the begin was not recorded, and the action not begun; or its end was not.
       ConfigError: others may read the folder, and this user may not change that.
     """
-    request_id = secrets.token_hex(REQUEST_ID_BYTES)
+    running = Recorded(secrets.token_hex(REQUEST_ID_BYTES), before)
+    request_id = running.request_id
 
     def note(outcome: Outcome, after: str | None = None, reason: str | None = None) -> None:
         record(
@@ -110,15 +129,16 @@ def recorded(
             subject,
             folder=folder,
             outcome=outcome,
-            before=before,
+            before=running.before,
             after=after,
+            counts=running.counts,
             reason=reason,
             request_id=request_id,
         )
 
     note(Outcome.BEGUN)
     try:
-        yield request_id
+        yield running
     except BaseException as error:
         try:
             note(Outcome.FAILED, reason=type(error).__name__)
@@ -127,7 +147,7 @@ def recorded(
             log.error("audit_end_not_recorded", request_id=request_id, error=str(unrecorded))
         raise
     try:
-        note(Outcome.DONE, after)
+        note(Outcome.DONE, running.after or after)
     except AuditLogError as error:
         raise AuditLogError(
             f"{action.value} {subject} was done, and entry {request_id} of the audit log says that "

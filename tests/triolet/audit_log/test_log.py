@@ -467,7 +467,7 @@ def test_the_failure_of_an_action_is_not_hidden_by_that_of_its_record(folder: Pa
 
 def test_an_action_is_recorded_before_it_begins_and_after_it_has_ended(folder: Path) -> None:
     after = digest(b"new")
-    with recorded(Action.TENANT_ADD, "alice", folder=folder, after=after) as request_id:
+    with recorded(Action.TENANT_ADD, "alice", folder=folder, after=after) as running:
         begun = entries(folder)[-1]
         assert (begun.outcome, begun.after) == (Outcome.BEGUN, None)
     done = entries(folder)[-1]
@@ -476,7 +476,7 @@ def test_an_action_is_recorded_before_it_begins_and_after_it_has_ended(folder: P
         raise ConfigError("the text of an error may hold anything")
     failed = entries(folder)[-1]
     assert (failed.outcome, failed.reason, failed.after) == ("failed", "ConfigError", None)
-    assert begun.request_id == done.request_id == request_id != failed.request_id
+    assert begun.request_id == done.request_id == running.request_id != failed.request_id
     assert "anything" not in segment_path(folder, 0).read_text()
     check_whole(folder)
 
