@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -41,6 +42,9 @@ MODULES: Final = {
 REAP_POLL_S: Final = 0.05
 """Until a child of ours that has ended is waited for by the task that watches it."""
 MAX_ANSWER_BYTES: Final = 4096
+KILLED_S: Final = 1.0
+"""Longest wait for the end of a killed template, in which the supervisor does nothing else. Only a
+process that the kernel keeps, as on a file system that does not answer, takes as long."""
 
 
 class ForkedProcess:
@@ -78,9 +82,15 @@ class ForkedProcess:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
 
-    def wait(self) -> int:
-        """Return its exit code, or the negative number of the signal that killed it."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code, or the negative number of the signal that killed it.
+
+        Raises:
+          subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
+        """
         with self._waiting:
+            if timeout is not None and not select.select([self._pidfd], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
             if self._code is None:
                 ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
                 assert ended is not None, "without WNOHANG it waits"
@@ -200,8 +210,9 @@ class Template:
         # A task that waits for an answer is woken by the template's end, not by a closed socket.
         if not self._turn.locked():
             self._requests.close()
-        with suppress(ChildProcessError):  # reap_strays has taken its end already
-            self._process.wait()
+        # reap_strays has taken its end already, or will, where the kernel keeps it.
+        with suppress(ChildProcessError, subprocess.TimeoutExpired):
+            self._process.wait(KILLED_S)
 
 
 def _keep_only(kept: socket.socket) -> None:

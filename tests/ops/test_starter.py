@@ -441,6 +441,15 @@ async def test_what_a_process_leaves_behind_is_waited_for() -> None:
         await gone(orphan)
 
 
+async def test_a_wait_for_a_forked_process_may_have_an_end() -> None:
+    async with starting() as starter:
+        process = await starter.start(of_command("wait"), reads_log=False)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.0)
+        process.kill()
+        assert (await output_of(process, starter))[2] == -signal.SIGKILL
+
+
 async def test_a_program_that_is_not_triolet_is_spawned() -> None:
     other = ProcessSpec("decode-0", Role.DECODE, (sys.executable, "-c", "print('other')"))
     async with starting() as starter:
