@@ -10,6 +10,7 @@ import fcntl
 import os
 import secrets
 import tempfile
+import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from triolet.audit_log.events import Action
 
 MODE: Final = 0o600
+LOCK_TIMEOUT_S: Final = 10.0
+"""Longest wait for another command that changes files of the folder; it takes milliseconds."""
+LOCK_POLL_S: Final = 0.02
 HEADER: Final = """\
 # Tenants of a Triolet server: `triolet tenant` adds them; plans and prices are written by hand.
 # Servers notice a change by themselves. docs/TENANTS.md says what may stand here.
@@ -183,12 +187,32 @@ def _array(items: list[object]) -> Any:  # noqa: ANN401 (tomlkit's arrays)
     return array.multiline(len(items) > 1)
 
 
+def _lock(descriptor: int, directory: Path) -> None:
+    give_up = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= give_up:
+                raise ConfigError(
+                    f"another command has been changing files in {directory} for "
+                    f"{LOCK_TIMEOUT_S:g} s; wait for it, or end it, and try again"
+                ) from None
+            time.sleep(LOCK_POLL_S)
+        else:
+            return
+
+
 @contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
-    """Let no other command change a file here meanwhile: its change would be lost."""
+    """Let no other command change a file here meanwhile: its change would be lost.
+
+    Raises:
+      ConfigError: another command does not end.
+    """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor, directory)
         yield
     finally:
         os.close(descriptor)

@@ -89,7 +89,7 @@ class ForkedProcess:
           subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
         """
         with self._waiting:
-            if timeout is not None and not select.select([self._pidfd], [], [], timeout)[0]:
+            if timeout is not None and not self._has_ended(timeout):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
             if self._code is None:
                 ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
@@ -97,6 +97,11 @@ class ForkedProcess:
                 has_exited = ended.si_code == os.CLD_EXITED
                 self._code = ended.si_status if has_exited else -ended.si_status
             return self._code
+
+    def _has_ended(self, within_s: float) -> bool:
+        ends = select.poll()
+        ends.register(self._pidfd, select.POLLIN)
+        return bool(ends.poll(1000 * within_s))
 
     def __del__(self) -> None:
         os.close(self._pidfd)

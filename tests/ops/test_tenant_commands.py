@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from ops.cli import main
+from ops.cli import main, tenant_edit
 from ops.cli.tenant_edit import Change, edited, rotate_keys
 from ops.cli.tenant_usage import words_for_missing
 from triolet.api_keys import KEY_PREFIX, digest_of
@@ -91,6 +92,22 @@ def test_what_was_written_by_hand_stays_as_it_was(
     bob = read(path).by_name["bob"]
     assert (bob.plan.weight, bob.role) == (4.0, TenantRole.OPERATOR)
     assert capsys.readouterr().out.count(KEY_PREFIX) == 2
+
+
+def test_a_command_that_does_not_end_is_not_waited_for_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tenant_edit, "LOCK_TIMEOUT_S", 0.0)
+    before = path.read_bytes()
+    other = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert run("add bob", path) == 2
+        assert "another command has been changing files in" in capsys.readouterr().err
+        assert path.read_bytes() == before
+    finally:
+        os.close(other)
+    assert run("add bob", path) == 0
 
 
 def test_a_disabled_tenant_keeps_its_keys(path: Path) -> None:
