@@ -51,7 +51,14 @@ class Request(msgspec.Struct):
 
 class Popen(subprocess.Popen[bytes]):
     """`subprocess.Popen` of a Python command line: `[sys.executable, "-c"|"-m"|FILE, …]`, or the
-    installed command `triolet`. Always in a session of its own."""
+    installed command `triolet`. Always in a session of its own.
+
+    Its parent, which is another process, takes its pid out of the system at its end: a signal goes
+    by `send_signal`, and who waits watches `ended` instead of the pid.
+
+    Attributes:
+      ended: a descriptor that becomes readable with its end; closed once `returncode` is set.
+    """
 
     def _execute_child(
         self,
@@ -81,7 +88,7 @@ class Popen(subprocess.Popen[bytes]):
         wanted = Request(
             list(args), dict(os.environ if env is None else env), str(cwd or Path.cwd()), list(fds)
         )
-        self._ended, ends = os.pipe()
+        self.ended, ends = os.pipe()
         asked = template()
         socket.send_fds(asked, [msgspec.msgpack.encode(wanted)], [ends, *fds.values()])
         os.close(ends)
@@ -101,9 +108,9 @@ class Popen(subprocess.Popen[bytes]):
         return code
 
     def _look(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
-            self.returncode = int(os.read(self._ended, MAX_ANSWER_BYTES))
-            os.close(self._ended)
+        if self.returncode is None and select.select([self.ended], [], [], timeout)[0]:
+            self.returncode = int(os.read(self.ended, MAX_ANSWER_BYTES))
+            os.close(self.ended)
         return self.returncode
 
 

@@ -123,7 +123,7 @@ class RoleProcess:
         self._command = command
         self._environment = environment
         self._log_path = log_path
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: forked.Popen | None = None
         self._was_killed = False
 
     @property
@@ -204,12 +204,12 @@ class RoleProcess:
         if not self.is_running:
             await self._wait()
             return
-        os.kill(self.pid, signal.SIGCONT)
-        os.kill(self.pid, signal.SIGINT)
+        self._process.send_signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGINT)
         with trio.move_on_after(POLITE_S):
             await self._wait()
         if self.is_running:
-            os.kill(self.pid, signal.SIGKILL)
+            self._process.send_signal(signal.SIGKILL)
             await self._wait()
 
     async def freeze(self) -> None:
@@ -246,7 +246,7 @@ class RoleProcess:
     async def _wait(self) -> int:
         assert self._process is not None
         if self._process.poll() is None:
-            ended = os.pidfd_open(self._process.pid)
+            ended = os.dup(self._process.ended)  # another task's `poll` closes its own
             try:
                 await trio.lowlevel.wait_readable(ended)
             finally:
