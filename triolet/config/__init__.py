@@ -5,6 +5,8 @@ dataclass it needs.
 """
 
 from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
+from .models import ModelConfig, ServedModelConfig
+from .parsers import ReasoningParser, ToolParser
 from .scheduling import (
     AT,
     MEMORY,
@@ -33,12 +35,10 @@ from .server import (
     DoorConfig,
     GrammarConfig,
     PeerServersConfig,
-    ReasoningParser,
     ResponseCacheConfig,
     ResumeConfig,
     ServerConfig,
     TenantsConfig,
-    ToolParser,
     TurnsConfig,
 )
 from .supervisor import FetchConfig, FleetConfig, Pinning, ProcessConfig, SupervisorConfig

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from typing import Final
 
@@ -12,6 +11,8 @@ from ..errors import ConfigError
 from ..loopback import is_loopback
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .link import LinkConfig, require
+from .models import ServedModelConfig
+from .parsers import ReasoningParser, ToolParser
 from .scheduling import (
     EmbeddingLimits,
     OverloadConfig,
@@ -277,30 +278,6 @@ class ResponseCacheConfig:
         return min(self.max_answer_bytes, self.max_bytes // 8)
 
 
-class ReasoningParser(StrEnum):
-    """How a model writes its reasoning."""
-
-    AUTO = "auto"  # as the tokenizer's markers say
-    NONE = "none"  # all is text
-    QWEN3 = "qwen3"  # <think>…</think>, opened by the prompt or by the completion's first token
-    DEEPSEEK_R1 = "deepseek_r1"  # the same; a completion begins within it, whatever the prompt says
-    HARMONY = "harmony"  # channels of gpt-oss
-
-
-class ToolParser(StrEnum):
-    """How a model writes calls of tools."""
-
-    AUTO = "auto"  # as its chat template says, or its tokens
-    HERMES = "hermes"  # JSON between <tool_call> tags: Hermes, Qwen and many others
-    LLAMA = "llama"  # bare JSON: Llama 3
-    MISTRAL = "mistral"  # JSON behind [TOOL_CALLS]
-    QWEN3_CODER = "qwen3_coder"  # tags for each parameter
-    PYTHONIC = "pythonic"  # [f(a=1)]: Llama 3.2 and 4
-    HARMONY = "harmony"  # messages on channels: gpt-oss
-    GRANITE = "granite"  # a JSON list behind <|tool_call|>
-    PHI = "phi"  # the same with a closing token: Phi-4-mini
-
-
 DAY_S = 86_400.0 * SECONDS
 
 
@@ -351,6 +328,10 @@ class ServerConfig:
     """Control addresses of prefill workers, those of `spare_addresses` included."""
     decode_addresses: tuple[str, ...] = ()
     """Control addresses of decode workers, those of `spare_addresses` included."""
+    model_digest: str = ""
+    """sha256:… of the model's version in the store; empty for a directory that is not in one."""
+    models: tuple[ServedModelConfig, ...] = ()
+    """Every model where there are several; empty for the one that the fields above describe."""
     model_aliases: tuple[str, ...] = ()
     """Other names that requests may use for the model; `*` accepts every name. Tools with a fixed
     name work unchanged then."""
@@ -504,6 +485,26 @@ class ServerConfig:
     another one is replaced."""
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
+
+    @property
+    def of_models(self) -> tuple[ServerConfig, ...]:
+        """This configuration as it is for each model: as if that were the only one."""
+        return tuple(
+            replace(
+                self,
+                models=(),
+                model_dir=one.model_dir,
+                model_name=one.name,
+                model_digest=one.digest,
+                model_aliases=one.aliases,
+                prefill_addresses=one.prefill_addresses,
+                decode_addresses=one.decode_addresses,
+                spare_addresses=one.spare_addresses,
+                tool_parser=one.tool_parser,
+                reasoning_parser=one.reasoning_parser,
+            )
+            for one in self.models
+        ) or (self,)
 
     @property
     def address_connections(self) -> int:
