@@ -38,6 +38,7 @@ from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics.metrics import Metrics
 from .scheduling.links import Links
+from .scheduling.members import MemberFile
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
 from .text.grammars import Grammars
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from quart_trio import QuartTrio
 
     from triolet.config import ServerConfig
+    from triolet.members import Member
 
     from .tenants.quotas import Quotas
     from .text.threads import Turns
@@ -239,8 +241,22 @@ async def _run_beside(
         if storage is not None:
             nursery.start_soon(_run_batches, services, app, storage, fleet)
         nursery.start_soon(services.recent.run)
+        if services.config.members_file is not None:
+            nursery.start_soon(_heed_members, services.config, fleet)
         if tenant_file is not None:
             nursery.start_soon(tenant_file.run, services.tenancy, fleet.cancel_tenants)
+
+
+async def _heed_members(config: ServerConfig, fleet: Links) -> None:
+    """Let the fleet have the workers that the file of members names."""
+    assert config.members_file is not None
+
+    def use(members: tuple[Member, ...]) -> None:
+        fleet.set_members(
+            (one.role, one.address) for one in members if one.model in ("", config.model_name)
+        )
+
+    await MemberFile(config.members_file, config.members_poll_s).run(use)
 
 
 async def _run_batches(services: Services, app: QuartTrio, storage: Storage, fleet: Links) -> None:

@@ -17,7 +17,7 @@ from .routing import needed_roles
 from .wait_estimate import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from triolet.config import ServerConfig
     from triolet.service_class import Scheduling
@@ -89,7 +89,7 @@ class Admission:
 
     Args:
       config: bounds, and which mechanisms are on.
-      workers: every worker there is or will be.
+      workers: as of Requests.
       queues: of requests for tokens, and of those for vectors.
       table: counts refused requests, and knows those that are live.
       recovery: the memory of faults.
@@ -104,7 +104,7 @@ class Admission:
     def __init__(
         self,
         config: ServerConfig,
-        workers: tuple[Worker, ...],
+        workers: Sequence[Worker],
         queues: tuple[FairQueue[Request], FairQueue[Request]],
         table: RequestTable,
         recovery: Recovery,

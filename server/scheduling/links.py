@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 import trio
@@ -17,6 +17,7 @@ from trio.lowlevel import ParkingLot
 from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
 from transport.handshake import check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
+from triolet.errors import ConfigError
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from .output import RelayText
     from .request import Request
 
+    Receive: TypeAlias = Callable[[Worker, Connection], Awaitable[None]]
+
 log = structlog.get_logger(__name__)
 
 
@@ -55,12 +58,15 @@ class _Connections:
 
     Attributes:
       connections: the present ones.
+      nursery: for the tasks that keep them.
     """
 
     def __init__(
         self, network: Network, me: PeerId, link: LinkConfig, now: Callable[[], float]
     ) -> None:
         self.connections: dict[Worker, Connection] = {}
+        self.nursery: trio.Nursery | None = None
+        self._kept: dict[Worker, trio.CancelScope] = {}
         self._network = network
         self._me = me
         self._link = link
@@ -82,22 +88,40 @@ class _Connections:
             max_frame_bytes=self._link.max_control_frame_bytes,
         )
 
-    async def keep(
-        self, worker: Worker, receive: Callable[[Worker, Connection], Awaitable[None]]
-    ) -> None:
+    def begin(self, worker: Worker, receive: Receive) -> None:
+        """Connect to a worker, and keep the connection until `end`.
+
+        Raises:
+          ConfigError: the address cannot be used.
+        """
+        assert self.nursery is not None, "connections are kept while there is a nursery for them"
+        self.dial(worker)
+        scope = self._kept[worker] = trio.CancelScope()
+        self.nursery.start_soon(self._keep, worker, receive, scope)
+
+    def end(self, worker: Worker) -> None:
+        """Tell a worker that it is not used any more, and drop its connection."""
+        connection = self.connections.pop(worker)
+        with suppress(PeerGone, PeerBusy):  # then its leases run out
+            connection.send_nowait(goodbye("this server uses this worker no more"))
+        connection.close()
+        self._kept.pop(worker).cancel()
+
+    async def _keep(self, worker: Worker, receive: Receive, scope: trio.CancelScope) -> None:
         """Greet a worker and listen to it, over a new connection whenever HELLO gets no answer: the
         old one may lead nowhere for good, as after a handshake that failed, though it lives."""
-        patience_s = self._link.redial_s
-        while True:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(receive, worker, self.connections[worker])
-                was_answered = await self._greet(worker, patience_s)
-                nursery.cancel_scope.cancel()
-            log.info("redialling", worker=str(worker), trouble=worker.trouble)
-            self.dial(worker)
-            patience_s = min(2 * patience_s, self._link.max_redial_s)
-            if was_answered:
-                patience_s = self._link.redial_s
+        with scope:
+            patience_s = self._link.redial_s
+            while True:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(receive, worker, self.connections[worker])
+                    was_answered = await self._greet(worker, patience_s)
+                    nursery.cancel_scope.cancel()
+                log.info("redialling", worker=str(worker), trouble=worker.trouble)
+                self.dial(worker)
+                patience_s = min(2 * patience_s, self._link.max_redial_s)
+                if was_answered:
+                    patience_s = self._link.redial_s
 
     async def _greet(self, worker: Worker, patience_s: float) -> bool:
         """Say HELLO whenever the worker is not there, until it answers.
@@ -159,11 +183,11 @@ class Links:
         self._config = config
         self._me = PeerId(Role.SERVER, name, draw_epoch())
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
-        self._workers = tuple(
+        self._workers = [
             Worker(role, address, config.link, config.recovery, now)
             for role, of_role in addresses.items()
             for address in of_role
-        )
+        ]
         self._observer = observer or Observer()
         self._requests = Requests(
             config, self._workers, text, self._observer, now, charges, kv_secret
@@ -235,13 +259,40 @@ class Links:
         self._requests.cancel_tenants(tenants, self._now())
         self._flush()
 
+    def set_members(self, members: Iterable[tuple[Role, str]]) -> None:
+        """Use these workers from now on, by role and address, while `run` runs. Those that are not
+        among them get nothing new, and are left once they have no attempt."""
+        wanted = set(members)
+        for worker in self._workers:
+            worker.is_leaving = (worker.role, worker.address) not in wanted
+        now = self._now()
+        known = {(worker.role, worker.address) for worker in self._workers}
+        for role, address in sorted(wanted - known):
+            worker = Worker(role, address, self._config.link, self._config.recovery, now)
+            try:
+                self._links.begin(worker, self._intake.receive)
+            except ConfigError as error:
+                log.error("member_refused", role=role.value, address=address, reason=str(error))
+                continue
+            self._workers.append(worker)
+            log.info("member_joined", role=role.value, address=address)
+        self._flush()
+
+    def _leave(self, worker: Worker, now: float) -> None:
+        """End the link to a worker that is no member any more and has no attempt."""
+        self._workers.remove(worker)
+        self._requests.forget(worker, now)
+        self._auditor.forget(worker)
+        self._links.end(worker)
+        log.info("member_left", worker=str(worker))
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled. Started at once; `wait_ready` waits for workers."""
         try:
             async with trio.open_nursery() as nursery:
+                self._links.nursery = nursery
                 for worker in self._workers:
-                    self._links.dial(worker)
-                    nursery.start_soon(self._links.keep, worker, self._intake.receive)
+                    self._links.begin(worker, self._intake.receive)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
@@ -349,6 +400,8 @@ class Links:
                 if worker.is_connected:
                     live = tuple(AttemptRow(*key) for key in worker.live_keys)
                     self._send(worker, ServerHeartbeat(self._me.epoch, live))
+            for worker in [one for one in self._workers if one.is_leaving and not one.shares]:
+                self._leave(worker, trio.current_time())
             self._flush()
             await trio.sleep(self._config.link.heartbeat_interval_s)
 

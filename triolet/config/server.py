@@ -483,6 +483,11 @@ class ServerConfig:
     spare_addresses: tuple[str, ...] = ()
     """Those of the workers' addresses where usually no worker is: a worker is there only while
     another one is replaced."""
+    members_file: str | None = None
+    """File that names the workers, where these change while the server runs; None, or a file that
+    is not there yet, for the workers of the addresses above."""
+    members_poll_s: float = 100 * MILLISECONDS
+    """How often it is looked at: a new worker takes longer to start."""
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
 
@@ -527,6 +532,7 @@ class ServerConfig:
         queued = self.max_queued_requests
         require(queued >= 0, "max_queued_requests", queued, ">= 0")
         require(self.requests_per_turn >= 1, "requests_per_turn", self.requests_per_turn, ">= 1")
+        require(self.members_poll_s > 0, "members_poll_s", self.members_poll_s, "> 0")
         require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
         require(
             0 <= self.drain_timeout_s <= DAY_S,
