@@ -48,6 +48,7 @@ class Injector:
             Fault.WEDGE: self._wedge,
             Fault.STEP_ERROR: self._fail_step,
             Fault.DRAIN: self._drain,
+            Fault.LEAVE: self._leave,
             Fault.SERVER_CRASH: self._crash_server,
             Fault.SERVER_FREEZE: self._freeze_server,
         }
@@ -80,6 +81,8 @@ class Injector:
         self._world.weather.partitions.clear()
         for process in (*self._world.workers, *self._world.servers):
             process.thaw()
+        for server in self._world.servers:
+            server.use(self._world.workers)
         for worker in self._world.workers:
             if worker.engine is not None and worker.device is not None:
                 worker.engine.fail_steps = 0
@@ -184,3 +187,16 @@ class Injector:
             self._happened[Fault.DRAIN] += 1
             victim.restart_s = self._rng.choice((0.1, 1.0))
             victim.drain(seconds)
+
+    async def _leave(self) -> None:
+        server, worker = (
+            self._rng.choice(some) for some in (self._world.servers, self._world.workers)
+        )
+        others = [one for one in self._world.workers if one is not worker]
+        if server.fleet is None or not any(one.role is worker.role for one in others):
+            return
+        self._tell(Fault.LEAVE, f"{worker} for {server}")
+        self._happened[Fault.LEAVE] += 1
+        server.use(others)
+        await trio.sleep(self._rng.uniform(0.2, 4.0))
+        server.use(self._world.workers)
