@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -41,7 +42,7 @@ class Injector:
         self._timed = [fault for fault in TIMED if fault in plan.enabled]
         self._inject: dict[Fault, Callable[[], Awaitable[None]]] = {
             Fault.PARTITION: self._partition,
-            Fault.ONE_WAY: self._partition_one_way,
+            Fault.ONE_WAY: partial(self._partition, is_one_way=True),
             Fault.CRASH: self._crash,
             Fault.FREEZE: self._freeze,
             Fault.ZOMBIE: self._freeze_for_long,
@@ -96,13 +97,13 @@ class Injector:
         running = [worker for worker in self._world.workers if worker.is_running]
         return self._rng.choice(running) if running else None
 
-    async def _partition(self) -> None:
+    async def _partition(self, *, is_one_way: bool = False) -> None:
         one, other = self._pair()
-        await self._cut(Fault.PARTITION, {(one, other), (other, one)})
-
-    async def _partition_one_way(self) -> None:
-        one, other = self._pair()
-        await self._cut(Fault.ONE_WAY, {self._rng.choice(((one, other), (other, one)))})
+        ways = ((one, other), (other, one))
+        if is_one_way:
+            await self._cut(Fault.ONE_WAY, {self._rng.choice(ways)})
+        else:
+            await self._cut(Fault.PARTITION, set(ways))
 
     async def _cut(self, fault: Fault, ways: set[tuple[str, str]]) -> None:
         self._tell(fault, sorted(ways))

@@ -166,6 +166,7 @@ class Links:
     Attributes:
       admission: refuses before anything is spent on a request.
       hold_s: tells for how long a line of a batch is held for others at most.
+      check_accounting: raises unless every request has or will have exactly one terminal event.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class Links:
         )
         self.admission = self._requests.admission
         self.hold_s = self._requests.background.hold_s
+        self.check_accounting = self._requests.check_accounting
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
         self._links = _Connections(network, self._me, config.link, self._now)
         self._credit_due = trio.Event()
@@ -278,14 +280,6 @@ class Links:
             log.info("member_joined", role=role.value, address=address)
         self._flush()
 
-    def _leave(self, worker: Worker, now: float) -> None:
-        """End the link to a worker that is no member any more and has no attempt."""
-        self._workers.remove(worker)
-        self._requests.forget(worker, now)
-        self._auditor.forget(worker)
-        self._links.end(worker)
-        log.info("member_left", worker=str(worker))
-
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled. Started at once; `wait_ready` waits for workers."""
         try:
@@ -343,14 +337,6 @@ class Links:
         process = process_facts(trio.lowlevel.current_statistics().tasks_living)
         return self._auditor.result(survey, trio.current_time(), connections, process)
 
-    def check_accounting(self) -> None:
-        """Raise unless every request has or will have exactly one terminal event.
-
-        Raises:
-          LocalProtocolError: it does not add up.
-        """
-        self._requests.table.accounting.check(self._requests.num_in_flight)
-
     def _now(self) -> float:
         """Return the time; where this process stood still, what that means was done before."""
         now = trio.current_time()
@@ -401,7 +387,11 @@ class Links:
                     live = tuple(AttemptRow(*key) for key in worker.live_keys)
                     self._send(worker, ServerHeartbeat(self._me.epoch, live))
             for worker in [one for one in self._workers if one.is_leaving and not one.shares]:
-                self._leave(worker, trio.current_time())
+                self._workers.remove(worker)
+                self._requests.forget(worker, trio.current_time())
+                self._auditor.forget(worker)
+                self._links.end(worker)
+                log.info("member_left", worker=str(worker))
             self._flush()
             await trio.sleep(self._config.link.heartbeat_interval_s)
 

@@ -321,6 +321,14 @@ class Requests:
             self._drain_until = now + self._config.drain_timeout_s
             self.admission.is_draining = True
 
+    def check_accounting(self) -> None:
+        """Raise unless every request has or will have exactly one terminal event.
+
+        Raises:
+          LocalProtocolError: it does not add up.
+        """
+        self.table.accounting.check(self.num_in_flight)
+
     def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
         """Return whether a request in flight has this as its present attempt, on this worker."""
         request = self.table.of_attempt(*key)
