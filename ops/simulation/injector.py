@@ -191,7 +191,8 @@ class Injector:
 
     async def _leave(self) -> None:
         server, worker = (
-            self._rng.choice(some) for some in (self._world.servers, self._world.workers)
+            self._rng.choice(self._world.servers),
+            self._rng.choice(self._world.workers),
         )
         others = [one for one in self._world.workers if one is not worker]
         if server.fleet is None or not any(one.role is worker.role for one in others):
