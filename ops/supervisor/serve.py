@@ -30,7 +30,7 @@ from ..running_fleets import SUPERVISOR_SOCKET, Note, write_note
 from ..settings.form import of_role
 from .json_view import JsonView
 from .placement import VISIBLE_GPUS, gpu_names
-from .plan import Door, door_path, plan_processes
+from .plan import Door, control_address, door_path, plan_processes
 from .readiness import Readiness
 from .restart_policy import GiveUp
 from .rolling import ORDER
@@ -104,7 +104,8 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
             worker_drain_s=plan.worker_drain_s,
             starter=starter,
         )
-        write_note(directory, Note(port, tuple(plan.process_names)))
+        addresses = {one.name: control_address(directory, one) for one in plan.workers}
+        write_note(directory, Note(port, addresses))
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -121,16 +122,19 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
 
 
 def log_choices(plan: FleetPlan) -> None:
-    """Log what was chosen for each kind of worker from model and machine."""
-    for role, dtype in plan.dtypes.items():
-        engine = plan.settings.worker(role).engine
-        log.info(
-            "engine_chosen",
-            role=role.value,
-            device=engine.device,
-            dtype=dtype.value,
-            kv_pool_bytes=engine.kv_pool_bytes or "sized by the worker on its GPU",
-        )
+    """Log what was chosen for each model and kind of worker from model and machine."""
+    for model in plan.models:
+        about = {"model": model.name} if model.name else {}
+        for role, dtype in model.dtypes.items():
+            engine = model.settings.worker(role).engine
+            log.info(
+                "engine_chosen",
+                **about,
+                role=role.value,
+                device=engine.device,
+                dtype=dtype.value,
+                kv_pool_bytes=engine.kv_pool_bytes or "sized by the worker on its GPU",
+            )
 
 
 def server_exit_s(server: ServerConfig) -> float:
