@@ -73,8 +73,11 @@ class JsonView:
             case Restart(delay_s):
                 log.warning("process_died", name=name, how=str(ending), restart_in_s=delay_s)
             case GiveUp():
-                # Why is the last line of all.
+                # Why is the last line of all, or that of the model's failure.
                 log.info("process_given_up", name=name, how=str(ending))
+
+    def failed(self, model: str, reason: GiveUp) -> None:
+        log.error("model_failed", model=model, reason=reason.message)
 
     def stopping(self) -> None:
         log.info("stopping", drain_timeout_s=self._plan.settings.server.drain_timeout_s)

@@ -116,10 +116,17 @@ class TerminalView:
             case None if self._is_serving and not self._is_stopping:
                 self._news("dim", f"{name} left, as it was asked to")
             case GiveUp() | None:
-                self._bars.stop()
+                pass  # `failed` or `stopping` follows, or has been
+
+    def failed(self, model: str, reason: GiveUp) -> None:
+        for name, task in self._tasks.items():
+            if name.startswith(f"{model}."):
+                self._bars.update(task, description="failed", completed=0, total=1)
+        self._news("red", f"Model {model} has failed, others go on: {reason.message}")
 
     def stopping(self) -> None:
         self._is_stopping = True
+        self._bars.stop()
         if self._is_serving:
             self._news(
                 "dim",

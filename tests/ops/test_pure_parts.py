@@ -250,7 +250,7 @@ def test_a_restart_never_leaves_a_role_empty(
     prefill: int, decode: int, roles: set[Role], steps: list[Step]
 ) -> None:
     specs, spares = plan_processes(plan(prefill, decode), ("t",), Path("/x"), 1, [0], [Door(7)])
-    assert restart_steps(specs, {spec.role: spec for spec in spares}, roles) == steps
+    assert restart_steps(specs, {(one.model, one.role): one for one in spares}, roles) == steps
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ async def test_giving_up_takes_the_bars_away() -> None:
     with TerminalView(PLAN, console) as view:
         view.started("decode-0", 7)
         view.ended("decode-0", Ending(2, "no weights"), GiveUp("decode-0: no weights", 2))
+        view.stopping()
         console.print("next line")
     assert screen.getvalue().rstrip().splitlines()[-1].endswith("next line")
     assert "Stopped" not in screen.getvalue()
