@@ -41,7 +41,14 @@ from .server import (
     TenantsConfig,
     TurnsConfig,
 )
-from .supervisor import FetchConfig, FleetConfig, Pinning, ProcessConfig, SupervisorConfig
+from .supervisor import (
+    MAX_WORKERS,
+    FetchConfig,
+    FleetConfig,
+    Pinning,
+    ProcessConfig,
+    SupervisorConfig,
+)
 from .worker import (
     AUTO_BACKEND,
     AUTO_DEVICE,
@@ -74,6 +81,7 @@ __all__ = [
     "MAX_AUDIT_LEASES",
     "MAX_LENDERS",
     "MAX_NUM_SEQS",
+    "MAX_WORKERS",
     "MEMORY",
     "NO_GUESSES",
     "OFF",
@@ -97,6 +105,7 @@ __all__ = [
     "LocalPrefill",
     "MaskConfig",
     "MemorySharing",
+    "ModelConfig",
     "OverloadConfig",
     "PeerServersConfig",
     "Pinning",
@@ -108,6 +117,7 @@ __all__ = [
     "ResponseCacheConfig",
     "ResumeConfig",
     "RoutingConfig",
+    "ServedModelConfig",
     "ServerConfig",
     "SloConfig",
     "SpeculationConfig",

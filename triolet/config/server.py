@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from ..loopback import is_loopback
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .link import LinkConfig, require
-from .models import ServedModelConfig
+from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .parsers import ReasoningParser, ToolParser
 from .scheduling import (
     EmbeddingLimits,
