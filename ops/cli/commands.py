@@ -335,6 +335,21 @@ def restart(
 
 
 @app.command()
+def scale(
+    targets: Annotated[
+        list[str],
+        typer.Argument(help="[MODEL.]ROLE=NUMBER, such as decode=2", metavar="TARGET..."),
+    ],
+    port: FleetPortOption = None,
+    audit: AuditOption = None,
+) -> None:
+    """Change how many workers `triolet serve` has, while it serves."""
+    from .fleet_commands import run_scale
+
+    run_scale(targets, port, audit)
+
+
+@app.command()
 def chat(
     url: Annotated[str, typer.Option(help="A running server.")] = "http://127.0.0.1:8000",
     model: Annotated[

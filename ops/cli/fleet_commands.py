@@ -1,10 +1,11 @@
-"""`triolet drain` and `triolet restart`: what is asked of a fleet that runs."""
+"""`triolet drain`, `restart` and `scale`: what is asked of a fleet that runs."""
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 import typer
@@ -23,7 +24,14 @@ from ..exit_codes import CommandFailed
 from ..running_fleets import find_fleet, running_fleets
 from ..supervisor.plan import SERVER_NAME
 from ..supervisor.rolling import ORDER
-from ..supervisor.supervisor_socket import Finished, Refused, RestartRequest, StepBegan, ask
+from ..supervisor.supervisor_socket import (
+    Finished,
+    Refused,
+    RestartRequest,
+    ScaleRequest,
+    StepBegan,
+    ask,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +39,8 @@ if TYPE_CHECKING:
 
     from transport.frames import AnyFrame, Load
     from transport.link import Connection, Network
+
+    from ..supervisor.supervisor_socket import Request
 
 
 LEAVE_MARGIN_S = 10.0
@@ -210,10 +220,44 @@ def run_restart(roles: Sequence[str], port: int | None, audit: Path | None) -> N
     request = RestartRequest(tuple(Role(role) for role in roles))
     subject = f"port {fleet.note.port}: {', '.join(sorted(set(roles))) or 'all roles'}"
     with recorded(Action.FLEET_RESTART, subject, folder=audit):
-        trio.run(_show, fleet.supervisor_socket, request)
+        trio.run(_show, fleet.supervisor_socket, request, "every process is a new one")
 
 
-async def _show(path: Path, request: RestartRequest) -> None:
+SCALE: Final = re.compile(r"(?:(?P<model>[^=]+)\.)?(?P<role>prefill|decode)=(?P<count>\d{1,4})")
+
+
+def run_scale(targets: Sequence[str], port: int | None, audit: Path | None) -> None:
+    """Change how many workers models have, and show each step.
+
+    Args:
+      targets: `decode=3`, or `chat.decode=3` for one of several models.
+      port: of the local fleet that is meant, if several run.
+      audit: folder of the audit log; None for this user's.
+
+    Raises:
+      ConfigError: a target says something else, or several fleets run and no port says which is
+        meant; nothing was done.
+      CommandFailed: no fleet runs, or a target was not reached.
+      AuditLogError: it could not be recorded, and was not begun.
+    """
+    requests = [_scale_request(target) for target in targets]
+    fleet = find_fleet(port)
+    subject = f"port {fleet.note.port}: {', '.join(targets)}"
+    with recorded(Action.FLEET_SCALE, subject, folder=audit):
+        for target, request in zip(targets, requests, strict=True):
+            trio.run(_show, fleet.supervisor_socket, request, target)
+
+
+def _scale_request(target: str) -> ScaleRequest:
+    found = SCALE.fullmatch(target)
+    if found is None:
+        raise ConfigError(
+            f"{target!r} is no number of workers; allowed: [MODEL.]ROLE=NUMBER, such as decode=2"
+        )
+    return ScaleRequest(found["model"] or "", Role(found["role"]), int(found["count"]))
+
+
+async def _show(path: Path, request: Request, done: str) -> None:
     began = time.monotonic()
     async with aclosing(ask(path, request)) as answers:
         async for answer in answers:
@@ -222,6 +266,6 @@ async def _show(path: Path, request: RestartRequest) -> None:
                 case StepBegan(text):
                     typer.echo(f"{took_s:6.1f} s  {text}")
                 case Finished():
-                    typer.echo(f"{took_s:6.1f} s  done: every process is a new one")
+                    typer.echo(f"{took_s:6.1f} s  done: {done}")
                 case Refused(message):
                     raise CommandFailed(message)

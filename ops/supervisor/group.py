@@ -10,7 +10,7 @@ import trio
 
 from .model_status import ModelState, ModelStatus, WorkerStatus
 from .rolling import ORDER
-from .slot import StartAbandoned
+from .slot import RestartFailed, StartAbandoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,7 +63,7 @@ class Group:
       name: of the model; empty for servers, and for the only model where that has no name.
       specs: what runs there.
       spares: what stands in for the only process of its role while that is restarted.
-      new_slot: makes a slot that ends with the event, with lives in the nursery.
+      new_slot: makes a slot with lives in the nursery.
 
     Attributes:
       name: as given.
@@ -79,16 +79,17 @@ class Group:
         name: str,
         specs: Sequence[ProcessSpec],
         spares: Sequence[ProcessSpec],
-        new_slot: Callable[[ProcessSpec, trio.Event, trio.Nursery], Slot],
+        new_slot: Callable[[ProcessSpec, trio.Nursery], Slot],
     ) -> None:
         self.name = name
-        self.specs = specs
+        self.specs = list(specs)
         self.spares: Mapping[Role, ProcessSpec] = {spec.role: spec for spec in spares}
         self.slots: dict[str, Slot] = {}
         self.failure: GiveUp | None = None
         self.phase = Phase.STOPPED
         self._new_slot = new_slot
-        self._stop = trio.Event()
+        self._gave_up: Callable[[Group, GiveUp], None] | None = None
+        self._nursery: trio.Nursery | None = None
         self._has_slots = trio.Event()
         self._gone = trio.Event()
         self._gone.set()
@@ -97,7 +98,7 @@ class Group:
         """Note that it runs from now on; `run` is to follow."""
         self._apply(GroupEvent.START)
         self.failure = None
-        self._stop, self._gone, self._has_slots = trio.Event(), trio.Event(), trio.Event()
+        self._gone, self._has_slots = trio.Event(), trio.Event()
         self.slots = {}
 
     async def run(self, gave_up: Callable[[Group, GiveUp], None]) -> None:
@@ -113,11 +114,15 @@ class Group:
                 gave_up(self, reason)
 
         async with trio.open_nursery() as nursery:
+            self._nursery, self._gave_up = nursery, gave_up
             for spec in (*self.specs, *self.spares.values()):
-                self.slots[spec.name] = self._new_slot(spec, self._stop, nursery)
+                self.slots[spec.name] = self._new_slot(spec, nursery)
+            if self.phase is not Phase.RUNNING:
+                self._end_slots()
             for spec in self.specs:
                 nursery.start_soon(keep, self.slots[spec.name])
             self._has_slots.set()
+        self._nursery = self._gave_up = None
         self._apply(GroupEvent.GONE)
         self._gone.set()
 
@@ -126,9 +131,56 @@ class Group:
         if self.phase is not Phase.RUNNING:
             return
         self._apply(GroupEvent.END)
-        self._stop.set()
+        self._end_slots()
+
+    def _end_slots(self) -> None:
         for slot in self.slots.values():
-            slot.abandon_starts()
+            slot.end()
+
+    async def add(self, spec: ProcessSpec) -> None:
+        """Have one process more. Where the group runs, start it and wait until it is ready.
+
+        Raises:
+          RestartFailed: it cannot be started, or the group was ended before; it is not added.
+        """
+        self.specs.append(spec)
+        if self._nursery is None or self.phase is not Phase.RUNNING:
+            return
+        slot = self.slots[spec.name] = self._new_slot(spec, self._nursery)
+        failures: list[GiveUp] = []
+        was_ready = False
+
+        async def keep() -> None:
+            reason = await slot.keep()
+            if reason is not None and was_ready and self._gave_up is not None:
+                self._gave_up(self, reason)
+            elif reason is not None:  # the others do without it
+                failures.append(reason)
+                slot.end()
+
+        self._nursery.start_soon(keep)
+        try:
+            await slot.wait_ready()
+        except StartAbandoned as error:
+            self.specs.remove(spec)
+            del self.slots[spec.name]
+            message = failures[0].message if failures else str(error)
+            raise RestartFailed(message) from error
+        was_ready = True
+
+    async def remove(self, spec: ProcessSpec, grace_s: float) -> None:
+        """Have one process less; where it runs let it leave in order.
+
+        Args:
+          spec: of the process.
+          grace_s: after which it is killed.
+        """
+        self.specs.remove(spec)
+        slot = self.slots.get(spec.name)
+        if slot is not None:
+            slot.end()
+            await see_out(tuple(slot.lives), grace_s)
+            del self.slots[spec.name]
 
     async def leave(self, grace_s: float) -> None:
         """Let its workers leave in order, those that compute prompts first, for these become

@@ -90,11 +90,13 @@ class FleetPlan:
         get a fair share of the cores.
       models: at least one; one without a name is the only one.
       gpus: of this machine, as CUDA_VISIBLE_DEVICES names them.
+      lends: whether workers may lend one another their cores.
     """
 
     settings: Settings
     models: tuple[ModelPlan, ...]
     gpus: tuple[str, ...] = ()
+    lends: bool = True
 
     def __post_init__(self) -> None:
         is_off = self.settings.server.routing.local_prefill is LocalPrefill.OFF
@@ -165,6 +167,29 @@ class FleetPlan:
     def process_names(self) -> list[str]:
         """Every process that runs from the start on, the servers first."""
         return [*self.server_names, *(worker.name for worker in self.starting)]
+
+    def with_count(self, place: int, role: Role, count: int) -> FleetPlan:
+        """Return the plan with another number of workers of a model and role.
+
+        Args:
+          place: of the model.
+          role: of the workers.
+          count: how many there are.
+
+        Raises:
+          ConfigError: there cannot be so many.
+        """
+        settings = self.models[place].settings
+        is_prefill = role is Role.PREFILL
+        fleet = (
+            replace(settings.fleet, prefill=count)
+            if is_prefill
+            else replace(settings.fleet, decode=count)
+        )
+        model = replace(self.models[place], settings=replace(settings, fleet=fleet))
+        # Those that run share the cores among as many as there were: the new ones have no place.
+        models = (*self.models[:place], model, *self.models[place + 1 :])
+        return replace(self, models=models, lends=False)
 
     def engine(self, worker: Worker) -> EngineConfig:
         """Return what a worker computes with."""
@@ -367,7 +392,7 @@ def _loans(plan: FleetPlan, directory: Path, cores: Sequence[int]) -> dict[str, 
     is_told = is_told or plan.settings.fleet.pin is not Pinning.OFF
     is_on_cpu = all(engine.device == "cpu" for engine in engines)
     most = max(sum(count for _, count in model.counts) for model in plan.models)
-    if is_told or not is_on_cpu or most > len(cores):
+    if is_told or not is_on_cpu or most > len(cores) or not plan.lends:
         return {}
     num_places = min(_num_shares(plan), len(cores))
     path = str(directory / "cores")

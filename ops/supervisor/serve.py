@@ -34,6 +34,7 @@ from .plan import Door, control_address, door_path, plan_processes
 from .readiness import Readiness
 from .restart_policy import GiveUp
 from .rolling import ORDER
+from .scaling import MEMBERS, Scaling
 from .slot import RestartFailed
 from .supervisor import Supervisor, stop_on_signals
 from .supervisor_socket import (
@@ -42,6 +43,7 @@ from .supervisor_socket import (
     ModelsRequest,
     Refused,
     RestartRequest,
+    ScaleRequest,
     StartModelRequest,
     StepBegan,
     StopModelRequest,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig, SupervisorConfig
 
     from .plan import FleetPlan
+    from .process_spec import ProcessSpec
     from .rolling import Step
     from .starter import Starter
     from .supervisor_socket import Request, Tell
@@ -92,16 +95,20 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
         directory = held.enter_context(private_directory(parent_directory()))
         port: int = bound[0].getsockname()[1]
         settings = of_role(plan.settings, Role.SERVER, port=port)
-        plan = replace(plan, settings=settings)
         own_paths = [door_path(directory, name) for name in plan.server_names if fleet.servers > 1]
         own = [held.enter_context(bind_door(path)) for path in own_paths]
         doors = [
             Door(one.fileno(), None if each is None else each.fileno())
             for one, each in zip_longest(bound, own)
         ]
-        specs, spares = plan_processes(
-            plan, command_line(), directory, os.getpid(), available_cores(), doors
-        )
+        settings = of_role(settings, Role.SERVER, members_file=str(directory / MEMBERS))
+        plan = replace(plan, settings=settings)
+
+        def planned(plan: FleetPlan) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
+            cores = available_cores()
+            return plan_processes(plan, command_line(), directory, os.getpid(), cores, doors)
+
+        specs, spares = planned(plan)
         log_choices(plan)
         view, on_log = choose_view(plan)
         supervisor = Supervisor(
@@ -127,6 +134,7 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
                 directory / SUPERVISOR_SOCKET,
                 own_paths,
                 starter,
+                Scaling(plan, directory, lambda grown: planned(grown)[0]),
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
@@ -213,6 +221,7 @@ async def run_fleet(
     socket_path: Path | None = None,
     own_paths: Sequence[Path] = (),
     starter: Starter | None = None,
+    scaling: Scaling | None = None,
 ) -> GiveUp | None:
     """Run a fleet and say when it takes requests; return why it had to end, if it had to.
 
@@ -224,6 +233,7 @@ async def run_fleet(
       socket_path: where commands reach the supervisor; None for nowhere.
       own_paths: where each server is reached if there are several.
       starter: of the processes; None spawns each.
+      scaling: plans other numbers of workers; None where no command comes.
     """
     readiness = partial(Readiness, url, own_paths)
     async with trio.open_nursery() as nursery:
@@ -232,8 +242,8 @@ async def run_fleet(
             nursery.start_soon(starter.reap_strays)
         nursery.start_soon(_tell_of_the_end, supervisor)
         nursery.start_soon(_announce, supervisor, config, url, readiness, view)
-        if socket_path is not None:
-            command = partial(_obey, supervisor, readiness)
+        if socket_path is not None and scaling is not None:
+            command = partial(_obey, supervisor, readiness, scaling)
             await nursery.start(answer_commands, socket_path, command)
         outcome = await supervisor.run()
         nursery.cancel_scope.cancel()
@@ -248,6 +258,7 @@ async def _tell_of_the_end(supervisor: Supervisor) -> None:
 async def _obey(
     supervisor: Supervisor,
     readiness: Callable[[], Readiness],
+    scaling: Scaling,
     request: Request,
     tell: Tell,
 ) -> None:
@@ -265,9 +276,26 @@ async def _obey(
         case StartModelRequest(model):
             start = partial(supervisor.start_model, model, begun)
             await _told(start, "start_model", tell, model=model)
+        case ScaleRequest():
+            scale = partial(_scale, supervisor, scaling, request, begun)
+            await _told(scale, "scale", tell, model=request.model, role=request.role.value)
         case StopModelRequest(model):
             stop = partial(supervisor.stop_model, model, begun)
             await _told(stop, "stop_model", tell, model=model)
+
+
+async def _scale(
+    supervisor: Supervisor,
+    scaling: Scaling,
+    request: ScaleRequest,
+    begun: Callable[[str], Awaitable[None]],
+) -> None:
+    model, role = request.model, request.role
+    try:
+        specs = scaling.plan(model, role, request.count)
+    except ConfigError as error:
+        raise RestartFailed(str(error)) from error
+    await supervisor.scale(model, role, specs, partial(scaling.note, model), begun)
 
 
 async def _told(do: Callable[[], Awaitable[None]], what: str, tell: Tell, **facts: str) -> None:

@@ -78,7 +78,6 @@ class Slot:
       config: delays and bounds.
       watcher: who is told.
       on_log: called with each line on stderr; None lets it go where the supervisor's goes.
-      stop: set when the fleet or the model ends: nothing is started any more.
       nursery: for the lives.
 
     Attributes:
@@ -94,7 +93,6 @@ class Slot:
         config: SupervisorConfig,
         watcher: Watcher,
         on_log: Callable[[str, bytes], None] | None,
-        stop: trio.Event,
         nursery: trio.Nursery,
     ) -> None:
         self.spec = spec
@@ -104,20 +102,21 @@ class Slot:
         self._config = config
         self._watcher = watcher
         self._on_log = on_log
-        self._stop = stop
+        self._stop = trio.Event()
         self._nursery = nursery
         self._policy = RestartPolicy(spec.name, config)
         self._news = trio.Event()
         self._starts: set[trio.CancelScope] = set()
 
-    def abandon_starts(self) -> None:
-        """Wait for no template and no process any more; `stop` is set."""
+    def end(self) -> None:
+        """Start nothing any more. What runs is not signalled."""
+        self._stop.set()
         for scope in self._starts:
             scope.cancel()
         self._tell()
 
     async def keep(self) -> GiveUp | None:
-        """Start the process, and again whenever it ends, until `stop` is set.
+        """Start the process, and again whenever it ends, until `end` was called.
 
         Returns:
           Why it cannot be kept alive, if so.

@@ -82,8 +82,8 @@ class Supervisor:
         self._failure: GiveUp | None = None
         self._restarting: tuple[Group, ...] = ()
 
-    def _new_slot(self, spec: ProcessSpec, stop: trio.Event, nursery: trio.Nursery) -> Slot:
-        return Slot(spec, self._starter, self._config, self._watcher, self._on_log, stop, nursery)
+    def _new_slot(self, spec: ProcessSpec, nursery: trio.Nursery) -> Slot:
+        return Slot(spec, self._starter, self._config, self._watcher, self._on_log, nursery)
 
     async def run(self) -> GiveUp | None:
         """Run the fleet until `stop` has been called and every process is gone.
@@ -180,7 +180,7 @@ class Supervisor:
             become ready. What was not restarted yet runs on.
         """
         if self._restarting:
-            raise RestartFailed("a restart is under way already; wait for its end")
+            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
         of_workers = not {Role.PREFILL, Role.DECODE}.isdisjoint(roles)
         self._restarting = tuple(
             group for group in self._running if group is self._servers or of_workers
@@ -281,6 +281,52 @@ class Supervisor:
                 await tell(f"{spec.name}: draining")
         await group.wait_gone()
 
+    async def scale(
+        self,
+        model: str,
+        role: Role,
+        specs: Sequence[ProcessSpec],
+        note: Callable[[Sequence[str]], None],
+        tell: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """Have these workers of a model and role and no others, one change after the other.
+
+        Args:
+          model: its name; empty for the only one where that has none.
+          role: of the workers.
+          specs: the workers.
+          note: called with the names of the model's workers before one starts and after one left.
+          tell: called before each step, with its words.
+
+        Raises:
+          RestartFailed: there is no such model, a restart is under way, the fleet or the model is
+            stopped meanwhile, or a worker cannot be started. What was not changed yet stays.
+        """
+        group = self._models[""] if model == "" and "" in self._models else self._to_change(model)
+        if self._restarting:
+            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        present = [spec for spec in group.specs if spec.role is role]
+        wanted = {spec.name for spec in specs}
+        known = {spec.name for spec in present}
+        self._restarting = (group,)
+        try:
+            for spec in specs:
+                if spec.name not in known:
+                    await tell(f"{spec.name}: starting")
+                    note([*(one.name for one in group.specs), spec.name])
+                    try:
+                        await group.add(spec)
+                    except RestartFailed:
+                        note([one.name for one in group.specs])
+                        raise
+            for spec in reversed(present):
+                if spec.name not in wanted:
+                    await tell(f"{spec.name}: draining")
+                    await group.remove(spec, self._worker_exit_s)
+                    note([one.name for one in group.specs])
+        finally:
+            self._restarting = ()
+
     def _to_change(self, name: str) -> Group:
         group = self._models.get(name)
         if group is None or not name:
@@ -295,7 +341,7 @@ class Supervisor:
             raise RestartFailed("the fleet is being stopped")
         if group in self._restarting:
             raise RestartFailed(
-                f"a restart of the workers of {name} is under way; ask again after its end"
+                f"a restart or a scaling of {name} is under way; ask again after its end"
             )
         return group
 

@@ -48,11 +48,21 @@ class StopModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="st
     model: str
 
 
+class ScaleRequest(msgspec.Struct, frozen=True, tag_field="request", tag="scale"):
+    """Have so many workers of a model and role. Idempotent."""
+
+    model: str
+    role: Role
+    count: int
+
+
 class ModelsRequest(msgspec.Struct, frozen=True, tag_field="request", tag="models"):
     """Tell how each model is."""
 
 
-Request: TypeAlias = RestartRequest | StartModelRequest | StopModelRequest | ModelsRequest
+Request: TypeAlias = (
+    RestartRequest | StartModelRequest | StopModelRequest | ScaleRequest | ModelsRequest
+)
 
 
 class StepBegan(msgspec.Struct, frozen=True, tag_field="event", tag="step"):

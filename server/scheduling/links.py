@@ -101,10 +101,8 @@ class _Connections:
 
     def end(self, worker: Worker) -> None:
         """Tell a worker that it is not used any more, and drop its connection."""
-        connection = self.connections.pop(worker)
         with suppress(PeerGone, PeerBusy):  # then its leases run out
-            connection.send_nowait(goodbye("this server uses this worker no more"))
-        connection.close()
+            self.connections[worker].send_nowait(goodbye("this server uses this worker no more"))
         self._kept.pop(worker).cancel()
 
     async def _keep(self, worker: Worker, receive: Receive, scope: trio.CancelScope) -> None:
@@ -122,6 +120,8 @@ class _Connections:
                 patience_s = min(2 * patience_s, self._link.max_redial_s)
                 if was_answered:
                     patience_s = self._link.redial_s
+        # Here, where nothing waits for it any more.
+        self.connections.pop(worker).close()
 
     async def _greet(self, worker: Worker, patience_s: float) -> bool:
         """Say HELLO whenever the worker is not there, until it answers.

@@ -47,6 +47,7 @@ class Fleet:
         self.journal = journal
         self.recorder = Recorder()
         self.steps: list[str] = []
+        self.noted: list[list[str]] = []
         self.outcome: GiveUp | None = None
         self.supervisor = Supervisor(
             [spec(name, journal) for name in names],
@@ -68,6 +69,15 @@ class Fleet:
 
     async def stop(self, name: str) -> None:
         await self.supervisor.stop_model(name, self.note)
+
+    async def scale(self, role: Role, *names: str) -> None:
+        await self.supervisor.scale(
+            "a",
+            role,
+            [spec(name, self.journal) for name in names],
+            lambda names: self.noted.append(list(names)),
+            self.note,
+        )
 
     async def restart(self, *roles: Role) -> None:
         async def is_met(_: str) -> bool:
@@ -254,7 +264,7 @@ async def test_commands_that_cannot_be_done_are_refused(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fleet.supervisor.restart, {Role.DECODE}, is_met, tell)
             await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(RestartFailed, match="a restart of the workers of a is under way"):
+            with pytest.raises(RestartFailed, match="a restart or a scaling of a is under way"):
                 await fleet.stop("a")
             done.set()
         fleet.supervisor.stop()
@@ -267,3 +277,81 @@ async def test_the_only_model_without_a_name_runs_as_long_as_the_fleet(tmp_path:
     async with running(Fleet(tmp_path / "journal", "decode-0")) as fleet:
         with pytest.raises(RestartFailed, match="has no name, and runs as long as the fleet"):
             await fleet.stop("")
+
+
+@pytest.mark.slow
+async def test_workers_are_added_and_removed_one_after_the_other(tmp_path: Path) -> None:
+    async with running(
+        Fleet(tmp_path / "journal", "server-0", "a.decode-0", "b.decode-0")
+    ) as fleet:
+        await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1", "a.decode-2")
+        await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1", "a.decode-2")
+        assert [worker.name for worker in fleet.supervisor.models()[0].workers] == [
+            *("a.decode-0", "a.decode-1", "a.decode-2")
+        ]
+        assert fleet.states["a"] is ModelState.RUNNING
+        # A worker that was added is kept like the others.
+        os.kill(fleet.recorder.pids["a.decode-2"][0], signal.SIGKILL)
+        await until(lambda: fleet.lives("a.decode-2") == 2)
+        await until(lambda: fleet.states["a"] is ModelState.RUNNING)
+        await fleet.scale(Role.DECODE, "a.decode-0")
+        assert fleet.words[-2:] == ["a.decode-2 ended", "a.decode-1 ended"]
+        assert fleet.steps == [
+            *("a.decode-1: starting", "a.decode-2: starting"),
+            *("a.decode-2: draining", "a.decode-1: draining"),
+        ]
+        first, second, third = "a.decode-0", "a.decode-1", "a.decode-2"
+        assert fleet.noted == [[first, second], [first, second, third], [first, second], [first]]
+        await fleet.restart(Role.DECODE)
+        assert fleet.lives("a.decode-1") == 1
+
+
+@pytest.mark.slow
+async def test_a_worker_that_cannot_be_added_leaves_the_others_alone(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
+        with pytest.raises(RestartFailed, match=r"config\.json is"):
+            await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1:broken")
+        assert fleet.noted[-1] == ["a.decode-0"]
+        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.RUNNING}
+        await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-2")
+        assert fleet.lives("a.decode-2") == 1
+
+
+@pytest.mark.slow
+async def test_a_model_that_sleeps_wakes_with_its_new_number_of_workers(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0", stopped=("a",))
+    async with running(fleet):
+        await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1")
+        assert fleet.lives("a.decode-1") == 0
+        await fleet.start("a")
+        assert fleet.lives("a.decode-1") == 1
+        await fleet.stop("a")
+        await fleet.scale(Role.DECODE, "a.decode-1")
+        await fleet.start("a")
+        assert fleet.lives("a.decode-0") == 1
+
+
+@pytest.mark.slow
+async def test_only_one_thing_changes_a_model_at_a_time(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
+        may_go_on = trio.Event()
+
+        async def tell(_: str) -> None:
+            await may_go_on.wait()
+
+        async def scale() -> None:
+            specs = [spec(name, fleet.journal) for name in ("a.decode-0", "a.decode-1")]
+            await fleet.supervisor.scale("a", Role.DECODE, specs, lambda _: None, tell)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scale)
+            await trio.testing.wait_all_tasks_blocked()
+            for command in (
+                fleet.stop("a"),
+                fleet.restart(),
+                fleet.scale(Role.DECODE, "a.decode-2"),
+            ):
+                with pytest.raises(RestartFailed, match="is under way"):
+                    await command
+            may_go_on.set()
+        assert fleet.lives("a.decode-1") == 1

@@ -49,6 +49,7 @@ class Action(StrEnum):
     TENANT_ENABLE = "tenant.enable"
     KEYS_MAKE = "keys.make"
     FLEET_RESTART = "fleet.restart"
+    FLEET_SCALE = "fleet.scale"
     WORKER_DRAIN = "worker.drain"
 
 
