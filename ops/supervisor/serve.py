@@ -31,7 +31,7 @@ from ..settings.form import of_role
 from .json_view import JsonView
 from .placement import VISIBLE_GPUS, gpu_names
 from .plan import Door, control_address, door_path, plan_processes
-from .readiness import Readiness
+from .readiness import LIVE_PATH, PATH, Readiness
 from .restart_policy import GiveUp
 from .rolling import ORDER
 from .scaling import MEMBERS, Scaling
@@ -123,7 +123,7 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
             starter=starter,
         )
         addresses = {one.name: control_address(directory, one) for one in plan.workers}
-        write_note(directory, Note(port, addresses))
+        write_note(directory, Note(port, base_url(server.host, port), addresses))
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -324,6 +324,10 @@ async def _restart(
         await supervisor.restart(request.roles or tuple(ORDER), servers.is_met, begun)
 
 
+def _probed(supervisor: Supervisor) -> str:
+    return PATH if supervisor.runs_models else LIVE_PATH
+
+
 async def _announce(
     supervisor: Supervisor,
     config: SupervisorConfig,
@@ -336,7 +340,7 @@ async def _announce(
     state: str | None = "it did not answer"
     async with readiness() as servers:
         with trio.move_on_after(config.ready_timeout_s):
-            while (state := await servers.objection()) is not None:  # noqa: ASYNC110
+            while (state := await servers.objection(_probed(supervisor))) is not None:  # noqa: ASYNC110
                 await trio.sleep(config.ready_poll_s)
             view.serving(url)
             tell_service_manager(READY, f"STATUS=Requests are taken at {url}")

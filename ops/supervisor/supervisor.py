@@ -345,6 +345,11 @@ class Supervisor:
             )
         return group
 
+    @property
+    def runs_models(self) -> bool:
+        """Whether any model has workers that run or are to run."""
+        return any(group is not self._servers for group in self._running)
+
     def models(self) -> list[ModelStatus]:
         """Return how each model is."""
         return [group.status for group in self._models.values()]

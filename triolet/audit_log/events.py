@@ -43,6 +43,8 @@ class Action(StrEnum):
     MODEL_REMOVE = "model.rm"
     MODEL_GC = "model.gc"
     MODEL_SIGN = "model.sign"
+    MODEL_START = "model.start"
+    MODEL_STOP = "model.stop"
     TENANT_ADD = "tenant.add"
     TENANT_ROTATE = "tenant.rotate"
     TENANT_DISABLE = "tenant.disable"
