@@ -7,11 +7,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from triolet.config import Pinning
 from triolet.errors import ConfigError
 from triolet.members import Member, written_members
 
-from ..running_fleets import Note, write_note
+from ..running_fleets import write_note
 from .plan import control_address
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from triolet.ids import Role
 
+    from ..running_fleets import Note
     from .plan import FleetPlan
     from .process_spec import ProcessSpec
 
@@ -32,6 +35,7 @@ class Scaling:
 
     Args:
       plan: as the fleet was started.
+      note: what commands read of it.
       directory: of the fleet.
       specs: returns the processes of a plan.
     """
@@ -39,10 +43,12 @@ class Scaling:
     def __init__(
         self,
         plan: FleetPlan,
+        note: Note,
         directory: Path,
         specs: Callable[[FleetPlan], Sequence[ProcessSpec]],
     ) -> None:
         self._plan = plan
+        self._note = note
         self._directory = directory
         self._specs = specs
         self._spares = plan.spares
@@ -93,8 +99,7 @@ class Scaling:
         new = self._directory / f"{MEMBERS}.new"
         new.write_bytes(written_members(members))
         os.replace(new, self._directory / MEMBERS)
-        port = self._plan.settings.server.port
-        write_note(self._directory, Note(port, addresses))
+        write_note(self._directory, msgspec.structs.replace(self._note, workers=addresses))
 
     def _place(self, model: str) -> int:
         names = [one.name for one in self._plan.models]

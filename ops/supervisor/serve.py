@@ -123,7 +123,8 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
             starter=starter,
         )
         addresses = {one.name: control_address(directory, one) for one in plan.workers}
-        write_note(directory, Note(port, base_url(server.host, port), addresses))
+        note = Note(port, base_url(server.host, port), addresses)
+        write_note(directory, note)
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -134,7 +135,7 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
                 directory / SUPERVISOR_SOCKET,
                 own_paths,
                 starter,
-                Scaling(plan, directory, lambda grown: planned(grown)[0]),
+                Scaling(plan, note, directory, lambda grown: planned(grown)[0]),
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
