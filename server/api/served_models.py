@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from triolet.config import ANY_MODEL
 from triolet.errors import ConfigError, RequestError
 
-from ..cache.front import CachingFleet
+from ..cache.front import NOT_SERVING, CachingFleet
 from ..text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDefaults
 from .errors import echo
 
@@ -106,7 +106,7 @@ def state_of(status: FleetStatus) -> ModelState:
         return ModelState.DRAINING
     if status.is_ready:
         return ModelState.SERVING
-    is_any = any(worker.capacity is not None for worker in status.workers)
+    is_any = any(worker.state not in NOT_SERVING for worker in status.workers)
     return ModelState.LOADING if is_any else ModelState.STAGED
 
 
