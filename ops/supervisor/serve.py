@@ -252,7 +252,7 @@ async def run_fleet(
 
 
 async def _tell_of_the_end(supervisor: Supervisor) -> None:
-    await supervisor.wait_stopping()
+    await supervisor.stopping.wait()
     tell_service_manager(STOPPING, "STATUS=Shutting down")
 
 
@@ -325,10 +325,6 @@ async def _restart(
         await supervisor.restart(request.roles or tuple(ORDER), servers.is_met, begun)
 
 
-def _probed(supervisor: Supervisor) -> str:
-    return PATH if supervisor.runs_models else LIVE_PATH
-
-
 async def _announce(
     supervisor: Supervisor,
     config: SupervisorConfig,
@@ -341,10 +337,13 @@ async def _announce(
     state: str | None = "it did not answer"
     async with readiness() as servers:
         with trio.move_on_after(config.ready_timeout_s):
-            while (state := await servers.objection(_probed(supervisor))) is not None:  # noqa: ASYNC110
+            while not supervisor.stopping.is_set():
+                state = await servers.objection(PATH if supervisor.runs_models else LIVE_PATH)
+                if state is None:
+                    view.serving(url)
+                    tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
+                    return
                 await trio.sleep(config.ready_poll_s)
-            view.serving(url)
-            tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
             return
     supervisor.fail(
         GiveUp(

@@ -13,7 +13,7 @@ import trio
 from triolet.ids import Role
 
 from .group import Group, Phase, see_out
-from .rolling import Move, restart_steps
+from .restart import Limits, take_steps
 from .slot import RestartFailed, Slot, StartAbandoned
 from .starter import Starter
 
@@ -47,6 +47,9 @@ class Supervisor:
       stopped: names of the models whose workers are started by command alone.
       worker_drain_s: how long a worker that is restarted may let its sequences finish.
       starter: starts the processes; None spawns each.
+
+    Attributes:
+      stopping: set once the shutdown has begun, for whatever reason.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Supervisor:
             self._models[name] = Group(name, own, stand_ins, self._new_slot)
         self._nursery: trio.Nursery | None = None
         self._begun = trio.Event()
-        self._stop = trio.Event()
+        self.stopping = trio.Event()
         self._failure: GiveUp | None = None
         self._restarting: tuple[Group, ...] = ()
 
@@ -116,15 +119,16 @@ class Supervisor:
 
     def _give_up(self, group: Group, reason: GiveUp) -> None:
         """End a model whose worker cannot be kept alive; the whole fleet where it is the last."""
-        if group.failure is None:
-            group.failure = reason
+        if group.phase is not Phase.RUNNING:
+            return
+        group.failure = reason
         if group is self._servers or all(one.failure for one in self._models.values()):
             self.fail(reason)
-        elif group.phase is Phase.RUNNING:
-            assert self._nursery is not None, "run has begun"
-            self._watcher.failed(group.name, reason)
-            group.end()
-            self._nursery.start_soon(group.leave, self._worker_exit_s)
+            return
+        assert self._nursery is not None, "run has begun"
+        self._watcher.failed(group.name, reason)
+        group.end()
+        self._nursery.start_soon(group.leave, self._worker_exit_s)
 
     @property
     def _worker_exit_s(self) -> float:
@@ -140,24 +144,20 @@ class Supervisor:
             except StartAbandoned:
                 continue
 
-    async def wait_stopping(self) -> None:
-        """Wait until the shutdown has begun, for whatever reason."""
-        await self._stop.wait()
-
     def stop(self) -> None:
         """Begin the shutdown in order; called again, kill what still runs."""
-        if self._stop.is_set():
+        if self.stopping.is_set():
             for life in chain.from_iterable(group.lives() for group in self._groups):
                 life.child.signal(signal.SIGKILL)
             return
         self._watcher.stopping()
-        self._stop.set()
+        self.stopping.set()
         for group in self._groups:
             group.end()
 
     def fail(self, reason: GiveUp) -> None:
         """Begin the shutdown because of this; the first reason is the one that counts."""
-        if self._failure is None and not self._stop.is_set():
+        if self._failure is None and not self.stopping.is_set():
             self._failure = reason
             self.stop()
 
@@ -181,59 +181,30 @@ class Supervisor:
         """
         if self._restarting:
             raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        try:
+            self._starter.renew()
+        except OSError as error:
+            raise RestartFailed(f"cannot start a template of new processes: {error}") from error
         of_workers = not {Role.PREFILL, Role.DECODE}.isdisjoint(roles)
         self._restarting = tuple(
             group for group in self._running if group is self._servers or of_workers
         )
+        limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
         failure: RestartFailed | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cancel_at_stop, nursery.cancel_scope)
                 try:
-                    await self._take_steps(roles, is_met, tell)
+                    await take_steps(self._restarting, roles, is_met, tell, limits)
                 except RestartFailed as error:
                     failure = error
                 nursery.cancel_scope.cancel()
         finally:
             self._restarting = ()
-        if self._stop.is_set():
+        if self.stopping.is_set():
             raise RestartFailed("the fleet was stopped meanwhile")
         if failure is not None:
             raise failure
-
-    async def _take_steps(
-        self,
-        roles: Collection[Role],
-        is_met: Callable[[str], Awaitable[bool]],
-        tell: Callable[[Step], Awaitable[None]],
-    ) -> None:
-        try:
-            self._starter.renew()
-        except OSError as error:
-            raise RestartFailed(f"cannot start a template of new processes: {error}") from error
-        groups = self._restarting
-        specs = [spec for group in groups for spec in group.specs]
-        spares = {(one.model, role): one for group in groups for role, one in group.spares.items()}
-        slots = {name: slot for group in groups for name, slot in group.slots.items()}
-        try:
-            for step in restart_steps(specs, spares, roles):
-                await tell(step)
-                slot = slots[step.name]
-                match step.move:
-                    case Move.START_SPARE:
-                        await slot.start_one()
-                        await self._meet(step.name, is_met)
-                    case Move.RESTART:
-                        await slot.restart(self._worker_exit_s)
-                        await self._meet(step.name, is_met)
-                    case Move.REPLACE:
-                        await slot.replace(self._server_exit_s)
-                    case Move.RETIRE_SPARE:
-                        await slot.retire(self._worker_exit_s)
-        except RestartFailed:
-            for spec in spares.values():
-                await slots[spec.name].retire(self._worker_exit_s)
-            raise
 
     async def start_model(self, name: str, tell: Callable[[str], Awaitable[None]]) -> None:
         """Start the workers of a model and wait until they are ready. Idempotent.
@@ -337,7 +308,7 @@ class Supervisor:
                 else "the only model of this fleet has no name, and runs as long as the fleet; "
                 "start it as NAME=MODEL"
             )
-        if self._stop.is_set():
+        if self.stopping.is_set():
             raise RestartFailed("the fleet is being stopped")
         if group in self._restarting:
             raise RestartFailed(
@@ -354,23 +325,12 @@ class Supervisor:
         """Return how each model is."""
         return [group.status for group in self._models.values()]
 
-    async def _meet(self, name: str, is_met: Callable[[str], Awaitable[bool]]) -> None:
-        """Wait until a worker is given work: only then may the next one leave."""
-        with trio.move_on_after(self._config.ready_timeout_s):
-            while not await is_met(name):  # noqa: ASYNC110 (another process knows)
-                await trio.sleep(self._config.ready_poll_s)
-            return
-        raise RestartFailed(
-            f"{name} is up, but after {self._config.ready_timeout_s:.0f} s no server uses it: see "
-            "the server's log lines, or its model is not that of the others"
-        )
-
     async def _cancel_at_stop(self, scope: trio.CancelScope) -> None:
-        await self._stop.wait()
+        await self.stopping.wait()
         scope.cancel()
 
     async def _end_in_order(self) -> None:
-        await self._stop.wait()
+        await self.stopping.wait()
         # While the server drains, its streams still need the workers.
         await see_out(self._servers.lives(), self._server_exit_s)
         workers = chain.from_iterable(group.lives() for group in self._models.values())
