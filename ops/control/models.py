@@ -1,0 +1,87 @@
+"""What control knows of one model. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from triolet.control_protocol import ModelActivity, ModelState
+
+if TYPE_CHECKING:
+    from triolet.config import ControlledModelConfig
+
+    from .operations import Operation
+
+
+class WorkerSeen(NamedTuple):
+    """A worker process of a model.
+
+    Attributes:
+      name: of the process.
+      role: prefill or decode.
+      pid: None while it does not run.
+      is_ready: whether it takes work.
+    """
+
+    name: str
+    role: str
+    pid: int | None
+    is_ready: bool
+
+
+@dataclass(slots=True)
+class Model:
+    """One model.
+
+    Attributes:
+      config: what is fixed.
+      state: now.
+      size_bytes: measured memory of its workers, or what is expected.
+      since: when it was last told to load.
+      load_began_at: the same while it loads from disk or page cache; None otherwise.
+      last_used_at: when a request last came or ended.
+      changed_at: when its state last changed.
+      origin: state that it is or was loaded from.
+      workers: as the supervisor last said.
+      activity: what each server last said.
+      running: operation under way.
+      waiting: operation that comes next.
+      waits_since: of the latter.
+      failed_at: end of the last load that failed, unless one succeeded since.
+    """
+
+    config: ControlledModelConfig
+    state: ModelState
+    size_bytes: int
+    since: float
+    last_used_at: float
+    changed_at: float
+    load_began_at: float | None = None
+    origin: ModelState = ModelState.STAGED
+    workers: tuple[WorkerSeen, ...] = ()
+    activity: dict[str, ModelActivity] = field(default_factory=dict)
+    running: Operation | None = None
+    waiting: Operation | None = None
+    waits_since: float = 0.0
+    failed_at: float | None = None
+
+    @property
+    def live(self) -> Operation | None:
+        """The operation that counts last."""
+        return self.waiting or self.running
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait for it at all servers."""
+        return sum(one.in_flight for one in self.activity.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether each role that it has workers of has one that is ready."""
+        roles = {worker.role for worker in self.workers}
+        return bool(roles) and roles == {w.role for w in self.workers if w.is_ready}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any of its worker processes runs."""
+        return any(worker.pid is not None for worker in self.workers)
