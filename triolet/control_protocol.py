@@ -15,6 +15,12 @@ MAX_LINE_BYTES: Final = 256 * 1024
 """Of one line: a thousand models with names of 200 bytes."""
 
 
+CONTROL_SOCKET: Final = "control.sock"
+"""In the fleet's own folder: where servers reach control."""
+ADMIN_SOCKET: Final = "admin.sock"
+"""In the same folder: HTTP for commands."""
+
+
 class ModelState(StrEnum):
     """How far a model is on the way to requests. Its files are there in every state but ABSENT."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from triolet.control_protocol import Activity, ModelActivity, ModelNews, ModelState
+from triolet.control_protocol import Activity, ModelActivity, ModelState
 from triolet.errors import LocalProtocolError
 
 from ..quantities import show_size
@@ -86,6 +86,7 @@ class Controller:
       models: by name.
       budget_bytes: as given.
       load_times: measured ones.
+      outlook: what the models take, and when they could serve.
       changed: operations that were not written down since they changed, by id.
     """
 
@@ -105,7 +106,7 @@ class Controller:
         self._draw_id = draw_id
         self._heard_at: dict[str, float] = {}
         self.models: dict[str, Model] = {}
-        self._outlook = Outlook(config, budget_bytes, self.models, self.load_times, now)
+        self.outlook = Outlook(config, budget_bytes, self.models, self.load_times, now)
         for one in config.models:
             state = past.states.get(one.name, ModelState.STAGED)
             rest = state if state in RESTING else ModelState.STAGED
@@ -124,7 +125,15 @@ class Controller:
             raise UnknownModel(name, self.models)
         return self.models[name]
 
-    def order(self, name: str, wanted: Wanted, who: str, now: float, wall: float) -> Operation:
+    def order(
+        self,
+        name: str,
+        wanted: Wanted,
+        who: str,
+        now: float,
+        wall: float,
+        operation_id: str | None = None,
+    ) -> Operation:
         """Return the operation that leads there: the one under way, a new one, or one that is done
         because there is nothing to do.
 
@@ -134,6 +143,7 @@ class Controller:
           who: asks.
           now: the time.
           wall: the same since the epoch.
+          operation_id: of a new operation; None to draw one.
 
         Raises:
           UnknownModel: there is no such model.
@@ -144,8 +154,8 @@ class Controller:
         if live is not None and live.wanted is wanted:
             return live
         if wanted is Wanted.LOAD:
-            self._outlook.refuse_hopeless(model, now)
-        operation = Operation(self._draw_id(), name, wanted, who, wall)
+            self.outlook.refuse_hopeless(model, now)
+        operation = Operation(operation_id or self._draw_id(), name, wanted, who, wall)
         self.changed[operation.id] = operation
         if live is None and model.state in GOAL[wanted]:
             _end(operation, Status.DONE, f"{name} is {model.state} already")
@@ -158,11 +168,7 @@ class Controller:
     def wake(self, name: str, now: float, wall: float) -> None:
         """Load a model that a request waits for, unless that failed a moment ago or cannot be."""
         model = self.models.get(name)
-        if (
-            model is None
-            or self._outlook.is_failing(model, now)
-            or model.state is ModelState.ABSENT
-        ):
+        if model is None or self.outlook.is_failing(model, now) or model.state is ModelState.ABSENT:
             return
         try:
             self.order(name, Wanted.LOAD, BY_REQUEST, now, wall)
@@ -172,10 +178,10 @@ class Controller:
     def tick(self, now: float, wall: float) -> list[Step]:
         """Decide what follows from everything known, and return new steps for the supervisor."""
         self._forget_silent(now)
-        for resident in self._outlook.residents(now):
+        for resident in self.outlook.residents(now):
             if is_expired(resident, now):
                 self.order(resident.name, Wanted.SLEEP, BY_KEEP_ALIVE, now, wall)
-        residents = self._outlook.residents(now)
+        residents = self.outlook.residents(now)
         over_bytes = (
             held_bytes(one for one in residents if one.state is not ModelState.DRAINING)
             - self.budget_bytes
@@ -249,13 +255,17 @@ class Controller:
             if model.changed_at > asked_at or model.state is ModelState.DRAINING:
                 continue
             model.workers = seen.get(model.config.name, ())
-            if model.state in RESTING and model.is_running:
+            if model.state in RESTING and model.pids:
                 self._move(model, Event.LOAD, now)  # with the fleet, or by other hands
             is_ready = model.is_ready
             if model.state is ModelState.LOADING and is_ready and model.running is None:
                 self._loaded(model, now)
             elif model.state in RUNNING and not is_ready:
                 self._move(model, Event.UNREADY, now)
+
+    def note_size(self, name: str, size_bytes: int) -> None:
+        """Take in how much memory a model's workers were measured to hold."""
+        self.models[name].size_bytes = size_bytes
 
     def note_activity(self, said: Activity, now: float) -> None:
         """Take in what a server does with its models."""
@@ -266,14 +276,11 @@ class Controller:
                 continue
             model.activity[said.server] = one
             if one.last_used_s_ago is not None:
-                model.last_used_at = max(model.last_used_at, now - max(0.0, one.last_used_s_ago))
+                used_at = now - max(0.0, one.last_used_s_ago)
+                model.last_used_at, model.was_used = max(model.last_used_at, used_at), True
             is_met = all(each.is_ready for each in model.activity.values())
             if model.state is ModelState.WARM and is_met:
                 self._move(model, Event.MET, now)
-
-    def news(self, now: float) -> tuple[ModelNews, ...]:
-        """Return what servers are told of the models."""
-        return self._outlook.news(now)
 
     def _take_up(self, operation: Operation, now: float) -> None:
         """Go on with an operation of an earlier process: its steps may be done twice."""
@@ -310,7 +317,7 @@ class Controller:
         if model.state is ModelState.ABSENT:
             self._finish(model, operation, Status.FAILED, absent(model))
             return
-        room = self._outlook.room(model, now)
+        room = self.outlook.room(model, now)
         match room:
             case Fits(()):
                 yield self._run(model, operation, Event.LOAD, now)
@@ -321,7 +328,7 @@ class Controller:
             case Later(names):
                 self._wait(model, operation, names, now)
             case Never():
-                self._finish(model, operation, Status.FAILED, self._outlook.too_large(model, room))
+                self._finish(model, operation, Status.FAILED, self.outlook.too_large(model, room))
 
     def _run(self, model: Model, operation: Operation, event: Event | None, now: float) -> Step:
         if event is Event.LOAD:

@@ -39,7 +39,8 @@ class Model:
       size_bytes: measured memory of its workers, or what is expected.
       since: when it was last told to load.
       load_began_at: the same while it loads from disk or page cache; None otherwise.
-      last_used_at: when a request last came or ended.
+      last_used_at: when a request last came or ended; the start of control if none did.
+      was_used: whether any request came.
       changed_at: when its state last changed.
       origin: state that it is or was loaded from.
       workers: as the supervisor last said.
@@ -57,6 +58,7 @@ class Model:
     last_used_at: float
     changed_at: float
     load_began_at: float | None = None
+    was_used: bool = False
     origin: ModelState = ModelState.STAGED
     workers: tuple[WorkerSeen, ...] = ()
     activity: dict[str, ModelActivity] = field(default_factory=dict)
@@ -82,6 +84,6 @@ class Model:
         return bool(roles) and roles == {w.role for w in self.workers if w.is_ready}
 
     @property
-    def is_running(self) -> bool:
-        """Whether any of its worker processes runs."""
-        return any(worker.pid is not None for worker in self.workers)
+    def pids(self) -> tuple[int, ...]:
+        """Its worker processes that run."""
+        return tuple(worker.pid for worker in self.workers if worker.pid is not None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, get_args, get_or
 import msgspec
 
 from triolet.config import (
+    ControlConfig,
     FleetConfig,
     LinkConfig,
     ProcessConfig,
@@ -47,6 +48,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "link": LinkConfig,
     "process": ProcessConfig,
     "supervisor": SupervisorConfig,
+    "control": ControlConfig,
 }
 """`worker` holds for both kinds of worker, `link` for every process."""
 _WHOLE_BLOCKS: Final = "KV leaves in whole blocks after each step; remove the setting"
@@ -88,6 +90,7 @@ class Settings:
     decode: WorkerConfig = field(default_factory=WorkerConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
 
     def worker(self, role: Role) -> WorkerConfig:
         """Return the settings of a kind of worker."""
@@ -383,6 +386,10 @@ def value_at(settings: Settings, path: Path) -> Value:
 
 def document(settings: Settings, role: Role) -> bytes:
     """Return the settings of one process as one line of JSON, which `--config -` reads."""
+    if role is Role.CONTROL:
+        return (
+            msgspec.json.encode({"control": settings.control, "process": settings.process}) + b"\n"
+        )
     own = settings.server if role is Role.SERVER else settings.worker(role)
     sections = {
         "fleet": {"model": settings.fleet.model},

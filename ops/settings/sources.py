@@ -53,13 +53,14 @@ _PATHS: Final = (
     ("server", "curve_dir"),
     ("prefill", "curve_dir"),
     ("decode", "curve_dir"),
+    ("control", "state_dir"),
 )
 """Fields that hold a path. They are made absolute, so that every process means the same one."""
 
 
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
-    "control_address kv_address advertised_kv_address lending supervisor_pid".split()
+    "control_address kv_address advertised_kv_address lending supervisor_pid directory".split()
 )
 """Fields of a role that runs without `triolet serve`."""
 

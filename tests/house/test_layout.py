@@ -82,7 +82,7 @@ ENTRY_POINTS = {
 HOMES: dict[str, tuple[str, ...]] = {
     # A library that only one place may touch, and where.
     "zmq": ("transport/zmq_", "loadtest/bench/wire_sockets.py"),
-    "hypercorn": ("server/edge/",),
+    "hypercorn": ("server/edge/", "ops/control/admin.py"),
     "flash_attn": ("engine/attention/flash",),
     "triton": ("engine/gpu/",),
     "msgpack": ("transport/codec.py",),

@@ -129,7 +129,7 @@ def test_a_failed_load_leaves_nothing_running_and_requests_do_not_repeat_it_at_o
     assert fleet.state("a") is ModelState.SLEEPING
     fleet.control.wake("a", fleet.now, fleet.now)
     assert fleet.tick() == []
-    assert fleet.control.news(fleet.now)[0].predicted_ready_s is None
+    assert fleet.control.outlook.news(fleet.now)[0].predicted_ready_s is None
     fleet.now += 10.0
     fleet.control.wake("a", fleet.now, fleet.now)
     assert [step.is_start for step in fleet.tick()] == [True]
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused_with_figures_and_a_remedy() -> None:
         r"hold 40 B; raise control.memory_bytes",
     ):
         fleet.order("b", Wanted.LOAD)
-    assert fleet.control.news(fleet.now)[1].predicted_ready_s is None
+    assert fleet.control.outlook.news(fleet.now)[1].predicted_ready_s is None
     fleet.control.wake("b", fleet.now, fleet.now)
     assert fleet.tick() == []
     with pytest.raises(UnknownModel, match="there is no model 'c'; this fleet has a, b"):
@@ -186,7 +186,7 @@ def test_a_wake_evicts_an_idle_model_once_it_was_resident_for_a_minute() -> None
     b = fleet.control.models["b"].waiting
     assert b is not None
     assert b.progress == "waits for memory of a"
-    predicted_s = fleet.control.news(fleet.now)[1].predicted_ready_s
+    predicted_s = fleet.control.outlook.news(fleet.now)[1].predicted_ready_s
     assert predicted_s is not None
     assert 55 < predicted_s < 65
     for _ in range(80):
@@ -241,12 +241,12 @@ def test_load_times_are_measured_and_predicted() -> None:
     fleet.order("a", Wanted.LOAD)
     fleet.tick()
     fleet.now += 7.0
-    (news,) = fleet.control.news(fleet.now)
+    (news,) = fleet.control.outlook.news(fleet.now)
     assert news.predicted_ready_s == 0.0  # longer than the guess
     fleet.do()
     fleet.order("a", Wanted.UNLOAD)
     fleet.settle()
-    (news,) = fleet.control.news(fleet.now)
+    (news,) = fleet.control.outlook.news(fleet.now)
     assert news.predicted_ready_s == pytest.approx(7.0)
 
 
