@@ -31,11 +31,11 @@ class Note(msgspec.Struct, frozen=True):
 
     Attributes:
       port: that clients connect to.
-      processes: names of the fleet's own, without stand-ins.
+      workers: where each one is reached, by its name; without stand-ins.
     """
 
     port: int
-    processes: tuple[str, ...]
+    workers: dict[str, str]
 
 
 class RunningFleet(msgspec.Struct, frozen=True):

@@ -35,6 +35,8 @@ from .options import (
     NAMED,
     AuditOption,
     ModelArgument,
+    ModelsArgument,
+    add_models,
     as_typed,
     new_form,
     with_settings,
@@ -43,6 +45,8 @@ from .tenant_commands import tenant_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from triolet.config import ServerConfig
 
 DRAIN_S: Final = WorkerConfig().drain_timeout_s
 RolesOption: TypeAlias = Annotated[
@@ -163,17 +167,18 @@ def _complain(message: str, exit_code: int) -> int:
 
 @app.command()
 @with_settings(*NAMED)
-def serve(sources: Sources, model: ModelArgument = None) -> None:
-    """Serve a model on this machine: a server, prefill and decode workers."""
+def serve(sources: Sources, models: ModelsArgument = None) -> None:
+    """Serve a model, or several by name, on this machine: a server, prefill and decode workers."""
     from ..logs import configure_logs, default_level
-    from ..models.stored import with_stored_model
+    from ..models.several import with_stored_models
     from ..supervisor.prepare import prepare
     from ..supervisor.serve import available_gpus, command_line
     from ..supervisor.serve import serve as serve_fleet
     from ..supervisor.starter import Starter, fork_templates, roles_of_templates
 
+    add_models(sources, models or ())
     sources.refuse_for_serve()
-    settings = with_model(sources.settings(), model)
+    settings = sources.settings()
     level = settings.process.log_level or default_level()
     keep_private()
     configure_logs(level, "supervisor")
@@ -184,9 +189,9 @@ def serve(sources: Sources, model: ModelArgument = None) -> None:
     silence_s = settings.supervisor.start_silence_s
     with (
         closing(Starter(templates, command_line(), silence_s)) as starter,
-        with_stored_model(settings) as settings,
+        with_stored_models(settings) as stored,
     ):
-        serve_fleet(prepare(settings, gpus), starter)
+        serve_fleet(prepare(settings, stored, gpus), starter)
 
 
 @app.command(hidden=True)
@@ -213,24 +218,33 @@ def server(sources: Sources, model: ModelArgument = None) -> None:
     own = settings.server
 
     def run() -> None:
-        is_prefill_needed = own.routing.local_prefill is LocalPrefill.OFF
-        for role, addresses in (
-            ("prefill", own.prefill_addresses or not is_prefill_needed),
-            ("decode", own.decode_addresses),
-        ):
-            if not addresses:
-                raise ConfigError(
-                    f"no {role} worker is named; give --set server.{role}_addresses=ADDRESS"
-                )
+        for each in own.of_models:
+            _require_addresses(each, f"model {each.model_name}: " if own.models else "")
+            if own.models:
+                find_model(each.model_dir)
         with with_stored_model(settings) as stored:
-            model_dir = find_model(stored.fleet.model).path
-            named = with_model_name(stored.server, model_dir)
+            ready = stored.server
+            if not own.models:
+                model_dir = find_model(stored.fleet.model).path
+                ready = replace(with_model_name(ready, model_dir), model_dir=str(model_dir))
             from server.main import main as run_server
 
-            run_server(replace(named, model_dir=str(model_dir)))
+            run_server(ready)
 
     name = "server" if own.peers is None else own.peers.name
     run_role("server", name, settings.process, run)
+
+
+def _require_addresses(config: ServerConfig, about: str) -> None:
+    is_prefill_needed = config.routing.local_prefill is LocalPrefill.OFF
+    for role, addresses in (
+        ("prefill", config.prefill_addresses or not is_prefill_needed),
+        ("decode", config.decode_addresses),
+    ):
+        if not addresses:
+            raise ConfigError(
+                f"{about}no {role} worker is named; give --set server.{role}_addresses=ADDRESS"
+            )
 
 
 @app.command()
@@ -365,7 +379,7 @@ def chat(
 @with_settings("host", "port", "allow_remote_clients", *COMPUTE)
 def doctor(
     sources: Sources,
-    model: ModelArgument = None,
+    models: ModelsArgument = None,
     ledger: Annotated[
         str | None,
         typer.Option(
@@ -382,7 +396,8 @@ def doctor(
         raise typer.Exit(run_ledger(ledger, as_json=as_json))
     from .doctor import Wanted, run_doctor
 
-    wanted = Wanted(with_model(sources.settings(), model), sources.words)
+    add_models(sources, models or ())
+    wanted = Wanted(sources.settings(), [*(models or ()), *sources.words])
     if not run_doctor(wanted, as_json=as_json):
         raise typer.Exit(EXIT_FAILED)
 

@@ -12,8 +12,8 @@ from triolet.control_protocol import Activity, ModelActivity, ModelState
 from triolet.errors import LocalProtocolError
 
 from ..quantities import show_size
-from .model_states import RESTING, RUNNING, Event, after
-from .models import Model, WorkerSeen
+from .model_states import HOLDING, RESTING, RUNNING, Event, after
+from .models import Model, WorkersSeen
 from .operations import NoRoom, Operation, Status, UnknownModel, Wanted
 from .outlook import Outlook, absent
 from .residency import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BY_REQUEST: Final = "request"
 BY_MEMORY: Final = "memory"
 BY_KEEP_ALIVE: Final = "keep-alive"
-BY_FAILURE: Final = "failed load"
+BY_FAILURE: Final = "failure"
 GOAL: Final[dict[Wanted, frozenset[ModelState]]] = {
     Wanted.LOAD: RUNNING,
     Wanted.SLEEP: RESTING | {ModelState.ABSENT},
@@ -242,7 +242,7 @@ class Controller:
             self._move(model, Event.LOST, now)
 
     def note_workers(
-        self, seen: Mapping[str, tuple[WorkerSeen, ...]], asked_at: float, now: float
+        self, seen: Mapping[str, WorkersSeen], asked_at: float, now: float, wall: float
     ) -> None:
         """Take in what the supervisor says of the workers.
 
@@ -250,17 +250,24 @@ class Controller:
           seen: workers by model.
           asked_at: when it was asked; a model that has changed since is left as it is.
           now: the time.
+          wall: the same since the epoch.
         """
-        for model in self.models.values():
-            if model.changed_at > asked_at or model.state is ModelState.DRAINING:
+        for name, its in seen.items():
+            model = self.models.get(name)
+            if model is None or model.changed_at > asked_at:
                 continue
-            model.workers = seen.get(model.config.name, ())
-            if model.state in RESTING and model.pids:
+            model.workers = its.workers
+            if model.state is ModelState.DRAINING:
+                continue
+            if model.state in RESTING and its.is_there:
                 self._move(model, Event.LOAD, now)  # with the fleet, or by other hands
-            is_ready = model.is_ready
-            if model.state is ModelState.LOADING and is_ready and model.running is None:
+            if model.state in HOLDING and not its.is_there and model.live is None:
+                # They could not be kept alive; to end them once more does no harm.
+                model.failed_at = now
+                self.order(name, Wanted.SLEEP, BY_FAILURE, now, wall)
+            elif model.state is ModelState.LOADING and model.is_ready and model.running is None:
                 self._loaded(model, now)
-            elif model.state in RUNNING and not is_ready:
+            elif model.state in RUNNING and not model.is_ready:
                 self._move(model, Event.UNREADY, now)
 
     def note_size(self, name: str, size_bytes: int) -> None:

@@ -29,6 +29,20 @@ class WorkerSeen(NamedTuple):
     is_ready: bool
 
 
+class WorkersSeen(NamedTuple):
+    """The workers of a model, as the supervisor tells.
+
+    Attributes:
+      workers: each of them, whether it runs or not.
+      is_there: whether the supervisor keeps them running, or has not ended them all yet.
+      failure: why they could not be kept alive; None if that was not so.
+    """
+
+    workers: tuple[WorkerSeen, ...]
+    is_there: bool
+    failure: str | None = None
+
+
 @dataclass(slots=True)
 class Model:
     """One model.

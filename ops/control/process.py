@@ -24,27 +24,28 @@ from triolet.errors import AuditLogError
 from triolet.status import ControlReady, report
 
 from ..running_fleets import SUPERVISOR_SOCKET
+from ..supervisor.model_status import ModelState as SupervisedState
 from .admin import serve_admin
 from .auditing import audit, is_ordered
 from .controller import Controller
 from .journal import opened_journal
 from .memory import budget_bytes, expected_bytes, forget_pages, held_bytes, start_of
 from .model_states import RUNNING
-from .models import WorkerSeen
+from .models import WorkerSeen, WorkersSeen
 from .operations import Operation, Status, Wanted
 from .server_channel import ServerChannel
-from .supervisor_client import StartModel, StopModel, SupervisorClient, SupervisorFailed
+from .supervisor_client import SupervisorClient, SupervisorFailed
 from .worker_seconds import Running
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable
 
     from triolet.config import ControlConfig
     from triolet.control_protocol import ModelNews, Said
 
+    from ..supervisor.model_status import ModelStatus
     from .controller import Step
     from .journal import Journal
-    from .supervisor_client import ModelWorkers
 
 log = structlog.get_logger(__name__)
 
@@ -133,7 +134,7 @@ class Control:
             self._note_trouble(str(error))
             return
         self._note_trouble("")
-        self.controller.note_workers(seen_workers(listed), asked_at, trio.current_time())
+        self.controller.note_workers(seen(listed), asked_at, trio.current_time(), wall())
         for name, model in self.controller.models.items():
             if not model.pids:
                 are_there = await trio.Path(model.config.model_dir).exists()
@@ -201,11 +202,11 @@ class Control:
         """Let the supervisor do a step."""
         operation, failure = step.operation, None
         model = self.controller.models[operation.model]
-        request = StartModel(operation.model) if step.is_start else StopModel(operation.model)
+        do = self._supervisor.start_model if step.is_start else self._supervisor.stop_model
         try:
             with trio.fail_after(self.config.operation_timeout_s):
                 tell = partial(self.controller.note_progress, operation)
-                await self._supervisor.do(request, tell)
+                await do(operation.model, tell)
         except trio.TooSlowError:
             failure = f"the supervisor was not done after {self.config.operation_timeout_s:g} s"
         except SupervisorFailed as error:
@@ -255,10 +256,14 @@ class Control:
         self._trouble = text
 
 
-def seen_workers(listed: Sequence[ModelWorkers]) -> dict[str, tuple[WorkerSeen, ...]]:
+def seen(listed: Iterable[ModelStatus]) -> dict[str, WorkersSeen]:
     """Return the workers of each model as the supervisor lists them."""
     return {
-        model.name: tuple(WorkerSeen(w.name, w.role, w.pid, w.is_ready) for w in model.workers)
+        model.name: WorkersSeen(
+            tuple(WorkerSeen(w.name, w.role, w.pid, w.is_ready) for w in model.workers),
+            is_there=model.state not in (SupervisedState.STOPPED, SupervisedState.FAILED),
+            failure=model.failure,
+        )
         for model in listed
     }
 

@@ -1,75 +1,33 @@
-"""What control asks of the supervisor, over its Unix socket: lines of JSON."""
+"""What control asks of the supervisor, over its Unix socket."""
 
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import trio
 
-from triolet.control_protocol import LineBuffer
-
-from ..supervisor.supervisor_socket import Finished, Refused, StepBegan
+from ..exit_codes import CommandFailed
+from ..supervisor.supervisor_socket import (
+    Finished,
+    Models,
+    ModelsRequest,
+    Refused,
+    StartModelRequest,
+    StepBegan,
+    StopModelRequest,
+    ask,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
-READ_BYTES: Final = 64 * 1024
+    from ..supervisor.model_status import ModelStatus
+
 LIST_TIMEOUT_S: Final = 5.0
 """For the list of workers, which the supervisor has in memory."""
-
-
-class StartModel(msgspec.Struct, frozen=True, tag_field="request", tag="start_model"):
-    """Start the workers of a model, and wait until they are ready."""
-
-    model: str
-
-
-class StopModel(msgspec.Struct, frozen=True, tag_field="request", tag="stop_model"):
-    """Let the workers of a model drain, and end them."""
-
-    model: str
-
-
-class ListModels(msgspec.Struct, frozen=True, tag_field="request", tag="models"):
-    """Say which workers there are."""
-
-
-class WorkerOfModel(msgspec.Struct, frozen=True):
-    """A worker process.
-
-    Attributes:
-      name: of the process.
-      role: prefill or decode.
-      pid: None while it does not run.
-      is_ready: whether it takes work.
-    """
-
-    name: str
-    role: str
-    pid: int | None
-    is_ready: bool
-
-
-class ModelWorkers(msgspec.Struct, frozen=True):
-    """A model and its workers."""
-
-    name: str
-    workers: tuple[WorkerOfModel, ...]
-
-
-class ModelList(msgspec.Struct, frozen=True, tag_field="event", tag="models"):
-    """Every model with its workers."""
-
-    models: tuple[ModelWorkers, ...]
-
-
-Request: TypeAlias = StartModel | StopModel | ListModels
-Answer: TypeAlias = StepBegan | Finished | Refused | ModelList
-
-_ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 
 
 class SupervisorFailed(Exception):
@@ -86,50 +44,60 @@ class SupervisorClient:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def do(self, request: StartModel | StopModel, tell: Callable[[str], object]) -> None:
-        """Let it do something, to its end.
+    async def start_model(self, name: str, tell: Callable[[str], object]) -> None:
+        """Start the workers of a model, and wait until they are ready.
 
         Args:
-          request: what.
+          name: of the model.
           tell: called with each step, in words.
 
         Raises:
           SupervisorFailed: it was not done, or not to its end.
         """
-        async with aclosing(self._ask(request)) as answers:
-            async for answer in answers:
-                match answer:
-                    case StepBegan(text):
-                        tell(text)
-                    case Finished():
-                        return
-                    case Refused(message):
-                        raise SupervisorFailed(message)
-                    case ModelList():
-                        raise SupervisorFailed("the supervisor answers another question")
+        await self._do(StartModelRequest(name), tell)
 
-    async def models(self) -> tuple[ModelWorkers, ...]:
-        """Return every model with its workers.
+    async def stop_model(self, name: str, tell: Callable[[str], object]) -> None:
+        """Let the workers of a model drain, and wait until they are gone.
+
+        Args:
+          name: of the model.
+          tell: called with each step, in words.
 
         Raises:
-          SupervisorFailed: it does not say.
+          SupervisorFailed: it was not done, or not to its end.
+        """
+        await self._do(StopModelRequest(name), tell)
+
+    async def models(self) -> list[ModelStatus]:
+        """Return how each model is.
+
+        Raises:
+          SupervisorFailed: the supervisor does not say.
         """
         with trio.move_on_after(LIST_TIMEOUT_S):
-            async with aclosing(self._ask(ListModels())) as answers:
-                async for answer in answers:
-                    if isinstance(answer, ModelList):
-                        return answer.models
-                    raise SupervisorFailed(f"the supervisor does not list its models: {answer}")
+            try:
+                async with aclosing(ask(self._path, ModelsRequest())) as answers:
+                    async for answer in answers:
+                        if isinstance(answer, Models):
+                            return answer.models
+                        raise SupervisorFailed(f"the supervisor does not list models: {answer}")
+            except (CommandFailed, msgspec.MsgspecError) as error:
+                raise SupervisorFailed(str(error)) from error
         raise SupervisorFailed(f"the supervisor is silent for {LIST_TIMEOUT_S:g} s")
 
-    async def _ask(self, request: Request) -> AsyncGenerator[Answer, None]:
-        lines = LineBuffer()
+    async def _do(
+        self, request: StartModelRequest | StopModelRequest, tell: Callable[[str], object]
+    ) -> None:
         try:
-            async with await trio.open_unix_socket(str(self._path)) as stream:
-                await stream.send_all(msgspec.json.encode(request) + b"\n")
-                while data := await stream.receive_some(READ_BYTES):
-                    for line in lines.feed(data):
-                        yield _ANSWERS.decode(line)
-        except (OSError, trio.BrokenResourceError, msgspec.MsgspecError) as error:
-            raise SupervisorFailed(f"the supervisor behind {self._path}: {error}") from error
+            async with aclosing(ask(self._path, request)) as answers:
+                async for answer in answers:
+                    match answer:
+                        case StepBegan(text):
+                            tell(text)
+                        case Refused(message):
+                            raise SupervisorFailed(message)
+                        case Finished():
+                            return
+        except (CommandFailed, msgspec.MsgspecError) as error:
+            raise SupervisorFailed(str(error)) from error
         raise SupervisorFailed(f"the supervisor behind {self._path} ended its answer too early")

@@ -42,7 +42,14 @@ from .server import (
     TenantsConfig,
     TurnsConfig,
 )
-from .supervisor import FetchConfig, FleetConfig, Pinning, ProcessConfig, SupervisorConfig
+from .supervisor import (
+    MAX_WORKERS,
+    FetchConfig,
+    FleetConfig,
+    Pinning,
+    ProcessConfig,
+    SupervisorConfig,
+)
 from .worker import (
     AUTO_BACKEND,
     AUTO_DEVICE,
@@ -75,6 +82,7 @@ __all__ = [
     "MAX_AUDIT_LEASES",
     "MAX_LENDERS",
     "MAX_NUM_SEQS",
+    "MAX_WORKERS",
     "MEMORY",
     "NO_GUESSES",
     "OFF",

@@ -100,7 +100,8 @@ class FakeSupervisor:
             {"name": f"{name}.{role}-0", "role": role, "pid": one.pid, "is_ready": True}
             for role, one in zip(WORKERS, self.processes.get(name, ()), strict=False)
         ]
-        return {"name": name, "workers": workers}
+        state = "running" if workers else "stopped"
+        return {"name": name, "state": state, "workers": workers, "failure": None}
 
 
 @contextmanager

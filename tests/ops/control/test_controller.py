@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ops.control.controller import Controller, Past, Step
 from ops.control.model_states import HOLDING, RUNNING
-from ops.control.models import WorkerSeen
+from ops.control.models import WorkerSeen, WorkersSeen
 from ops.control.operations import NoRoom, Operation, Status, UnknownModel, Wanted
 from triolet.config import ControlConfig, ControlledModelConfig
 from triolet.control_protocol import Activity, ModelActivity, ModelState
@@ -61,6 +61,12 @@ class Fleet:
         while self.steps:
             self.do()
             self.tick()
+
+    def see(self, name: str, *, is_there: bool, is_ready: bool = True) -> None:
+        """Let the supervisor tell of a model's only worker."""
+        worker = WorkerSeen(f"{name}.decode-0", "decode", 7 if is_there else None, is_ready)
+        its = {name: WorkersSeen((worker,), is_there)}
+        self.control.note_workers(its, self.now, self.now, self.now)
 
     def say(self, *in_flight: tuple[str, int], server: str = "server") -> None:
         said = tuple(ModelActivity(name, n, 0, 0.0 if n else None, True) for name, n in in_flight)
@@ -143,9 +149,24 @@ def test_workers_that_could_not_be_ended_are_told_of_as_they_are() -> None:
     fleet.tick()
     fleet.do("the fleet is restarting")
     assert operation.status is Status.FAILED
-    seen = {"a": (WorkerSeen("a.decode-0", "decode", 7, True),)}
-    fleet.control.note_workers(seen, fleet.now, fleet.now)
+    fleet.see("a", is_there=True)
     assert fleet.state("a") is ModelState.WARM
+
+
+def test_workers_start_and_die_without_an_operation() -> None:
+    fleet = Fleet(model("a"))
+    seen = []
+    for is_there, is_ready in ((True, False), (True, True), (True, False), (True, True)):
+        fleet.tick()
+        fleet.see("a", is_there=is_there, is_ready=is_ready)
+        seen.append(fleet.state("a"))
+    assert seen == [ModelState.LOADING, ModelState.WARM] * 2
+    fleet.tick()
+    fleet.see("a", is_there=False, is_ready=False)
+    fleet.settle()
+    assert fleet.state("a") is ModelState.SLEEPING
+    fleet.control.wake("a", fleet.now, fleet.now)
+    assert fleet.tick() == []
 
 
 def test_what_does_not_fit_is_refused_with_figures_and_a_remedy() -> None:
@@ -260,9 +281,8 @@ def test_operations_of_an_earlier_process_are_taken_up() -> None:
     ]
     past = Past({"b": ModelState.DRAINING, "c": ModelState.SERVING}, {"a": 50}, {}, half)
     fleet = Fleet(*map(model, "abc"), past=past, budget=200)
-    ready = (WorkerSeen("b.decode-0", "decode", 7, True),)
-    seen = {"b": ready, "c": ready}
-    fleet.control.note_workers(seen, fleet.now, fleet.now)
+    fleet.see("b", is_there=True)
+    fleet.see("c", is_there=True)
     assert fleet.control.models["a"].size_bytes == 50
     fleet.settle()
     assert [one.status for one in half] == [
