@@ -172,6 +172,7 @@ class Fleets:
                 metrics.fleets[one.model_name],
                 own_name if is_only else f"{own_name}.{one.model_name}",
                 charges=quotas,
+                takes_unversioned=is_only,
             )
             for one in config.of_models
         }

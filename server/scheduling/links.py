@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -15,7 +16,7 @@ import trio
 from trio.lowlevel import ParkingLot
 
 from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
-from transport.handshake import check_welcome, goodbye, make_hello
+from transport.handshake import check_version, check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
@@ -138,6 +139,8 @@ class Links:
       draw_epoch: where its epoch comes from; a simulator brings its own.
       charges: told what each request used.
       kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
+      takes_unversioned: whether workers that name no version of the model are used although it has
+        one; not where several models are served, of which one could be meant for another.
 
     Attributes:
       admission: refuses before anything is spent on a request.
@@ -154,10 +157,19 @@ class Links:
         draw_epoch: Callable[[], int] = new_epoch,
         charges: Charges = NO_CHARGES,
         kv_secret: bytes | None = None,
+        *,
+        takes_unversioned: bool = True,
     ) -> None:
         now = trio.current_time()
         self._config = config
         self._me = PeerId(Role.SERVER, name, draw_epoch())
+        self._check_version = partial(
+            check_version,
+            me=self._me,
+            model=config.model_name,
+            model_digest=config.model_digest,
+            takes_unversioned=takes_unversioned,
+        )
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
         self._workers = tuple(
             Worker(role, address, config.link, config.recovery, now)
@@ -319,11 +331,11 @@ class Links:
         match frame:
             case Welcome():
                 objection = check_welcome(frame, me=self._me, expected=worker.role)
+                objection = objection or self._check_version(frame)
                 if objection is None:
                     self._requests.welcomed(worker, frame, now)
                 else:
-                    worker.trouble = f"cannot be used: {objection.reason}"
-                    self._observer.worker_refused(str(worker), objection.reason)
+                    self._refuse(worker, objection)
             case Goodbye() if worker.is_connected:
                 log.info("worker_said_goodbye", worker=str(worker), reason=frame.reason)
                 if worker.is_draining:
@@ -337,6 +349,14 @@ class Links:
                 self._auditor.take(worker, frame, now)
             case _:
                 self._requests.received(worker, frame, now)
+
+    def _refuse(self, worker: Worker, objection: Goodbye) -> None:
+        """Leave a worker to others, with the reason: until it hears that, this server has a share
+        of its credit."""
+        worker.trouble = f"cannot be used: {objection.reason}"
+        self._observer.worker_refused(str(worker), objection.reason)
+        with suppress(PeerGone, PeerBusy):
+            self._links.connections[worker].send_nowait(objection)
 
     async def _beat(self) -> None:
         """Renew the leases of everything that is still wanted."""

@@ -331,6 +331,8 @@ class WorkerConfig:
     """Name in the fleet and in metrics; empty for role and process id."""
     model_dir: str = ""
     """Absolute path of the model; filled in from `fleet.model`."""
+    model_digest: str = ""
+    """sha256:… of the model's version in the store; empty for a directory that is not in one."""
     control_address: str = ""
     """Where servers reach this worker: `ipc://…` or `tcp://host:port`."""
     kv_address: str | None = None
