@@ -320,7 +320,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
         "redis_",
         "tenancy.py",
     ),
-    "server/scheduling": ("delivery.py", "links.py"),
+    "server/scheduling": ("control_link.py", "delivery.py", "links.py"),
 }
 SANS_IO = (
     "engine/batch.py",
