@@ -262,8 +262,8 @@ class Controller:
             if model.state in RESTING and its.is_there:
                 self._move(model, Event.LOAD, now)  # with the fleet, or by other hands
             if model.state in HOLDING and not its.is_there and model.live is None:
-                # They could not be kept alive; to end them once more does no harm.
-                model.failed_at = now
+                # Of themselves or by other hands; to end them once more does no harm.
+                model.failed_at = None if its.failure is None else now
                 self.order(name, Wanted.SLEEP, BY_FAILURE, now, wall)
             elif model.state is ModelState.LOADING and model.is_ready and model.running is None:
                 self._loaded(model, now)

@@ -65,7 +65,7 @@ class Fleet:
     def see(self, name: str, *, is_there: bool, is_ready: bool = True) -> None:
         """Let the supervisor tell of a model's only worker."""
         worker = WorkerSeen(f"{name}.decode-0", "decode", 7 if is_there else None, is_ready)
-        its = {name: WorkersSeen((worker,), is_there)}
+        its = {name: WorkersSeen((worker,), is_there, None if is_there else "it died thrice")}
         self.control.note_workers(its, self.now, self.now, self.now)
 
     def say(self, *in_flight: tuple[str, int], server: str = "server") -> None:
