@@ -31,10 +31,12 @@ class Note(msgspec.Struct, frozen=True):
 
     Attributes:
       port: that clients connect to.
+      url: base address for clients of this machine.
       workers: where each one is reached, by its name; without stand-ins.
     """
 
     port: int
+    url: str
     workers: dict[str, str]
 
 

@@ -34,6 +34,7 @@ from .options import (
     COMPUTE,
     NAMED,
     AuditOption,
+    FleetPortOption,
     ModelArgument,
     ModelsArgument,
     add_models,
@@ -52,9 +53,6 @@ DRAIN_S: Final = WorkerConfig().drain_timeout_s
 RolesOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(help="server, prefill or decode; repeatable.", show_default="all"),
-]
-FleetPortOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
 ]
 DrainDeadlineOption: TypeAlias = Annotated[
     float,

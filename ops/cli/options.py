@@ -191,6 +191,9 @@ AuditOption: TypeAlias = Annotated[
     FilePath | None,
     typer.Option(metavar="DIR", help="The audit log.", show_default="this user's"),
 ]
+FleetPortOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
+]
 ConfigOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="FILE", help="Settings (triolet.toml); - is stdin")
 ]

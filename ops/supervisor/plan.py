@@ -6,6 +6,7 @@ Pure: settings and the machine's size in, processes out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from triolet.config import (
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from triolet.config import Dtype, EngineConfig
+    from triolet.config import Dtype, EngineConfig, ProcessConfig
 
 SERVER_NAME = "server"
 """Of the only one; several are numbered."""
@@ -259,19 +260,7 @@ def plan_processes(
     paths = tuple((name, str(door_path(directory, name))) for name in plan.server_names)
     servers = _of_servers(plan, control, directory)
     process = replace(plan.settings.process, supervisor_pid=supervisor_pid)
-
-    def spec(
-        name: str,
-        role: Role,
-        own: Settings,
-        env: dict[str, str],
-        fds: tuple[int, ...] = (),
-        model: str = "",
-    ) -> ProcessSpec:
-        arguments = (role.value, "--config", STDIN)
-        argv = (*command, *arguments)
-        told = document(replace(own, process=process), role)
-        return ProcessSpec(name, role, argv, env, fds, (), told, arguments, model)
+    spec = partial(_process, command, process)
 
     def server_spec(name: str, door: Door) -> ProcessSpec:
         peers = None if door.own_fd is None else PeerServersConfig(name, door.own_fd, paths)
@@ -303,6 +292,22 @@ def plan_processes(
     spares = [worker_spec(spare) for spare in plan.spares]
     pinned = _pinned(plan, cores)
     return placed(specs, pinned, cores), placed(spares, pinned, cores)
+
+
+def _process(
+    command: tuple[str, ...],
+    process: ProcessConfig,
+    name: str,
+    role: Role,
+    own: Settings,
+    env: dict[str, str],
+    fds: tuple[int, ...] = (),
+    model: str = "",
+) -> ProcessSpec:
+    arguments = (role.value, "--config", STDIN)
+    argv = (*command, *arguments)
+    told = document(replace(own, process=process), role)
+    return ProcessSpec(name, role, argv, env, fds, (), told, arguments, model)
 
 
 def _with_model(settings: Settings, model: ModelPlan) -> Settings:

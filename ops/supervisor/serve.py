@@ -31,7 +31,7 @@ from ..settings.form import of_role
 from .json_view import JsonView
 from .placement import VISIBLE_GPUS, gpu_names
 from .plan import Door, control_address, door_path, plan_processes
-from .readiness import Readiness
+from .readiness import LIVE_PATH, PATH, Readiness
 from .restart_policy import GiveUp
 from .rolling import ORDER
 from .slot import RestartFailed
@@ -116,7 +116,7 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
             starter=starter,
         )
         addresses = {one.name: control_address(directory, one) for one in plan.workers}
-        write_note(directory, Note(port, addresses))
+        write_note(directory, Note(port, base_url(server.host, port), addresses))
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -241,7 +241,7 @@ async def run_fleet(
 
 
 async def _tell_of_the_end(supervisor: Supervisor) -> None:
-    await supervisor.wait_stopping()
+    await supervisor.stopping.wait()
     tell_service_manager(STOPPING, "STATUS=Shutting down")
 
 
@@ -308,10 +308,13 @@ async def _announce(
     state: str | None = "it did not answer"
     async with readiness() as servers:
         with trio.move_on_after(config.ready_timeout_s):
-            while (state := await servers.objection()) is not None:  # noqa: ASYNC110
+            while not supervisor.stopping.is_set():
+                state = await servers.objection(PATH if supervisor.runs_models else LIVE_PATH)
+                if state is None:
+                    view.serving(url)
+                    tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
+                    return
                 await trio.sleep(config.ready_poll_s)
-            view.serving(url)
-            tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
             return
     supervisor.fail(
         GiveUp(

@@ -15,7 +15,7 @@ from triolet.ids import Role
 from ..exit_codes import EXIT_BAD_INPUT
 from .group import Group, Phase, see_out
 from .plan import CONTROL_NAME
-from .rolling import Move, restart_steps
+from .restart import Limits, take_steps
 from .slot import RestartFailed, Slot, StartAbandoned
 from .starter import Starter
 
@@ -49,6 +49,9 @@ class Supervisor:
       stopped: names of the models whose workers are started by command alone.
       worker_drain_s: how long a worker that is restarted may let its sequences finish.
       starter: starts the processes; None spawns each.
+
+    Attributes:
+      stopping: set once the shutdown has begun, for whatever reason.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Supervisor:
             self._models[name] = Group(name, own, stand_ins, self._new_slot)
         self._nursery: trio.Nursery | None = None
         self._begun = trio.Event()
-        self._stop = trio.Event()
+        self.stopping = trio.Event()
         self._failure: GiveUp | None = None
         self._restarting: tuple[Group, ...] = ()
 
@@ -121,18 +124,19 @@ class Supervisor:
 
     def _give_up(self, group: Group, reason: GiveUp) -> None:
         """End a model whose worker cannot be kept alive; the whole fleet where it is the last."""
-        if group.failure is None:
-            group.failure = reason
+        if group.phase is not Phase.RUNNING:
+            return
+        group.failure = reason
         is_last = all(one.failure for one in self._models.values())
         # Without control models stay as they are; with a setting that cannot be it never ran.
         is_needed = group is self._control and reason.exit_code == EXIT_BAD_INPUT
         if group is self._servers or is_last or is_needed:
             self.fail(reason)
-        elif group.phase is Phase.RUNNING:
-            assert self._nursery is not None, "run has begun"
-            self._watcher.failed(group.name or CONTROL_NAME, reason)
-            group.end()
-            self._nursery.start_soon(group.leave, self._worker_exit_s)
+            return
+        assert self._nursery is not None, "run has begun"
+        self._watcher.failed(group.name or CONTROL_NAME, reason)
+        group.end()
+        self._nursery.start_soon(group.leave, self._worker_exit_s)
 
     @property
     def _worker_exit_s(self) -> float:
@@ -148,24 +152,20 @@ class Supervisor:
             except StartAbandoned:
                 continue
 
-    async def wait_stopping(self) -> None:
-        """Wait until the shutdown has begun, for whatever reason."""
-        await self._stop.wait()
-
     def stop(self) -> None:
         """Begin the shutdown in order; called again, kill what still runs."""
-        if self._stop.is_set():
+        if self.stopping.is_set():
             for life in chain.from_iterable(group.lives() for group in self._groups):
                 life.child.signal(signal.SIGKILL)
             return
         self._watcher.stopping()
-        self._stop.set()
+        self.stopping.set()
         for group in self._groups:
             group.end()
 
     def fail(self, reason: GiveUp) -> None:
         """Begin the shutdown because of this; the first reason is the one that counts."""
-        if self._failure is None and not self._stop.is_set():
+        if self._failure is None and not self.stopping.is_set():
             self._failure = reason
             self.stop()
 
@@ -189,61 +189,32 @@ class Supervisor:
         """
         if self._restarting:
             raise RestartFailed("a restart is under way already; wait for its end")
+        try:
+            self._starter.renew()
+        except OSError as error:
+            raise RestartFailed(f"cannot start a template of new processes: {error}") from error
         of_workers = not {Role.PREFILL, Role.DECODE}.isdisjoint(roles)
         self._restarting = tuple(
             group
             for group in self._running
             if group is self._servers or (of_workers and group is not self._control)
         )
+        limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
         failure: RestartFailed | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cancel_at_stop, nursery.cancel_scope)
                 try:
-                    await self._take_steps(roles, is_met, tell)
+                    await take_steps(self._restarting, roles, is_met, tell, limits)
                 except RestartFailed as error:
                     failure = error
                 nursery.cancel_scope.cancel()
         finally:
             self._restarting = ()
-        if self._stop.is_set():
+        if self.stopping.is_set():
             raise RestartFailed("the fleet was stopped meanwhile")
         if failure is not None:
             raise failure
-
-    async def _take_steps(
-        self,
-        roles: Collection[Role],
-        is_met: Callable[[str], Awaitable[bool]],
-        tell: Callable[[Step], Awaitable[None]],
-    ) -> None:
-        try:
-            self._starter.renew()
-        except OSError as error:
-            raise RestartFailed(f"cannot start a template of new processes: {error}") from error
-        groups = self._restarting
-        specs = [spec for group in groups for spec in group.specs]
-        spares = {(one.model, role): one for group in groups for role, one in group.spares.items()}
-        slots = {name: slot for group in groups for name, slot in group.slots.items()}
-        try:
-            for step in restart_steps(specs, spares, roles):
-                await tell(step)
-                slot = slots[step.name]
-                match step.move:
-                    case Move.START_SPARE:
-                        await slot.start_one()
-                        await self._meet(step.name, is_met)
-                    case Move.RESTART:
-                        await slot.restart(self._worker_exit_s)
-                        await self._meet(step.name, is_met)
-                    case Move.REPLACE:
-                        await slot.replace(self._server_exit_s)
-                    case Move.RETIRE_SPARE:
-                        await slot.retire(self._worker_exit_s)
-        except RestartFailed:
-            for spec in spares.values():
-                await slots[spec.name].retire(self._worker_exit_s)
-            raise
 
     async def start_model(self, name: str, tell: Callable[[str], Awaitable[None]]) -> None:
         """Start the workers of a model and wait until they are ready. Idempotent.
@@ -301,7 +272,7 @@ class Supervisor:
                 else "the only model of this fleet has no name, and runs as long as the fleet; "
                 "start it as NAME=MODEL"
             )
-        if self._stop.is_set():
+        if self.stopping.is_set():
             raise RestartFailed("the fleet is being stopped")
         if group in self._restarting:
             raise RestartFailed(
@@ -309,27 +280,21 @@ class Supervisor:
             )
         return group
 
+    @property
+    def runs_models(self) -> bool:
+        """Whether any model has workers that run or are to run."""
+        return any(group is not self._servers for group in self._running)
+
     def models(self) -> list[ModelStatus]:
         """Return how each model is."""
         return [group.status for group in self._models.values()]
 
-    async def _meet(self, name: str, is_met: Callable[[str], Awaitable[bool]]) -> None:
-        """Wait until a worker is given work: only then may the next one leave."""
-        with trio.move_on_after(self._config.ready_timeout_s):
-            while not await is_met(name):  # noqa: ASYNC110 (another process knows)
-                await trio.sleep(self._config.ready_poll_s)
-            return
-        raise RestartFailed(
-            f"{name} is up, but after {self._config.ready_timeout_s:.0f} s no server uses it: see "
-            "the server's log lines, or its model is not that of the others"
-        )
-
     async def _cancel_at_stop(self, scope: trio.CancelScope) -> None:
-        await self._stop.wait()
+        await self.stopping.wait()
         scope.cancel()
 
     async def _end_in_order(self) -> None:
-        await self._stop.wait()
+        await self.stopping.wait()
         # It would begin what the end of the fleet is to undo.
         await see_out(self._control.lives(), self._config.worker_exit_s)
         # While the server drains, its streams still need the workers.

@@ -150,7 +150,7 @@ async def test_a_restart_is_recorded_with_its_roles_and_its_end(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fleet = RunningFleet(place, Note(8000, {"decode-0": "ipc:///x"}))
+    fleet = RunningFleet(place, Note(8000, "http://127.0.0.1", {"decode-0": "ipc:///x"}))
     monkeypatch.setattr(running_fleets, "running_fleets", lambda: [fleet])
     log = place / "log"
     with trio.fail_after(PATIENCE_S):

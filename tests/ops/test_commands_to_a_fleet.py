@@ -56,13 +56,13 @@ def test_a_fleet_is_found_while_it_runs(place: Path) -> None:
     with pytest.raises(CommandFailed, match="no `triolet serve` of this user runs here; start one"):
         find_fleet(None)
     with private_directory(place) as one:
-        write_note(one, Note(8000, {"decode-0": "ipc:///x"}))
+        write_note(one, Note(8000, "http://127.0.0.1", {"decode-0": "ipc:///x"}))
         assert find_fleet(None).directory == one
         assert find_fleet(8000).supervisor_socket.parent == one
         with pytest.raises(CommandFailed, match="on port 8001"):
             find_fleet(8001)
         with private_directory(place) as other:
-            write_note(other, Note(7000, {"decode-0": "ipc:///x"}))
+            write_note(other, Note(7000, "http://127.0.0.1", {"decode-0": "ipc:///x"}))
             assert find_fleet(7000).directory == other
             with pytest.raises(ConfigError, match="2 fleets run here, on ports 7000, 8000"):
                 find_fleet(None)
@@ -71,7 +71,7 @@ def test_a_fleet_is_found_while_it_runs(place: Path) -> None:
 
 def test_what_a_dead_supervisor_left_is_no_fleet(place: Path) -> None:
     with private_directory(place) as dead:
-        write_note(dead, Note(8000, {}))
+        write_note(dead, Note(8000, "http://127.0.0.1", {}))
         saved = {path.name: path.read_bytes() for path in dead.iterdir()}
     dead.mkdir()
     for name, content in saved.items():

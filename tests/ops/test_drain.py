@@ -176,7 +176,7 @@ def test_work_is_counted_in_words() -> None:
 
 def running(directory: str, port: int, *workers: str) -> RunningFleet:
     addresses = {name: f"ipc://{directory}/{name}.control" for name in workers}
-    return RunningFleet(Path(directory), Note(port, addresses))
+    return RunningFleet(Path(directory), Note(port, "http://127.0.0.1", addresses))
 
 
 FLEETS = [
