@@ -31,11 +31,13 @@ class Note(msgspec.Struct, frozen=True):
 
     Attributes:
       port: that clients connect to.
-      processes: names of the fleet's own, without stand-ins.
+      url: base address for clients of this machine.
+      workers: where each one is reached, by its name; without stand-ins.
     """
 
     port: int
-    processes: tuple[str, ...]
+    url: str
+    workers: dict[str, str]
 
 
 class RunningFleet(msgspec.Struct, frozen=True):

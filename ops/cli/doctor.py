@@ -13,6 +13,7 @@ from rich.text import Text
 
 from triolet.errors import ConfigError
 
+from ..models.several import each_model, name_of
 from ..models.stored import with_stored_model
 from ..private_directory import parent_directory
 from .check_machine import (
@@ -47,7 +48,7 @@ class Wanted(NamedTuple):
 
     Attributes:
       settings: of the fleet.
-      words: of the command line that mean them.
+      words: of the command line that mean them, arguments first.
     """
 
     settings: Settings
@@ -70,7 +71,8 @@ def examine(wanted: Wanted) -> list[Finding]:
     """Return what every check found. torch, which takes seconds to load, is loaded only where
     nothing else keeps Triolet from serving."""
     server = wanted.settings.server
-    model_finding, wanted_bytes = check_stored(wanted.settings)
+    models = [check_stored(own) for own in each_model(wanted.settings)]
+    wanted_bytes = sum(num_bytes for _, num_bytes in models)
     machine = [
         check_python(),
         check_packages(),
@@ -82,14 +84,14 @@ def examine(wanted: Wanted) -> list[Finding]:
         check_open_files(),
         *check_links(parent_directory()),
         check_port(server.host, server.port),
-        model_finding,
+        *(finding for finding, _ in models),
     ]
     has_failed = any(finding.status is Status.FAIL for finding in (*machine, *places))
     return [*machine, *([torch_unloaded()] if has_failed else check_torch()), *places]
 
 
 def check_stored(settings: Settings) -> tuple[Finding, int]:
-    """Look at the model, a version of the store too, for both kinds of worker; return what was
+    """Look at one model, a version of the store too, for both kinds of worker; return what was
     found with the memory that they need together."""
     wanted_bytes = 0
     try:
@@ -101,15 +103,14 @@ def check_stored(settings: Settings) -> tuple[Finding, int]:
                 pool_bytes = found.engine.kv_pool_bytes or 0
                 wanted_bytes += found.loaded_bytes + pool_bytes + WORKER_OVERHEAD_BYTES
     except ConfigError as error:
-        return failed_model(error), 0
-    return finding, wanted_bytes
+        finding, wanted_bytes = failed_model(error), 0
+    subject = f"{finding.subject} {name_of(settings)}".strip()
+    return finding._replace(subject=subject), wanted_bytes
 
 
 def serve_command(wanted: Wanted) -> str:
     """Return the command that serves what was looked at."""
-    model = wanted.settings.fleet.model
-    named = [] if model is None else [model]
-    return shlex.join(["triolet", "serve", *named, *wanted.words])
+    return shlex.join(["triolet", "serve", *wanted.words])
 
 
 def show(findings: list[Finding], command: str, console: Console) -> None:

@@ -21,7 +21,7 @@ from triolet.ids import PeerId, Role, new_epoch
 
 from ..exit_codes import CommandFailed
 from ..running_fleets import find_fleet, running_fleets
-from ..supervisor.plan import SERVER_NAME, control_address
+from ..supervisor.plan import SERVER_NAME
 from ..supervisor.rolling import ORDER
 from ..supervisor.supervisor_socket import Finished, Refused, RestartRequest, StepBegan, ask
 
@@ -87,20 +87,19 @@ def address_of(name: str, port: int | None) -> str:
       ConfigError: there is no worker of this name, or in several fleets.
       CommandFailed: no fleet runs.
     """
-    having = [fleet for fleet in running_fleets() if name in fleet.note.processes]
-    fleet = having[0] if port is None and len(having) == 1 else find_fleet(port)
+    having = [fleet for fleet in running_fleets() if name in fleet.note.workers]
+    note = (having[0] if port is None and len(having) == 1 else find_fleet(port)).note
+    if name in note.workers:
+        return note.workers[name]
     if name.startswith(SERVER_NAME):
         raise ConfigError(
             "a server is drained by SIGTERM; `triolet restart --role server` replaces it while it "
             "serves"
         )
-    workers = [process for process in fleet.note.processes if not process.startswith(SERVER_NAME)]
-    if name not in workers:
-        raise ConfigError(
-            f"the fleet on port {fleet.note.port} has no worker {name!r}; allowed: "
-            f"{', '.join(workers)}, or a control address"
-        )
-    return control_address(fleet.directory, name)
+    raise ConfigError(
+        f"the fleet on port {note.port} has no worker {name!r}; allowed: "
+        f"{', '.join(note.workers)}, or a control address"
+    )
 
 
 async def drain_worker(

@@ -1,4 +1,4 @@
-"""`triolet model`: the versions of models in the store of this machine.
+"""`triolet model`: the versions of models in the store of this machine, and running models.
 
 What a program may want (a digest, a manifest) goes to stdout alone; all other text to stderr.
 """
@@ -17,12 +17,14 @@ from triolet.config import WeightFormat
 from triolet.errors import ConfigError, StoreError
 
 from ..exit_codes import CommandFailed
-from .options import AuditOption  # noqa: TC001 (typer reads annotations)
+from .options import AuditOption, FleetPortOption  # noqa: TC001 (typer reads annotations)
 
 if TYPE_CHECKING:
     from triolet.store.layout import ModelStore
 
-model_app = typer.Typer(help="Versions of models: import, name, verify.", no_args_is_help=True)
+model_app = typer.Typer(
+    help="Models: versions in the store, and those of a running fleet.", no_args_is_help=True
+)
 
 StoreOption: TypeAlias = Annotated[
     Path | None,
@@ -30,6 +32,9 @@ StoreOption: TypeAlias = Annotated[
 ]
 RefArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="REF", help="chat, chat@stable, chat:v1 or chat@sha256:…")
+]
+NameArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NAME", help="Of a model of the fleet.")
 ]
 ExpectOption: TypeAlias = Annotated[
     str | None,
@@ -291,6 +296,30 @@ def collect_(store: StoreOption = None, audit: AuditOption = None) -> None:
     _say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")
     for digest in found.in_use:
         _say(f"{digest} has been removed and stays while it is served")
+
+
+@model_app.command("ps")
+def show_processes(port: FleetPortOption = None, as_json: JsonOption = False) -> None:
+    """Show the models of a running fleet with their workers."""
+    from .model_processes import run_ps
+
+    run_ps(port, as_json=as_json)
+
+
+@model_app.command("start")
+def start_(name: NameArgument, port: FleetPortOption = None, audit: AuditOption = None) -> None:
+    """Start the workers of a model of a running fleet; wait until they are ready."""
+    from .model_processes import run_start
+
+    run_start(name, port, audit)
+
+
+@model_app.command("stop")
+def stop_(name: NameArgument, port: FleetPortOption = None, audit: AuditOption = None) -> None:
+    """Let the workers of a model finish what they run, and leave; other models go on."""
+    from .model_processes import run_stop
+
+    run_stop(name, port, audit)
 
 
 def _opened(store: Path | None) -> ModelStore:

@@ -83,9 +83,11 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
         if (view / GGUF_WEIGHTS).is_symlink():
             path = gguf_directory(view / GGUF_WEIGHTS, _gguf_extra(store, manifest))
         settings = replace(settings, fleet=replace(settings.fleet, model=str(path)))
-        if not settings.server.model_name:
-            server = replace(settings.server, model_name=reference.name)
-            settings = replace(settings, server=server)
+        name = settings.server.model_name or reference.name
+        server = replace(settings.server, model_name=name, model_digest=digest)
+        settings = replace(settings, server=server)
+        for role in (Role.PREFILL, Role.DECODE):
+            settings = of_role(settings, role, model_digest=digest)
         settings = _as_imported(settings, store, manifest, version)
         if is_served:
             where = str(store.root)

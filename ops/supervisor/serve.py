@@ -30,24 +30,34 @@ from ..running_fleets import SUPERVISOR_SOCKET, Note, write_note
 from ..settings.form import of_role
 from .json_view import JsonView
 from .placement import VISIBLE_GPUS, gpu_names
-from .plan import Door, door_path, plan_processes
-from .readiness import Readiness
+from .plan import Door, control_address, door_path, plan_processes
+from .readiness import LIVE_PATH, PATH, Readiness
 from .restart_policy import GiveUp
 from .rolling import ORDER
 from .slot import RestartFailed
 from .supervisor import Supervisor, stop_on_signals
-from .supervisor_socket import Finished, Refused, StepBegan, answer_commands
+from .supervisor_socket import (
+    Finished,
+    Models,
+    ModelsRequest,
+    Refused,
+    RestartRequest,
+    StartModelRequest,
+    StepBegan,
+    StopModelRequest,
+    answer_commands,
+)
 from .terminal_view import TerminalView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from triolet.config import ServerConfig, SupervisorConfig
 
     from .plan import FleetPlan
     from .rolling import Step
     from .starter import Starter
-    from .supervisor_socket import RestartRequest, Tell
+    from .supervisor_socket import Request, Tell
     from .view import View
 
 NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
@@ -101,10 +111,12 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
             view,
             on_log,
             spares=spares,
+            stopped=[model.name for model in plan.models if not model.starts],
             worker_drain_s=plan.worker_drain_s,
             starter=starter,
         )
-        write_note(directory, Note(port, tuple(plan.process_names)))
+        addresses = {one.name: control_address(directory, one) for one in plan.workers}
+        write_note(directory, Note(port, base_url(server.host, port), addresses))
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -121,16 +133,19 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
 
 
 def log_choices(plan: FleetPlan) -> None:
-    """Log what was chosen for each kind of worker from model and machine."""
-    for role, dtype in plan.dtypes.items():
-        engine = plan.settings.worker(role).engine
-        log.info(
-            "engine_chosen",
-            role=role.value,
-            device=engine.device,
-            dtype=dtype.value,
-            kv_pool_bytes=engine.kv_pool_bytes or "sized by the worker on its GPU",
-        )
+    """Log what was chosen for each model and kind of worker from model and machine."""
+    for model in plan.models:
+        about = {"model": model.name} if model.name else {}
+        for role, dtype in model.dtypes.items():
+            engine = model.settings.worker(role).engine
+            log.info(
+                "engine_chosen",
+                **about,
+                role=role.value,
+                device=engine.device,
+                dtype=dtype.value,
+                kv_pool_bytes=engine.kv_pool_bytes or "sized by the worker on its GPU",
+            )
 
 
 def server_exit_s(server: ServerConfig) -> float:
@@ -218,7 +233,7 @@ async def run_fleet(
         nursery.start_soon(_tell_of_the_end, supervisor)
         nursery.start_soon(_announce, supervisor, config, url, readiness, view)
         if socket_path is not None:
-            command = partial(_restart, supervisor, readiness)
+            command = partial(_obey, supervisor, readiness)
             await nursery.start(answer_commands, socket_path, command)
         outcome = await supervisor.run()
         nursery.cancel_scope.cancel()
@@ -226,8 +241,45 @@ async def run_fleet(
 
 
 async def _tell_of_the_end(supervisor: Supervisor) -> None:
-    await supervisor.wait_stopping()
+    await supervisor.stopping.wait()
     tell_service_manager(STOPPING, "STATUS=Shutting down")
+
+
+async def _obey(
+    supervisor: Supervisor,
+    readiness: Callable[[], Readiness],
+    request: Request,
+    tell: Tell,
+) -> None:
+    """Do what a command asked for, and tell it of each step."""
+
+    async def begun(text: str) -> None:
+        log.info("model_step", step=text)
+        await tell(StepBegan(text))
+
+    match request:
+        case ModelsRequest():
+            await tell(Models(supervisor.models()))
+        case RestartRequest():
+            await _told(partial(_restart, supervisor, readiness, request, tell), "restart", tell)
+        case StartModelRequest(model):
+            start = partial(supervisor.start_model, model, begun)
+            await _told(start, "start_model", tell, model=model)
+        case StopModelRequest(model):
+            stop = partial(supervisor.stop_model, model, begun)
+            await _told(stop, "stop_model", tell, model=model)
+
+
+async def _told(do: Callable[[], Awaitable[None]], what: str, tell: Tell, **facts: str) -> None:
+    """Do something, and tell and log how it ended."""
+    try:
+        await do()
+    except RestartFailed as error:
+        log.warning("command_failed", command=what, **facts, message=str(error))
+        await tell(Refused(str(error)))
+    else:
+        log.info("command_done", command=what, **facts)
+        await tell(Finished())
 
 
 async def _restart(
@@ -236,21 +288,12 @@ async def _restart(
     request: RestartRequest,
     tell: Tell,
 ) -> None:
-    """Do what a command asked for, and tell it of each step."""
-
     async def begun(step: Step) -> None:
         log.info("restart_step", name=step.name, move=step.move.name.lower())
         await tell(StepBegan(str(step)))
 
     async with readiness() as servers:
-        try:
-            await supervisor.restart(request.roles or tuple(ORDER), servers.is_met, begun)
-        except RestartFailed as error:
-            log.warning("restart_failed", message=str(error))
-            await tell(Refused(str(error)))
-        else:
-            log.info("restarted")
-            await tell(Finished())
+        await supervisor.restart(request.roles or tuple(ORDER), servers.is_met, begun)
 
 
 async def _announce(
@@ -265,10 +308,13 @@ async def _announce(
     state: str | None = "it did not answer"
     async with readiness() as servers:
         with trio.move_on_after(config.ready_timeout_s):
-            while (state := await servers.objection()) is not None:  # noqa: ASYNC110
+            while not supervisor.stopping.is_set():
+                state = await servers.objection(PATH if supervisor.runs_models else LIVE_PATH)
+                if state is None:
+                    view.serving(url)
+                    tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
+                    return
                 await trio.sleep(config.ready_poll_s)
-            view.serving(url)
-            tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
             return
     supervisor.fail(
         GiveUp(

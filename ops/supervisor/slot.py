@@ -7,12 +7,12 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
 from triolet.errors import TrioletError
-from triolet.status import SUCCESSOR_SIGNAL, ServerReady, WorkerReady
+from triolet.status import SUCCESSOR_SIGNAL, ControlReady, ServerReady, WorkerReady
 
 from ..exit_codes import EXIT_FAILED
 from .child import Child
@@ -30,11 +30,8 @@ if TYPE_CHECKING:
     from .view import Watcher
 
 
-STOPPING: Final = "the fleet is being stopped"
-
-
 class StartAbandoned(TrioletError):
-    """The fleet is being stopped; there is no process."""
+    """The fleet or the model is being stopped; there is no process."""
 
 
 class RestartFailed(TrioletError):
@@ -81,7 +78,7 @@ class Slot:
       config: delays and bounds.
       watcher: who is told.
       on_log: called with each line on stderr; None lets it go where the supervisor's goes.
-      stop: set when the fleet ends: nothing is started any more.
+      stop: set when the fleet or the model ends: nothing is started any more.
       nursery: for the lives.
 
     Attributes:
@@ -114,9 +111,10 @@ class Slot:
         self._starts: set[trio.CancelScope] = set()
 
     def abandon_starts(self) -> None:
-        """Wait for no template any more; `stop` is set."""
+        """Wait for no template and no process any more; `stop` is set."""
         for scope in self._starts:
             scope.cancel()
+        self._tell()
 
     async def keep(self) -> GiveUp | None:
         """Start the process, and again whenever it ends, until `stop` is set.
@@ -157,12 +155,17 @@ class Slot:
 
         Args:
           within_s: after which it is killed.
+
+        Raises:
+          RestartFailed: the fleet or the model ends.
         """
         old = self.current
         if old is not None:
             old.ask_to_leave(signal.SIGTERM)
             await old.see_out(within_s)
         while self.current in (None, old) or not self.current.ready.is_set():
+            if self._stop.is_set():
+                raise RestartFailed(f"{self.spec.name} is being stopped")
             await self._news.wait()
 
     async def replace(self, within_s: float) -> None:
@@ -189,7 +192,7 @@ class Slot:
         """
         name = self.spec.name
         if self._stop.is_set():
-            raise RestartFailed(STOPPING)
+            raise RestartFailed(f"{name} is being stopped")
         try:
             life = await self._begin()
         except OSError as error:
@@ -212,15 +215,21 @@ class Slot:
             await life.see_out(within_s)
 
     async def wait_ready(self) -> None:
-        """Wait until a life is ready."""
+        """Wait until a life is ready.
+
+        Raises:
+          StartAbandoned: the fleet or the model ends before.
+        """
         while self.current is None or not self.current.ready.is_set():
+            if self._stop.is_set():
+                raise StartAbandoned(f"{self.spec.name} is being stopped")
             await self._news.wait()
 
     async def _begin(self) -> Life:
         name = self.spec.name
 
         def take_report(report: Report) -> None:
-            if isinstance(report, WorkerReady | ServerReady):
+            if isinstance(report, WorkerReady | ServerReady | ControlReady):
                 life.ready.set()
                 if life is self.current:
                     self._policy.became_ready(trio.current_time())
@@ -236,7 +245,7 @@ class Slot:
             finally:
                 self._starts.remove(scope)
         if process is None:
-            raise StartAbandoned(STOPPING)
+            raise StartAbandoned(f"{name} is being stopped")
         settings = self.spec.settings
         life = Life(Child(process, settings, self._config, take_report, take_log))
         self.lives.append(life)

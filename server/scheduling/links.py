@@ -247,6 +247,8 @@ class Links:
             overload=self.admission.overload.status(trio.current_time()),
             queued_by_class=queued_by_class(requests.queues),
             queues=tuple(requests.queues),
+            told=self.admission.presence.state,
+            is_coming=self.admission.presence.is_coming(trio.current_time()),
         )
 
     def cancel_tenants(self, tenants: Set[str]) -> None:

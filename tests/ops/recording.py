@@ -14,19 +14,23 @@ from triolet.ids import Role
 from triolet.status import ServerReady
 
 if TYPE_CHECKING:
-    from ops.supervisor.restart_policy import Ending, Verdict
+    from ops.supervisor.restart_policy import Ending, GiveUp, Verdict
     from triolet.status import Report
 
 ROOT = Path(__file__).parents[2]
 
 
 def spec(name: str, journal: Path | str) -> ProcessSpec:
-    """Return a fake role; the name is `role-number` or `role-number:behaviour`."""
+    """Return a fake role; the name is `role-number`, with `model.` before it or `:behaviour` after
+    it."""
+    own = name.partition(":")[0]
+    model, _, place = own.rpartition(".")
     return ProcessSpec(
-        name=name.partition(":")[0],
-        role=Role(name.partition("-")[0]),
+        name=own,
+        role=Role(place.partition("-")[0]),
         argv=(sys.executable, "-m", "tests.ops.fake_role", name, str(journal)),
         env={"PYTHONPATH": str(ROOT)},
+        model=model,
     )
 
 
@@ -39,6 +43,7 @@ class Recorder:
     reports: list[tuple[str, Report]] = field(default_factory=list)
     logs: list[bytes] = field(default_factory=list)
     endings: list[tuple[str, Ending, Verdict | None]] = field(default_factory=list)
+    failures: list[tuple[str, GiveUp]] = field(default_factory=list)
     stops: int = 0
     news: trio.Event = field(default_factory=trio.Event)
 
@@ -57,6 +62,9 @@ class Recorder:
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         self.endings.append((name, ending, verdict))
+
+    def failed(self, model: str, reason: GiveUp) -> None:
+        self.failures.append((model, reason))
 
     def stopping(self) -> None:
         self.stops += 1

@@ -26,7 +26,6 @@ from ops.cli.check_machine import (
 from ops.cli.doctor import Wanted, serve_command, show
 from ops.cli.finding import Finding, Status
 from ops.settings.form import Settings
-from triolet.config import FleetConfig
 from triolet.memory import available_memory_bytes
 
 if TYPE_CHECKING:
@@ -87,10 +86,9 @@ def test_the_last_line_sums_it_up(status: Status, words: str) -> None:
 
 
 def test_the_last_line_is_the_command_for_what_was_looked_at() -> None:
-    words = "--port 8001 --dtype bfloat16 --max-model-len 64".split()
+    words = ["/models/my model", *"--port 8001 --dtype bfloat16 --max-model-len 64".split()]
     words += ["--set", "worker.engine.prefix_cache=false"]
-    settings = Settings(fleet=FleetConfig(model="/models/my model"))
-    assert serve_command(Wanted(settings, words)) == (
+    assert serve_command(Wanted(Settings(), words)) == (
         "triolet serve '/models/my model' --port 8001 --dtype bfloat16 --max-model-len 64 "
         "--set worker.engine.prefix_cache=false"
     )

@@ -174,9 +174,14 @@ def test_work_is_counted_in_words() -> None:
     assert what_is_left(Load(running=1, paused=2, waiting=3)) == "6 sequences left"
 
 
+def running(directory: str, port: int, *workers: str) -> RunningFleet:
+    addresses = {name: f"ipc://{directory}/{name}.control" for name in workers}
+    return RunningFleet(Path(directory), Note(port, "http://127.0.0.1", addresses))
+
+
 FLEETS = [
-    RunningFleet(Path("/run/a"), Note(8000, ("server", "prefill-0", "decode-0"))),
-    RunningFleet(Path("/run/b"), Note(8001, ("server", "prefill-0", "decode-0", "decode-1"))),
+    running("/run/a", 8000, "prefill-0", "decode-0"),
+    running("/run/b", 8001, "prefill-0", "decode-0", "decode-1"),
 ]
 
 

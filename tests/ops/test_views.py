@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ops.settings.form import Settings
 from ops.supervisor.json_view import JsonView
-from ops.supervisor.plan import FleetPlan
+from ops.supervisor.plan import FleetPlan, ModelPlan
 from ops.supervisor.restart_policy import Ending, GiveUp, Restart
 from ops.supervisor.terminal_view import TerminalView, log_line, room_for
 from triolet.config import ServerConfig
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ops.supervisor.view import View
 
 URL = "http://127.0.0.1:8000"
-PLAN = FleetPlan(Path("/models/tiny"), Settings(server=ServerConfig(model_name="tiny")))
+SETTINGS = Settings(server=ServerConfig(model_name="tiny"))
+PLAN = FleetPlan(SETTINGS, (ModelPlan(Path("/models/tiny"), SETTINGS),))
 
 
 def worker(name: str, num_blocks: int = 640, max_model_len: int = 1024) -> WorkerReady:
@@ -113,6 +114,7 @@ async def test_giving_up_takes_the_bars_away() -> None:
     with TerminalView(PLAN, console) as view:
         view.started("decode-0", 7)
         view.ended("decode-0", Ending(2, "no weights"), GiveUp("decode-0: no weights", 2))
+        view.stopping()
         console.print("next line")
     assert screen.getvalue().rstrip().splitlines()[-1].endswith("next line")
     assert "Stopped" not in screen.getvalue()

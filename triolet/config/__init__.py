@@ -4,6 +4,7 @@ Reads no file, flag or environment (ops/settings does). Each part of the product
 dataclass it needs.
 """
 
+from .control import ControlConfig, ControlledModelConfig
 from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
 from .models import ModelConfig, ServedModelConfig
 from .parsers import ReasoningParser, ToolParser
@@ -41,7 +42,14 @@ from .server import (
     TenantsConfig,
     TurnsConfig,
 )
-from .supervisor import FetchConfig, FleetConfig, Pinning, ProcessConfig, SupervisorConfig
+from .supervisor import (
+    MAX_WORKERS,
+    FetchConfig,
+    FleetConfig,
+    Pinning,
+    ProcessConfig,
+    SupervisorConfig,
+)
 from .worker import (
     AUTO_BACKEND,
     AUTO_DEVICE,
@@ -74,6 +82,7 @@ __all__ = [
     "MAX_AUDIT_LEASES",
     "MAX_LENDERS",
     "MAX_NUM_SEQS",
+    "MAX_WORKERS",
     "MEMORY",
     "NO_GUESSES",
     "OFF",
@@ -81,6 +90,8 @@ __all__ = [
     "AdmissionConfig",
     "BatchConfig",
     "BrownoutConfig",
+    "ControlConfig",
+    "ControlledModelConfig",
     "DoorConfig",
     "Dtype",
     "EmbeddingConfig",
@@ -97,6 +108,7 @@ __all__ = [
     "LocalPrefill",
     "MaskConfig",
     "MemorySharing",
+    "ModelConfig",
     "OverloadConfig",
     "PeerServersConfig",
     "Pinning",
@@ -108,6 +120,7 @@ __all__ = [
     "ResponseCacheConfig",
     "ResumeConfig",
     "RoutingConfig",
+    "ServedModelConfig",
     "ServerConfig",
     "SloConfig",
     "SpeculationConfig",

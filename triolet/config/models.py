@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..units import SECONDS
 from .link import require
 from .parsers import ReasoningParser, ToolParser
+from .supervisor import MAX_WORKERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class ModelConfig:
     decode: int | None = None
     """Decode workers; None for as many as `fleet.decode`."""
     tool_parser: ToolParser = ToolParser.AUTO
-    """As `server.tool_parser`, for this model."""
+    """As `server.tool_parser`, for this model; `auto` is what that says."""
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
-    """As `server.reasoning_parser`, for this model."""
+    """As `server.reasoning_parser`, for this model; `auto` is what that says."""
     start: bool = True
     """Whether its workers start with the fleet; otherwise with the first request for it."""
     pinned: bool = False
@@ -35,6 +35,10 @@ class ModelConfig:
     """Its workers end after so long without a request; None keeps them until memory is needed."""
 
     def __post_init__(self) -> None:
+        for name, least in (("prefill", 0), ("decode", 1)):
+            count = getattr(self, name)
+            allowed = f"{least} to {MAX_WORKERS}"
+            require(count is None or least <= count <= MAX_WORKERS, name, count, allowed)
         keep_alive_s = self.keep_alive_s
         require(keep_alive_s is None or keep_alive_s > 0, "keep_alive_s", keep_alive_s, "> 0")
 

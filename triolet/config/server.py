@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from ..loopback import is_loopback
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .link import LinkConfig, require
-from .models import ServedModelConfig
+from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .parsers import ReasoningParser, ToolParser
 from .scheduling import (
     EmbeddingLimits,
@@ -330,6 +330,9 @@ class ServerConfig:
     """Control addresses of decode workers, those of `spare_addresses` included."""
     model_digest: str = ""
     """sha256:… of the model's version in the store; empty for a directory that is not in one."""
+    control_socket: str | None = None
+    """Where the fleet's control is reached, which loads and ends models; none where the workers of
+    all models run all the time."""
     models: tuple[ServedModelConfig, ...] = ()
     """Every model where there are several; empty for the one that the fields above describe."""
     model_aliases: tuple[str, ...] = ()

@@ -1,0 +1,148 @@
+"""Two models in one fleet: each answers under its name, and is started and stopped alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from ops.model_directory import demo_model_path
+from tests import forked
+from tests.engine.driver import generate, ids, open_engine
+from triolet.config import Dtype, EngineConfig
+from triolet.units import MIB
+
+from .conftest import PATIENT, WATCHED
+from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "Once upon a time there was"
+NUM_TOKENS = 12
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def write_shallow(path: Path, num_layers: int = 2) -> Path:
+    """Write the demo model's first layers as a model of its own, which answers otherwise."""
+    shutil.copytree(demo_model_path(), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}))
+    (file,) = path.glob("*.safetensors")
+    weights = load_file(file)
+    kept = {
+        name: tensor
+        for name, tensor in weights.items()
+        if (layer := LAYER.match(name)) is None or int(layer[1]) < num_layers
+    }
+    save_file(kept, file, {"format": "pt"})
+    return path
+
+
+def reference(model_dir: Path) -> str:
+    """Return the greedy completion of a model without any fleet."""
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    engine = open_engine(model_dir, EngineConfig(kv_pool_bytes=4 * MIB, dtype=Dtype.FLOAT32))
+    (results,) = generate(engine, [tokenizer.encode(PROMPT).ids], NUM_TOKENS)
+    return str(tokenizer.decode(ids(results)))
+
+
+def complete(fleet: FleetProcess, model: str) -> str:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0}
+    answer = fleet.client.post("/v1/completions", json=body | {"ignore_eos": True})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def triolet(fleet: FleetProcess, *words: str) -> str:
+    """Run `triolet model …` for a fleet and return what it prints."""
+    command = [forked.TRIOLET, "model", *words, "--port", str(fleet.port)]
+    with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, out.decode()
+    return out.decode()
+
+
+def processes(fleet: FleetProcess) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(triolet(fleet, "ps", "--json"))}
+
+
+def pids(row: dict[str, Any]) -> dict[str, int]:
+    return {worker["name"]: worker["pid"] for worker in row["workers"]}
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shallow(tmp_path_factory.mktemp("models") / "shallow")
+
+
+@pytest.fixture(scope="module")
+def two(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    """A fleet of its own, because its workers are stopped and killed."""
+    log = tmp_path_factory.mktemp("two") / "fleet.log"
+    state = str(tmp_path_factory.mktemp("state"))
+    models = ("deep=demo", f"shallow={shallow}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", state)  # of the audit log
+        fleet = FleetProcess(log, *models, *WATCHED, *PATIENT)
+        try:
+            fleet.wait_ready()
+            yield fleet
+            fleet.wait_at_rest()
+        finally:
+            fleet.stop()
+
+
+def test_each_model_answers_under_its_name(two: FleetProcess, shallow: Path) -> None:
+    expected = {"deep": reference(demo_model_path()), "shallow": reference(shallow)}
+    assert expected["deep"] != expected["shallow"]
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda model: complete(two, model), 2 * list(expected)))
+    assert answers == 2 * list(expected.values())
+    (ready,) = two.log_events("ready")
+    assert ready["models"] == {"deep": str(demo_model_path()), "shallow": str(shallow)}
+    refused = two.client.post("/v1/completions", json={"model": "demo", "prompt": "a"})
+    assert refused.status_code == 404
+
+
+def test_a_request_waits_for_the_workers_of_a_model_that_is_started(two: FleetProcess) -> None:
+    before, answer = processes(two), complete(two, "shallow")
+    assert "shallow.decode-0: draining" in triolet(two, "stop", "shallow")
+    stopped = processes(two)
+    assert stopped["shallow"]["workers_state"] == "stopped"
+    assert set(pids(stopped["shallow"]).values()) == {None}
+    assert complete(two, "deep")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(complete, two, "shallow")
+        wait_until(
+            lambda: two.metric("triolet_requests_queued") > 0, PATIENCE_S, "a request is queued"
+        )
+        assert "done: its workers are ready" in triolet(two, "start", "shallow")
+        assert waiting.result(PATIENCE_S) == answer
+    after = processes(two)
+    assert pids(after["deep"]) == pids(before["deep"])
+    assert set(pids(after["shallow"])) == {"shallow.prefill-0", "shallow.decode-0"}
+    assert all(worker["memory_bytes"] for worker in after["shallow"]["workers"])
+
+
+def test_a_worker_that_dies_is_restarted_alone(two: FleetProcess) -> None:
+    answer, before = complete(two, "shallow"), processes(two)
+    victim = pids(before["shallow"])["shallow.decode-0"]
+    os.kill(victim, signal.SIGKILL)
+    assert complete(two, "shallow") == answer
+    after = processes(two)
+    assert pids(after["shallow"])["shallow.decode-0"] not in (victim, None)
+    assert pids(after["deep"]) == pids(before["deep"])
+    assert pids(after["shallow"])["shallow.prefill-0"] == pids(before["shallow"])["shallow.prefill-0"]

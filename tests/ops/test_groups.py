@@ -1,0 +1,269 @@
+"""Workers of several models: started, stopped and failed apart, by real processes of fake roles."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from ops.supervisor.group import TRANSITIONS, GroupEvent, Phase
+from ops.supervisor.model_status import ModelState
+from ops.supervisor.rolling import ORDER
+from ops.supervisor.slot import RestartFailed
+from ops.supervisor.supervisor import Supervisor
+from triolet.config import SupervisorConfig
+from triolet.ids import Role
+
+from .recording import Recorder, spec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from ops.supervisor.restart_policy import GiveUp
+    from ops.supervisor.rolling import Step
+
+PATIENCE_S = 120.0
+CONFIG = SupervisorConfig(
+    restart_delay_s=0.01, max_restart_delay_s=0.02, ready_poll_s=0.01, worker_exit_s=PATIENCE_S
+)
+NAMES = ("server-0", "a.prefill-0", "a.decode-0", "b.decode-0")
+
+
+class Fleet:
+    """A supervisor of fake roles, and what is seen of it."""
+
+    def __init__(
+        self,
+        journal: Path,
+        *names: str,
+        stopped: tuple[str, ...] = (),
+        config: SupervisorConfig = CONFIG,
+    ) -> None:
+        self.journal = journal
+        self.recorder = Recorder()
+        self.steps: list[str] = []
+        self.outcome: GiveUp | None = None
+        self.supervisor = Supervisor(
+            [spec(name, journal) for name in names],
+            config,
+            PATIENCE_S,
+            self.recorder,
+            spares=[spec("a.decode-spare", journal)],
+            stopped=stopped,
+        )
+
+    async def run(self) -> None:
+        self.outcome = await self.supervisor.run()
+
+    async def note(self, step: Step | str) -> None:
+        self.steps.append(str(step))
+
+    async def start(self, name: str) -> None:
+        await self.supervisor.start_model(name, self.note)
+
+    async def stop(self, name: str) -> None:
+        await self.supervisor.stop_model(name, self.note)
+
+    async def restart(self, *roles: Role) -> None:
+        async def is_met(_: str) -> bool:
+            return True
+
+        await self.supervisor.restart(roles or ORDER, is_met, self.note)
+
+    @property
+    def states(self) -> dict[str, ModelState]:
+        return {model.name: model.state for model in self.supervisor.models()}
+
+    @property
+    def words(self) -> list[str]:
+        return self.journal.read_text().splitlines()
+
+    def lives(self, name: str) -> int:
+        return len(self.recorder.pids.get(name, []))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that other processes do."""
+    while not condition():  # noqa: ASYNC110 (they set no event)
+        await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(fleet: Fleet) -> AsyncIterator[Fleet]:
+    """Run a fleet until the block ends, then stop it."""
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.run)
+            await fleet.supervisor.wait_all_ready()
+            yield fleet
+            if not fleet.recorder.stops:
+                fleet.supervisor.stop()
+
+
+def test_a_group_ends_from_every_phase_and_may_begin_again() -> None:
+    assert set(TRANSITIONS) == set(Phase)
+    for phase in Phase:
+        reached = {phase}
+        for _ in Phase:
+            reached |= {after for one in reached for after in TRANSITIONS[one].values()}
+        assert reached == set(Phase)
+    assert {event for row in TRANSITIONS.values() for event in row} == set(GroupEvent)
+
+
+@pytest.mark.slow
+async def test_a_model_is_stopped_and_started_beside_the_others(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", *NAMES)) as fleet:
+        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.RUNNING}
+        await fleet.stop("a")
+        await fleet.stop("a")
+        # Workers that compute prompts go first: these become work of the others.
+        assert fleet.words[len(NAMES) :] == ["a.prefill-0 ended", "a.decode-0 ended"]
+        assert fleet.states == {"a": ModelState.STOPPED, "b": ModelState.RUNNING}
+        assert [worker.pid for worker in fleet.supervisor.models()[0].workers] == [None, None]
+        await fleet.start("a")
+        await fleet.start("a")
+        assert fleet.steps == [
+            *("a.prefill-0: draining", "a.decode-0: draining"),
+            *("a.prefill-0: starting", "a.decode-0: starting"),
+        ]
+        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.RUNNING}
+        pids = fleet.recorder.pids
+        (status, _) = fleet.supervisor.models()
+        assert [(worker.name, worker.role, worker.pid) for worker in status.workers] == [
+            ("a.prefill-0", Role.PREFILL, pids["a.prefill-0"][-1]),
+            ("a.decode-0", Role.DECODE, pids["a.decode-0"][-1]),
+        ]
+        assert all(worker.is_ready for worker in status.workers)
+        assert [fleet.lives(name) for name in NAMES] == [1, 2, 2, 1]
+        # Both ways of an end were asked for, so that nothing counts as a death.
+        assert {verdict for _, _, verdict in fleet.recorder.endings} == {None}
+
+
+@pytest.mark.slow
+async def test_a_dead_worker_is_restarted_alone(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", *NAMES)) as fleet:
+        os.kill(fleet.recorder.pids["a.decode-0"][0], signal.SIGKILL)
+        await until(lambda: fleet.lives("a.decode-0") == 2)
+        await until(lambda: fleet.states["a"] is ModelState.RUNNING)
+        assert [fleet.lives(name) for name in NAMES] == [1, 1, 2, 1]
+
+
+@pytest.mark.slow
+async def test_a_model_that_is_asleep_starts_by_command_alone(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", *NAMES, stopped=("b",))) as fleet:
+        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.STOPPED}
+        await fleet.restart()
+        assert "b.decode-0 started" not in fleet.words
+        assert fleet.steps[-1].startswith("server-0: ")
+        await fleet.start("b")
+        assert fleet.states["b"] is ModelState.RUNNING
+
+
+@pytest.mark.slow
+async def test_two_commands_at_once_are_done_once(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.stop, "b")
+            nursery.start_soon(fleet.stop, "b")
+            await until(lambda: fleet.states["b"] is ModelState.STOPPING)
+            nursery.start_soon(fleet.start, "b")
+            nursery.start_soon(fleet.start, "b")
+        assert fleet.words[2:] == ["b.decode-0 ended", "b.decode-0 started"]
+        assert fleet.states["b"] is ModelState.RUNNING
+
+
+@pytest.mark.slow
+async def test_a_start_that_is_stopped_says_so(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0:silent", stopped=("b",))
+    async with running(fleet):
+
+        async def start() -> None:
+            with pytest.raises(RestartFailed, match="model b was stopped meanwhile"):
+                await fleet.start("b")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(start)
+            await until(lambda: "b.decode-0 started" in fleet.words)
+            assert fleet.states["b"] is ModelState.STARTING
+            nursery.start_soon(fleet.stop, "b")
+            await until(lambda: fleet.states["b"] is ModelState.STOPPING)
+            # It ignores the request; nothing waits for the deadline here.
+            os.kill(fleet.recorder.pids["b.decode-0"][0], signal.SIGKILL)
+        assert fleet.states["b"] is ModelState.STOPPED
+        assert fleet.lives("b.decode-0") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [("crash", "b.decode-0 exited with code 1 3 times in a row"), ("broken", "config.json is")],
+)
+async def test_a_model_that_cannot_be_kept_alive_leaves_the_others_alone(
+    tmp_path: Path, behaviour: str, words: str
+) -> None:
+    names = ("server-0", "a.decode-0", "b.prefill-0", f"b.decode-0:{behaviour}")
+    async with running(Fleet(tmp_path / "journal", *names)) as fleet:
+        await until(lambda: fleet.states == {"a": ModelState.RUNNING, "b": ModelState.FAILED})
+        assert "b.prefill-0 ended" in fleet.words
+        ((model, reason),) = fleet.recorder.failures
+        assert model == "b"
+        assert words in reason.message
+        assert fleet.supervisor.models()[1].failure == reason.message
+        with pytest.raises(RestartFailed, match=words):
+            await fleet.start("b")
+        assert fleet.lives("a.decode-0") == fleet.lives("server-0") == 1
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
+async def test_a_fleet_ends_when_its_last_model_has_failed(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "server-0", "a.decode-0:broken", "b.decode-0:broken")
+    with trio.fail_after(PATIENCE_S):
+        await fleet.run()
+    assert fleet.outcome is not None
+    assert fleet.outcome.exit_code == 2
+    assert len(fleet.recorder.failures) == 1
+
+
+@pytest.mark.slow
+async def test_a_model_that_fails_ends_its_restart(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0:once")) as fleet:
+        with pytest.raises(RestartFailed, match=r"b\.decode-0 is being stopped"):
+            await fleet.restart(Role.DECODE)
+        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.FAILED}
+
+
+@pytest.mark.slow
+async def test_commands_that_cannot_be_done_are_refused(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
+        with pytest.raises(RestartFailed, match="no model is called 'c'; allowed: a, b"):
+            await fleet.start("c")
+        done = trio.Event()
+
+        async def tell(_: Step) -> None:
+            await done.wait()
+
+        async def is_met(_: str) -> bool:
+            return True
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.supervisor.restart, {Role.DECODE}, is_met, tell)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(RestartFailed, match="a restart of the workers of a is under way"):
+                await fleet.stop("a")
+            done.set()
+        fleet.supervisor.stop()
+        with pytest.raises(RestartFailed, match="the fleet is being stopped"):
+            await fleet.start("a")
+
+
+@pytest.mark.slow
+async def test_the_only_model_without_a_name_runs_as_long_as_the_fleet(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "decode-0")) as fleet:
+        with pytest.raises(RestartFailed, match="has no name, and runs as long as the fleet"):
+            await fleet.stop("")
