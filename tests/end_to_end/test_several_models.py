@@ -145,4 +145,6 @@ def test_a_worker_that_dies_is_restarted_alone(two: FleetProcess) -> None:
     after = processes(two)
     assert pids(after["shallow"])["shallow.decode-0"] not in (victim, None)
     assert pids(after["deep"]) == pids(before["deep"])
-    assert pids(after["shallow"])["shallow.prefill-0"] == pids(before["shallow"])["shallow.prefill-0"]
+    assert (
+        pids(after["shallow"])["shallow.prefill-0"] == pids(before["shallow"])["shallow.prefill-0"]
+    )
