@@ -25,6 +25,7 @@ from ..contract.generation import NO_CHARGES
 from ..contract.output_stream import OutputStream
 from .audit import Auditor
 from .delivery import Delivery, EmbeddingRun, Intake, RequestOutput
+from .presence import ASLEEP
 from .requests import FAREWELL, Requests
 from .routing import is_ready
 from .status import FleetStatus, Observer, present, queued_by_class, worker_status
@@ -226,12 +227,10 @@ class Links:
 
     def status(self) -> FleetStatus:
         """Look at the fleet."""
-        requests = self._requests
+        requests, told = self._requests, self.admission.presence.state
+        shown = present(self._workers, self._config.spare_addresses, is_asleep=told in ASLEEP)
         return FleetStatus(
-            workers=tuple(
-                worker_status(worker)
-                for worker in present(self._workers, self._config.spare_addresses)
-            ),
+            workers=tuple(worker_status(worker) for worker in shown),
             is_ready=is_ready(self._workers, self._config.routing, trio.current_time())
             and not requests.is_draining,
             is_draining=requests.is_draining,
@@ -247,7 +246,7 @@ class Links:
             overload=self.admission.overload.status(trio.current_time()),
             queued_by_class=queued_by_class(requests.queues),
             queues=tuple(requests.queues),
-            told=self.admission.presence.state,
+            told=told,
             is_coming=self.admission.presence.is_coming(trio.current_time()),
         )
 

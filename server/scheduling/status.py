@@ -123,9 +123,17 @@ class FleetStatus:
         return max((one.lag_tokens for queue in self.queues for one in queue.classes), default=0.0)
 
 
-def present(workers: Iterable[Worker], spare_addresses: Collection[str]) -> list[Worker]:
-    """Return the workers that there are or should be; a spare one counts while it is there."""
-    return [w for w in workers if w.is_connected or w.address not in spare_addresses]
+def present(
+    workers: Iterable[Worker], spare_addresses: Collection[str], *, is_asleep: bool = False
+) -> list[Worker]:
+    """Return the workers that there are or should be; a spare one counts while it is there.
+
+    Args:
+      workers: all that may be there.
+      spare_addresses: of those that are there during restarts.
+      is_asleep: the model's workers have ended on purpose: they are not missed.
+    """
+    return [w for w in workers if w.is_connected or not (is_asleep or w.address in spare_addresses)]
 
 
 def queued_by_class(queues: Iterable[FairQueue[Any]]) -> dict[str, int]:
