@@ -26,6 +26,7 @@ from ..contract.generation import NO_CHARGES
 from ..contract.output_stream import OutputStream
 from .audit import Auditor
 from .delivery import Delivery, EmbeddingRun, Intake, RequestOutput
+from .presence import ASLEEP
 from .requests import FAREWELL, Requests
 from .routing import is_ready
 from .status import FleetStatus, Observer, present, queued_by_class, worker_status
@@ -88,6 +89,13 @@ class _Connections:
             hwm=self._link.control_hwm,
             max_frame_bytes=self._link.max_control_frame_bytes,
         )
+
+    def refuse(self, worker: Worker, objection: Goodbye) -> None:
+        """Leave a worker to others, with the reason: until it hears that, this server has a share
+        of its credit."""
+        worker.trouble = f"cannot be used: {objection.reason}"
+        with suppress(PeerGone, PeerBusy):
+            self.connections[worker].send_nowait(objection)
 
     def begin(self, worker: Worker, receive: Receive) -> None:
         """Connect to a worker, and keep the connection until `end`.
@@ -245,12 +253,10 @@ class Links:
 
     def status(self) -> FleetStatus:
         """Look at the fleet."""
-        requests = self._requests
+        requests, told = self._requests, self.admission.presence.state
+        shown = present(self._workers, self._config.spare_addresses, is_asleep=told in ASLEEP)
         return FleetStatus(
-            workers=tuple(
-                worker_status(worker)
-                for worker in present(self._workers, self._config.spare_addresses)
-            ),
+            workers=tuple(worker_status(worker) for worker in shown),
             is_ready=is_ready(self._workers, self._config.routing, trio.current_time())
             and not requests.is_draining,
             is_draining=requests.is_draining,
@@ -266,6 +272,8 @@ class Links:
             overload=self.admission.overload.status(trio.current_time()),
             queued_by_class=queued_by_class(requests.queues),
             queues=tuple(requests.queues),
+            told=told,
+            is_coming=self.admission.presence.is_coming(trio.current_time()),
         )
 
     def cancel_tenants(self, tenants: Set[str]) -> None:
@@ -372,7 +380,8 @@ class Links:
                 if objection is None:
                     self._requests.welcomed(worker, frame, now)
                 else:
-                    self._refuse(worker, objection)
+                    self._links.refuse(worker, objection)
+                    self._observer.worker_refused(str(worker), objection.reason)
             case Goodbye() if worker.is_connected:
                 log.info("worker_said_goodbye", worker=str(worker), reason=frame.reason)
                 if worker.is_draining:
@@ -386,14 +395,6 @@ class Links:
                 self._auditor.take(worker, frame, now)
             case _:
                 self._requests.received(worker, frame, now)
-
-    def _refuse(self, worker: Worker, objection: Goodbye) -> None:
-        """Leave a worker to others, with the reason: until it hears that, this server has a share
-        of its credit."""
-        worker.trouble = f"cannot be used: {objection.reason}"
-        self._observer.worker_refused(str(worker), objection.reason)
-        with suppress(PeerGone, PeerBusy):
-            self._links.connections[worker].send_nowait(objection)
 
     async def _beat(self) -> None:
         """Renew the leases of everything that is still wanted."""

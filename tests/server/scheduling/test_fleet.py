@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from transport.digest import KV_KEY_BYTES
 from transport.frames import EndReason, Prefill, RefuseReason, Reserve
 from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.config import LinkConfig
+from triolet.control_protocol import ModelNews, ModelState
 from triolet.errors import RequestError
 from triolet.invariants import check_at_rest, check_invariants
 
@@ -237,6 +239,21 @@ async def test_no_worker_for_too_long_fails_the_request(autojump_clock: MockCloc
             cluster.fleet.submit(make_request(2))
         assert refusal.value.status == 503
         cluster.fleet.check_accounting()
+
+
+async def test_workers_that_ended_on_purpose_are_not_missed(autojump_clock: MockClock) -> None:
+    async with running() as cluster:
+        told = partial(ModelNews, "tiny", "", predicted_ready_s=1.0, bytes=0)
+        presence = cluster.fleet.admission.presence
+        presence.note(told(state=ModelState.SLEEPING), trio.current_time())
+        assert len(cluster.fleet.status().workers) == 2, "they are still there"
+        cluster.decode_process.kill()
+        cluster.prefill_process.kill()
+        await trio.sleep(REST_S)
+        assert cluster.fleet.status().workers == ()
+        presence.note(told(state=ModelState.LOADING), trio.current_time())
+        states = [worker.state for worker in cluster.fleet.status().workers]
+        assert states == ["dead", "dead"], "they are on their way"
 
 
 async def test_a_client_that_stops_reading_is_ended_and_its_blocks_are_freed(
