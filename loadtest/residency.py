@@ -9,6 +9,7 @@ something was, 2 if nothing could run.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -208,6 +209,7 @@ class Residency:
                     answer = await client.get("/admin/models")
                 except httpx2.TransportError:
                     self.done["looks at control while it was away"] += 1
+                    self._loaded_since = dict.fromkeys(NAMES, -math.inf)  # or not: unseen
                 else:
                     self._note(answer.json())
                 await trio.sleep(WATCH_S)
@@ -222,9 +224,10 @@ class Residency:
         for model in shown["models"]:
             name, state = model["name"], model["state"]
             since = self._loaded_since.get(name)
-            if state in ("loading", "warm", "serving") and since is None:
-                self._loaded_since[name] = now
-                self.loads[name] += 1
+            if state in ("loading", "warm", "serving"):
+                if since is None:
+                    self._loaded_since[name] = now
+                    self.loads[name] += 1
             elif state in ("draining", "sleeping", "staged") and since is not None:
                 del self._loaded_since[name]
                 stayed_s = now - since
