@@ -26,7 +26,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadsc
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-audit bench-admission bench-fairness bench-wire bench-front bench-serve gpu-lease sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart residency soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-audit bench-admission bench-fairness bench-wire bench-front bench-serve gpu-lease sanitize bench-interference clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -153,6 +153,9 @@ document: install-dev  ## ask a server for all that its OpenAPI document allows 
 
 bench-kills: install-dev  ## kill workers and server under 800 requests; compare every answer, time every pause
 	$(BIN)/python -m loadtest.kills $(ARGS)
+
+residency: install-dev  ## four models with memory for two, random traffic and kills (MINUTES=5)
+	$(BIN)/python -m loadtest.residency --minutes $(MINUTES) $(ARGS)
 
 soak: install-dev  ## everything at once while workers die, with audits all along (MINUTES=5)
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(ARGS)
