@@ -56,6 +56,8 @@ later."""
 MIN_RESIDENCY_S: Final = 2.0
 """Shorter than the product's minute, so that minutes see many changes."""
 WATCH_S: Final = 0.25
+UNSEEN: Final = -math.inf
+"""When a model was loaded, where nobody looked."""
 GONE_S: Final = 30.0
 CALM_S: Final = 120.0
 """For a model to be woken by the first request in peace, on a busy machine."""
@@ -120,7 +122,7 @@ class Residency:
             for name in NAMES
         }
         self._reference: dict[tuple[str, int], Answer] = {}
-        self._loaded_since: dict[str, float] = {}
+        self._loaded_since = dict.fromkeys(NAMES, UNSEEN)
         self._over = trio.Event()
         fleet = find_fleet(int(url.rpartition(":")[2]))
         self._admin = str(fleet.directory / ADMIN_SOCKET)
@@ -209,7 +211,7 @@ class Residency:
                     answer = await client.get("/admin/models")
                 except httpx2.TransportError:
                     self.done["looks at control while it was away"] += 1
-                    self._loaded_since = dict.fromkeys(NAMES, -math.inf)  # or not: unseen
+                    self._loaded_since = dict.fromkeys(NAMES, UNSEEN)
                 else:
                     self._note(answer.json())
                 await trio.sleep(WATCH_S)
