@@ -38,6 +38,7 @@ from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics.metrics import Metrics
+from .scheduling.control_link import ControlLink
 from .scheduling.links import Links
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
@@ -136,6 +137,9 @@ async def serve(
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.state, edge, config.handover_s)
                 nursery.start_soon(_run_beside, services, app, storage, fleets, tenant_file)
+                if config.control_socket is not None:
+                    link = ControlLink(config.control_socket, fleets.own_name, fleets.by_model)
+                    nursery.start_soon(link.run)
                 await services.state.draining.wait()
                 await _drain(fleets, peers, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
@@ -152,6 +156,10 @@ class Fleets:
       network: makes the links of all.
       metrics: observe each.
       quotas: of the tenants, whatever model they ask.
+
+    Attributes:
+      own_name: of this server among those on its port.
+      by_model: the workers of each model, by its name.
     """
 
     def __init__(
@@ -162,7 +170,7 @@ class Fleets:
         metrics: Metrics,
         quotas: Quotas,
     ) -> None:
-        own_name = ALONE if config.peers is None else config.peers.name
+        self.own_name = own_name = ALONE if config.peers is None else config.peers.name
         is_only = len(texts) == 1
         self.by_model: dict[str, Links] = {
             one.model_name: Links(

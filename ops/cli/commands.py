@@ -29,6 +29,7 @@ from ..settings.form import Settings  # noqa: TC001 (typer reads annotations)
 from ..settings.sources import Sources  # noqa: TC001
 from .audit_commands import audit_app
 from .model_commands import model_app
+from .model_orders import add_orders
 from .options import (
     COMPUTE,
     NAMED,
@@ -90,6 +91,7 @@ config_app = typer.Typer(help="Settings of every process.", no_args_is_help=True
 app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
+add_orders(model_app)
 app.add_typer(model_app, name="model")
 app.add_typer(tenant_app, name="tenant")
 
@@ -255,6 +257,29 @@ def prefill(sources: Sources, model: ModelArgument = None) -> None:
 def decode(sources: Sources, model: ModelArgument = None) -> None:
     """Run one decode worker."""
     _run_worker(Role.DECODE, sources, model)
+
+
+@app.command(hidden=True)
+@with_settings()
+def control(sources: Sources) -> None:
+    """Decide which models of a fleet are resident; the supervisor starts it."""
+    from ..role_process import run_role
+
+    sources.refuse_for_role(Role.CONTROL)
+    settings = sources.settings()
+    own = settings.control
+    if not own.directory:
+        raise ConfigError(
+            "control.directory is missing: `triolet serve` starts this role where it serves models "
+            "by names"
+        )
+
+    def run() -> None:
+        from ..control.process import main as run_control
+
+        run_control(own)
+
+    run_role(Role.CONTROL.value, Role.CONTROL.value, settings.process, run)
 
 
 def _run_worker(role: Role, sources: Sources, model: str | None) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, get_args, get_or
 import msgspec
 
 from triolet.config import (
+    ControlConfig,
     FleetConfig,
     LinkConfig,
     ModelConfig,
@@ -50,6 +51,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "link": LinkConfig,
     "process": ProcessConfig,
     "supervisor": SupervisorConfig,
+    "control": ControlConfig,
 }
 """`worker` holds for both kinds of worker, `link` for every process."""
 MODELS: Final = "models"
@@ -96,6 +98,7 @@ class Settings:
     decode: WorkerConfig = field(default_factory=WorkerConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
     """By name, where there are several or the only one has a name; else it is `fleet.model`."""
 
@@ -490,6 +493,10 @@ def value_at(settings: Settings, path: Path) -> Value:
 
 def document(settings: Settings, role: Role) -> bytes:
     """Return the settings of one process as one line of JSON, which `--config -` reads."""
+    if role is Role.CONTROL:
+        return (
+            msgspec.json.encode({"control": settings.control, "process": settings.process}) + b"\n"
+        )
     own = settings.server if role is Role.SERVER else settings.worker(role)
     sections = {
         "fleet": {"model": settings.fleet.model},

@@ -54,6 +54,7 @@ _PATHS: Final = (
     ("server", "curve_dir"),
     ("prefill", "curve_dir"),
     ("decode", "curve_dir"),
+    ("control", "state_dir"),
 )
 """Fields that hold a path. They are made absolute, so that every process means the same one."""
 
@@ -61,7 +62,7 @@ _PATHS: Final = (
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
     "control_address kv_address advertised_kv_address lending supervisor_pid models "
-    "model_digest".split()
+    "model_digest directory control_socket".split()
 )
 """Fields of a role that runs without `triolet serve`."""
 

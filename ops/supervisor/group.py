@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from triolet.ids import Role
+
 from .model_status import ModelState, ModelStatus, WorkerStatus
 from .rolling import ORDER
 from .slot import StartAbandoned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from triolet.ids import Role
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .process_spec import ProcessSpec
     from .restart_policy import GiveUp
@@ -137,10 +137,10 @@ class Group:
         Args:
           grace_s: after which the workers of a role are killed.
         """
-        for role in ORDER:
+        for role in (*ORDER, Role.CONTROL):
             await see_out(self.lives((role,)), grace_s)
 
-    def lives(self, roles: Iterable[Role] = ORDER) -> list[Life]:
+    def lives(self, roles: Collection[Role] = tuple(Role)) -> list[Life]:
         """Return the processes of some roles that run."""
         return [
             life for slot in self.slots.values() if slot.spec.role in roles for life in slot.lives

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from triolet.status import Progress, ServerReady, WorkerReady
+from triolet.status import ControlReady, Progress, ServerReady, WorkerReady
 
 from ..logs import never_waiting
 from ..model_directory import shown_path
@@ -63,6 +63,8 @@ class JsonView:
                 log.info("process_ready", **msgspec.structs.asdict(report))
             case ServerReady(url):
                 log.info("process_ready", name=name, url=url)
+            case ControlReady(admin):
+                log.info("process_ready", name=name, admin=admin)
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         match verdict:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from triolet.config import (
     MAX_WORKERS,
+    ControlledModelConfig,
     LendingConfig,
     LocalPrefill,
     PeerServersConfig,
     Pinning,
     ServedModelConfig,
 )
+from triolet.control_protocol import CONTROL_SOCKET
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 SERVER_NAME = "server"
 """Of the only one; several are numbered."""
+CONTROL_NAME = "control"
 
 
 class Worker(NamedTuple):
@@ -157,6 +160,11 @@ class FleetPlan:
         return [worker for worker in self.workers if self.models[worker.model].starts]
 
     @property
+    def has_control(self) -> bool:
+        """Whether models come and go while the fleet runs: where they have names."""
+        return bool(self.models[0].name)
+
+    @property
     def worker_drain_s(self) -> float:
         """The longest time that a worker may take to finish what it runs [s]."""
         roles = {worker.role for worker in self.workers}
@@ -165,7 +173,8 @@ class FleetPlan:
     @property
     def process_names(self) -> list[str]:
         """Every process that runs from the start on, the servers first."""
-        return [*self.server_names, *(worker.name for worker in self.starting)]
+        control = [CONTROL_NAME] * self.has_control
+        return [*self.server_names, *control, *(worker.name for worker in self.starting)]
 
     def engine(self, worker: Worker) -> EngineConfig:
         """Return what a worker computes with."""
@@ -249,7 +258,7 @@ def plan_processes(
     loans = _loans(plan, directory, cores)
     gpus = plan.own_gpus
     paths = tuple((name, str(door_path(directory, name))) for name in plan.server_names)
-    servers = _of_servers(plan, control)
+    servers = _of_servers(plan, control, directory)
     process = replace(plan.settings.process, supervisor_pid=supervisor_pid)
     spec = partial(_process, command, process)
 
@@ -276,6 +285,9 @@ def plan_processes(
         return spec(name, role, own, _environment(threads, gpu), model=model.name)
 
     specs = [server_spec(*each) for each in zip(plan.server_names, doors, strict=True)]
+    if plan.has_control:
+        own = _of_control(plan, directory)
+        specs.append(spec(CONTROL_NAME, Role.CONTROL, own, _environment(threads=1)))
     specs += [worker_spec(worker) for worker in plan.workers]
     spares = [worker_spec(spare) for spare in plan.spares]
     pinned = _pinned(plan, cores)
@@ -302,16 +314,18 @@ def _with_model(settings: Settings, model: ModelPlan) -> Settings:
     return replace(settings, fleet=replace(settings.fleet, model=str(model.model_dir)))
 
 
-def _of_servers(plan: FleetPlan, control: Mapping[str, str]) -> Settings:
+def _of_servers(plan: FleetPlan, control: Mapping[str, str], directory: Path) -> Settings:
     """Return the settings with what servers are told of the models and their workers.
 
     Args:
       plan: the fleet.
       control: addresses of workers and stand-ins, by name.
+      directory: of the fleet, with its sockets.
     """
     models = tuple(_served(plan, place, control) for place in range(len(plan.models)))
-    if plan.models[0].name:
-        return of_role(plan.settings, Role.SERVER, models=models)
+    if plan.has_control:
+        path = str(directory / CONTROL_SOCKET)
+        return of_role(plan.settings, Role.SERVER, models=models, control_socket=path)
     (only,) = models
     return of_role(
         _with_model(plan.settings, plan.models[0]),
@@ -319,6 +333,30 @@ def _of_servers(plan: FleetPlan, control: Mapping[str, str]) -> Settings:
         prefill_addresses=only.prefill_addresses,
         decode_addresses=only.decode_addresses,
         spare_addresses=only.spare_addresses,
+    )
+
+
+def _of_control(plan: FleetPlan, directory: Path) -> Settings:
+    """Return the settings with what control is told of the models."""
+    models = tuple(_controlled(model) for model in plan.models)
+    control = replace(plan.settings.control, directory=str(directory), models=models)
+    return replace(plan.settings, control=control)
+
+
+def _controlled(model: ModelPlan) -> ControlledModelConfig:
+    own = model.settings.models[model.name]
+    pools = [
+        count * (model.settings.worker(role).engine.kv_pool_bytes or 0)
+        for role, count in model.counts
+    ]
+    return ControlledModelConfig(
+        name=model.name,
+        model_dir=str(model.model_dir),
+        digest=model.settings.server.model_digest,
+        num_workers=sum(count for _, count in model.counts),
+        pool_bytes=sum(pools),
+        pinned=own.pinned,
+        keep_alive_s=own.keep_alive_s,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from triolet.errors import TrioletError
-from triolet.status import SUCCESSOR_SIGNAL, ServerReady, WorkerReady
+from triolet.status import SUCCESSOR_SIGNAL, ControlReady, ServerReady, WorkerReady
 
 from ..exit_codes import EXIT_FAILED
 from .child import Child
@@ -229,7 +229,7 @@ class Slot:
         name = self.spec.name
 
         def take_report(report: Report) -> None:
-            if isinstance(report, WorkerReady | ServerReady):
+            if isinstance(report, WorkerReady | ServerReady | ControlReady):
                 life.ready.set()
                 if life is self.current:
                     self._policy.became_ready(trio.current_time())

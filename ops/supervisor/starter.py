@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 
 MODULES: Final = {
     Role.SERVER: SERVER_MODULES,
+    Role.CONTROL: SERVER_MODULES,
     Role.PREFILL: WORKER_MODULES,
     Role.DECODE: WORKER_MODULES,
 }
@@ -245,7 +246,12 @@ def roles_of_templates(settings: Settings, gpus: Sequence[str]) -> list[Role]:
     roles = (Role.PREFILL,) * any(one.prefill for one in fleets) + (Role.DECODE,)
     devices = {role: settings.worker(role).engine.device for role in roles}
     on_cpu = "cpu" if gpus else AUTO_DEVICE
-    return [Role.SERVER, *(role for role, one in devices.items() if one in ("cpu", on_cpu))]
+    control = [Role.CONTROL] * bool(settings.models)
+    return [
+        Role.SERVER,
+        *control,
+        *(role for role, one in devices.items() if one in ("cpu", on_cpu)),
+    ]
 
 
 def has_pidfds() -> bool:

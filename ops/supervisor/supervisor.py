@@ -12,7 +12,9 @@ import trio
 
 from triolet.ids import Role
 
+from ..exit_codes import EXIT_BAD_INPUT
 from .group import Group, Phase, see_out
+from .plan import CONTROL_NAME
 from .restart import Limits, take_steps
 from .slot import RestartFailed, Slot, StartAbandoned
 from .starter import Starter
@@ -74,9 +76,12 @@ class Supervisor:
         self._stopped = stopped
         servers = [spec for spec in specs if spec.role is Role.SERVER]
         self._servers = Group("", servers, (), self._new_slot)
+        control = [spec for spec in specs if spec.role is Role.CONTROL]
+        self._control = Group("", control, (), self._new_slot)
         self._models: dict[str, Group] = {}
-        for name in dict.fromkeys(spec.model for spec in specs if spec.role is not Role.SERVER):
-            own = [spec for spec in specs if spec.role is not Role.SERVER and spec.model == name]
+        workers = [spec for spec in specs if spec.role in (Role.PREFILL, Role.DECODE)]
+        for name in dict.fromkeys(spec.model for spec in workers):
+            own = [spec for spec in workers if spec.model == name]
             stand_ins = [spec for spec in spares if spec.model == name]
             self._models[name] = Group(name, own, stand_ins, self._new_slot)
         self._nursery: trio.Nursery | None = None
@@ -98,7 +103,7 @@ class Supervisor:
             self._nursery = nursery
             nursery.start_soon(self._end_in_order)
             for group in self._groups:
-                is_asleep = group is not self._servers and group.name in self._stopped
+                is_asleep = group in self._models.values() and group.name in self._stopped
                 if group.specs and not is_asleep:
                     self._launch(group)
             self._begun.set()
@@ -106,7 +111,7 @@ class Supervisor:
 
     @property
     def _groups(self) -> list[Group]:
-        return [self._servers, *self._models.values()]
+        return [self._servers, self._control, *self._models.values()]
 
     @property
     def _running(self) -> list[Group]:
@@ -122,11 +127,14 @@ class Supervisor:
         if group.phase is not Phase.RUNNING:
             return
         group.failure = reason
-        if group is self._servers or all(one.failure for one in self._models.values()):
+        is_last = all(one.failure for one in self._models.values())
+        # Without control models stay as they are; with a setting that cannot be it never ran.
+        is_needed = group is self._control and reason.exit_code == EXIT_BAD_INPUT
+        if group is self._servers or is_last or is_needed:
             self.fail(reason)
             return
         assert self._nursery is not None, "run has begun"
-        self._watcher.failed(group.name, reason)
+        self._watcher.failed(group.name or CONTROL_NAME, reason)
         group.end()
         self._nursery.start_soon(group.leave, self._worker_exit_s)
 
@@ -187,7 +195,9 @@ class Supervisor:
             raise RestartFailed(f"cannot start a template of new processes: {error}") from error
         of_workers = not {Role.PREFILL, Role.DECODE}.isdisjoint(roles)
         self._restarting = tuple(
-            group for group in self._running if group is self._servers or of_workers
+            group
+            for group in self._running
+            if group is self._servers or (of_workers and group is not self._control)
         )
         limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
         failure: RestartFailed | None = None
@@ -285,6 +295,8 @@ class Supervisor:
 
     async def _end_in_order(self) -> None:
         await self.stopping.wait()
+        # It would begin what the end of the fleet is to undo.
+        await see_out(self._control.lives(), self._config.worker_exit_s)
         # While the server drains, its streams still need the workers.
         await see_out(self._servers.lives(), self._server_exit_s)
         workers = chain.from_iterable(group.lives() for group in self._models.values())

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from triolet.status import ControlReady, ServerReady, WorkerReady
 from triolet.status import Progress as ProgressReport
-from triolet.status import ServerReady, WorkerReady
 
 from ..model_directory import shown_path
 from ..plain_text import printable
@@ -94,7 +94,7 @@ class TerminalView:
                 self._bars.update(
                     task, description=stage.replace("_", " "), completed=done, total=total
                 )
-            case WorkerReady() | ServerReady():
+            case WorkerReady() | ServerReady() | ControlReady():
                 if task is not None:
                     self._bars.update(task, description="ready", completed=1, total=1)
                 if isinstance(report, WorkerReady):

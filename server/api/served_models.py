@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from triolet.config import ANY_MODEL
+from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError
 
 from ..cache.front import NOT_SERVING, CachingFleet
@@ -31,15 +31,6 @@ MAX_LISTED: Final = 16
 FINGERPRINT_DIGITS: Final = 12
 """Of a digest in `system_fingerprint`: enough to tell versions apart, short enough to read."""
 DIGEST: Final = "sha256:"
-
-
-class ModelState(StrEnum):
-    """How far a model is from answering."""
-
-    STAGED = "staged"  # its files are here, none of its workers is
-    LOADING = "loading"  # some of its workers are here, not all that a request needs
-    SERVING = "serving"
-    DRAINING = "draining"  # this server takes nothing new
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,11 +92,13 @@ class ServedModel:
 
 
 def state_of(status: FleetStatus) -> ModelState:
-    """Return the state that workers show."""
+    """Return the state that workers show, or that control tells of those that are not there."""
     if status.is_draining:
         return ModelState.DRAINING
     if status.is_ready:
         return ModelState.SERVING
+    if status.told is not None and status.told is not ModelState.SERVING:
+        return status.told
     is_any = any(worker.state not in NOT_SERVING for worker in status.workers)
     return ModelState.LOADING if is_any else ModelState.STAGED
 

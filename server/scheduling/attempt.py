@@ -344,7 +344,9 @@ class Attempts:
         self.queue.note_pools(kv_tokens, rows)
 
     def end_without_workers(self, now: float) -> None:
-        """End what waits for workers that have been away for too long."""
+        """End what waits for workers that have been away for too long, and do not come."""
+        if self.admission.presence.is_coming(now):
+            return
         needed = ((self.queue, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))
         for queue, roles in needed:
             role = missing_role(self._workers, roles, self._config.worker_wait_s, now)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from transport.frames import Capacity, Load
+    from triolet.control_protocol import ModelState
     from triolet.ids import Role
     from triolet.service_class import Scheduling
 
@@ -94,6 +95,8 @@ class FleetStatus:
       overload: what admission sees.
       queued_by_class: those that wait, by service class.
       queues: which can be asked for what takes a look at every tenant.
+      told: the model's state as control told it; None where there is no control.
+      is_coming: whether requests may wait for workers that control starts.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -111,6 +114,8 @@ class FleetStatus:
     overload: OverloadStatus
     queued_by_class: Mapping[str, int]
     queues: tuple[FairQueue[Any], ...]
+    told: ModelState | None = None
+    is_coming: bool = False
 
     @property
     def queue_lag_tokens(self) -> float:

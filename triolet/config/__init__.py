@@ -4,6 +4,7 @@ Reads no file, flag or environment (ops/settings does). Each part of the product
 dataclass it needs.
 """
 
+from .control import ControlConfig, ControlledModelConfig
 from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
 from .models import ModelConfig, ServedModelConfig
 from .parsers import ReasoningParser, ToolParser
@@ -89,6 +90,8 @@ __all__ = [
     "AdmissionConfig",
     "BatchConfig",
     "BrownoutConfig",
+    "ControlConfig",
+    "ControlledModelConfig",
     "DoorConfig",
     "Dtype",
     "EmbeddingConfig",

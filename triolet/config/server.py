@@ -330,6 +330,9 @@ class ServerConfig:
     """Control addresses of decode workers, those of `spare_addresses` included."""
     model_digest: str = ""
     """sha256:… of the model's version in the store; empty for a directory that is not in one."""
+    control_socket: str | None = None
+    """Where the fleet's control is reached, which loads and ends models; none where the workers of
+    all models run all the time."""
     models: tuple[ServedModelConfig, ...] = ()
     """Every model where there are several; empty for the one that the fields above describe."""
     model_aliases: tuple[str, ...] = ()

@@ -14,11 +14,12 @@ from triolet.errors import draining, no_worker
 from triolet.ids import Role
 
 from ...metrics.exposition import in_turns, merging
+from ...scheduling.presence import ASLEEP
 from ..generate import json_response
 from ..served_models import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ...scheduling.status import FleetStatus, WorkerStatus
     from ..served_models import ServedModel
@@ -46,7 +47,7 @@ def ready(services: Services) -> Response:
     if services.state.is_draining:
         raise draining()
     statuses = {model: model.fleet.status() for model in services.models}
-    if not any(status.is_ready for status in statuses.values()):
+    if not (any(status.is_ready for status in statuses.values()) or _all_sleep(statuses.values())):
         raise no_worker(_missing_of_all(statuses, services))
     # By name, so that a replaced worker shows here whether the new one is used.
     workers = {
@@ -66,6 +67,12 @@ def ready(services: Services) -> Response:
         | ({"limits": limits} if limits else {})
         | ({"troubles": troubles} if troubles else {})
     )
+
+
+def _all_sleep(statuses: Collection[FleetStatus]) -> bool:
+    """Whether no model has workers or is loaded, and one at least is as soon as it is asked for."""
+    is_any_loaded = any(status.told not in ASLEEP for status in statuses)
+    return not is_any_loaded and any(status.is_coming for status in statuses)
 
 
 def _missing_of_all(statuses: Mapping[ServedModel, FleetStatus], services: Services) -> str:

@@ -1,0 +1,48 @@
+"""Entries of the audit log for what is asked by the admin routes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from triolet.audit_log.events import Action, Outcome
+from triolet.audit_log.recording import record
+
+from .operations import Wanted
+
+if TYPE_CHECKING:
+    from .operations import Operation
+
+AUDITED: Final = {
+    Wanted.LOAD: Action.MODEL_LOAD,
+    Wanted.SLEEP: Action.MODEL_SLEEP,
+    Wanted.UNLOAD: Action.MODEL_UNLOAD,
+}
+
+
+def is_ordered(operation: Operation) -> bool:
+    """Return whether somebody asked for an operation by the admin routes."""
+    return operation.who.startswith(("user:", "port:"))
+
+
+async def audit(
+    wanted: Wanted, subject: str, who: str, operation_id: str, outcome: Outcome, reason: str = ""
+) -> None:
+    """Record what was asked for by the admin routes.
+
+    Raises:
+      AuditLogError: it was not recorded.
+    """
+    await trio.to_thread.run_sync(
+        partial(
+            record,
+            AUDITED[wanted],
+            subject,
+            actor=who,
+            outcome=outcome,
+            reason=reason or None,
+            request_id=operation_id,
+        )
+    )

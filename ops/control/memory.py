@@ -1,0 +1,102 @@
+"""Memory of worker processes and of this machine, and the page cache of a model's files."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from triolet.errors import ConfigError
+from triolet.memory import available_memory_bytes
+from triolet.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from triolet.config import ControlConfig, ControlledModelConfig
+
+WEIGHTS: Final = (".safetensors", ".gguf", ".bin", ".pt")
+"""Suffixes of files that hold nearly all of a model's bytes."""
+OVERHEAD_BYTES: Final = 256 * MIB
+"""Of one worker process beside weights and KV: libraries and buffers, before any was measured."""
+PROC: Final = Path("/proc")
+
+
+def budget_bytes(config: ControlConfig, pids: Iterable[int]) -> int:
+    """Return the memory for the workers of all models.
+
+    Args:
+      config: may name it.
+      pids: of workers that run; what they hold is theirs already.
+
+    Raises:
+      ConfigError: it is not named, and this system does not say what there is.
+    """
+    if config.memory_bytes is not None:
+        return config.memory_bytes
+    available = available_memory_bytes()
+    if available is None:
+        raise ConfigError(
+            "control.memory_bytes is auto, and this system does not say how much memory is left; "
+            "give it, such as control.memory_bytes=16GiB"
+        )
+    return int((available + held_bytes(pids)) * config.memory_share)
+
+
+def held_bytes(pids: Iterable[int]) -> int:
+    """Return the memory that processes hold together: pages that several of them map are counted
+    in parts (PSS). Processes that are gone, or of a system without /proc, hold nothing."""
+    return sum(_held(pid) for pid in pids)
+
+
+def _held(pid: int) -> int:
+    try:
+        text = (PROC / str(pid) / "smaps_rollup").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    found = re.search(r"^Pss:\s*(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def expected_bytes(model: ControlledModelConfig) -> int:
+    """Return what a model's workers will hold together, before that was measured: each its weights,
+    which may be shared, the pools, and what a process takes."""
+    weights = sum(path.stat().st_size for path in _files(model) if path.suffix in WEIGHTS)
+    return (weights + OVERHEAD_BYTES) * model.num_workers + model.pool_bytes
+
+
+def forget_pages(model: ControlledModelConfig) -> None:
+    """Let the page cache give up a model's files; what other processes have mapped stays."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in _files(model):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue  # gone meanwhile, and its pages with it
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def start_of(pid: int, now: float) -> float | None:
+    """Return when a process was started [seconds since the machine was], `now` where the system
+    does not say; None if it is gone."""
+    if not PROC.joinpath("self").exists():
+        return now
+    try:
+        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name in parentheses may have spaces in it; the 22nd field is the start in clock ticks.
+    return int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _files(model: ControlledModelConfig) -> list[Path]:
+    """Return the files of a model; none where its directory is gone."""
+    root = Path(model.model_dir)
+    if root.is_file():
+        return [root]
+    return [path for path in sorted(root.glob("*")) if path.is_file()]
