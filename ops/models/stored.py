@@ -86,6 +86,8 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
         name = settings.server.model_name or reference.name
         server = replace(settings.server, model_name=name, model_digest=digest)
         settings = replace(settings, server=server)
+        for role in (Role.PREFILL, Role.DECODE):
+            settings = of_role(settings, role, model_digest=digest)
         settings = _as_imported(settings, store, manifest, version)
         if is_served:
             where = str(store.root)

@@ -10,7 +10,7 @@ from triolet.config import ANY_MODEL
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError
 
-from ..cache.front import CachingFleet
+from ..cache.front import NOT_SERVING, CachingFleet
 from ..text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDefaults
 from .errors import echo
 
@@ -99,7 +99,7 @@ def state_of(status: FleetStatus) -> ModelState:
         return ModelState.SERVING
     if status.told is not None and status.told is not ModelState.SERVING:
         return status.told
-    is_any = any(worker.capacity is not None for worker in status.workers)
+    is_any = any(worker.state not in NOT_SERVING for worker in status.workers)
     return ModelState.LOADING if is_any else ModelState.STAGED
 
 

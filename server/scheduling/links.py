@@ -83,6 +83,13 @@ class _Connections:
             max_frame_bytes=self._link.max_control_frame_bytes,
         )
 
+    def refuse(self, worker: Worker, objection: Goodbye) -> None:
+        """Leave a worker to others, with the reason: until it hears that, this server has a share
+        of its credit."""
+        worker.trouble = f"cannot be used: {objection.reason}"
+        with suppress(PeerGone, PeerBusy):
+            self.connections[worker].send_nowait(objection)
+
     async def keep(
         self, worker: Worker, receive: Callable[[Worker, Connection], Awaitable[None]]
     ) -> None:
@@ -337,7 +344,8 @@ class Links:
                 if objection is None:
                     self._requests.welcomed(worker, frame, now)
                 else:
-                    self._refuse(worker, objection)
+                    self._links.refuse(worker, objection)
+                    self._observer.worker_refused(str(worker), objection.reason)
             case Goodbye() if worker.is_connected:
                 log.info("worker_said_goodbye", worker=str(worker), reason=frame.reason)
                 if worker.is_draining:
@@ -351,14 +359,6 @@ class Links:
                 self._auditor.take(worker, frame, now)
             case _:
                 self._requests.received(worker, frame, now)
-
-    def _refuse(self, worker: Worker, objection: Goodbye) -> None:
-        """Leave a worker to others, with the reason: until it hears that, this server has a share
-        of its credit."""
-        worker.trouble = f"cannot be used: {objection.reason}"
-        self._observer.worker_refused(str(worker), objection.reason)
-        with suppress(PeerGone, PeerBusy):
-            self._links.connections[worker].send_nowait(objection)
 
     async def _beat(self) -> None:
         """Renew the leases of everything that is still wanted."""

@@ -42,6 +42,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
             one.wait_ready()
             wait_until(lambda: bool(one.log_events("ready")), PATIENCE_S, "the fleet is up")
             yield one
+            order(one, "load", "code")  # the audit looks at workers that are there
             one.wait_at_rest()
         finally:
             one.stop()

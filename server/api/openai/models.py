@@ -76,6 +76,7 @@ def _card(name: str, model: ServedModel, services: Services) -> dict[str, Any]:
         "object": "model",
         "created": services.started_at,
         "owned_by": "triolet",
+        "root": model.name,
         "max_model_len": model.fleet.max_model_len,
         "digest": model.digest or None,
         "state": model.state.value,
