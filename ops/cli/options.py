@@ -104,6 +104,9 @@ NAMED: Final = {
     "servers": Named(("fleet", "servers"), _FLEET, "Servers that share the port"),
     "prefill": Named(("fleet", "prefill"), _FLEET, "Prefill workers, or 0"),
     "decode": Named(("fleet", "decode"), _FLEET, "Decode workers"),
+    "memory": Named(
+        ("control", "memory_bytes"), _FLEET, "Of all models with names, such as 24GiB", "auto"
+    ),
     "log_level": Named(("process", "log_level"), _FLEET, "debug, info, warning, error", "info"),
 }
 """Parameters of `serve` and the fields that they set."""

@@ -108,8 +108,9 @@ class Controller:
         self.models: dict[str, Model] = {}
         self.outlook = Outlook(config, budget_bytes, self.models, self.load_times, now)
         for one in config.models:
-            state = past.states.get(one.name, ModelState.STAGED)
-            rest = state if state in RESTING else ModelState.STAGED
+            # What drained then has ended meanwhile, or will be told to end once more.
+            asleep = past.states.get(one.name) in (ModelState.SLEEPING, ModelState.DRAINING)
+            rest = ModelState.SLEEPING if asleep else ModelState.STAGED
             size_bytes = past.sizes.get(one.name, guesses[one.name])
             self.models[one.name] = Model(one, rest, size_bytes, now, now, now)
         for operation in past.unfinished:

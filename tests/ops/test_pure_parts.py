@@ -21,6 +21,7 @@ from ops.supervisor.placement import VISIBLE_GPUS, gpu_names, own_cores, own_gpu
 from ops.supervisor.plan import Door, FleetPlan, ModelPlan, plan_processes
 from ops.supervisor.rolling import Move, Step, restart_steps
 from triolet.config import (
+    ControlledModelConfig,
     EngineConfig,
     FleetConfig,
     LendingConfig,
@@ -177,6 +178,7 @@ def test_each_model_has_workers_of_its_own() -> None:
     specs, spares = plan_processes(fleet, ("t",), Path("/run/x"), 1, range(8), [Door(7)])
     assert [(spec.model, spec.name, told(spec).fleet.model) for spec in (*specs, *spares)] == [
         ("", "server", None),
+        ("", "control", None),
         ("chat", "chat.prefill-0", "/models/chat"),
         ("chat", "chat.decode-0", "/models/chat"),
         ("chat", "chat.decode-1", "/models/chat"),
@@ -186,8 +188,8 @@ def test_each_model_has_workers_of_its_own() -> None:
         ("qwen2.5", "qwen2.5.prefill-spare", "/models/qwen2.5"),
         ("qwen2.5", "qwen2.5.decode-spare", "/models/qwen2.5"),
     ]
-    assert fleet.process_names == [spec.name for spec in specs[:4]]
-    addresses = {spec.name: own(spec).control_address for spec in (*specs[1:], *spares)}
+    assert fleet.process_names == [spec.name for spec in specs[:5]]
+    addresses = {spec.name: own(spec).control_address for spec in (*specs[2:], *spares)}
     assert len(set(addresses.values())) == 8
     chat, qwen = told(specs[0]).server.models
     assert (chat.name, chat.model_dir, qwen.name) == ("chat", "/models/chat", "qwen2.5")
@@ -200,13 +202,34 @@ def test_each_model_has_workers_of_its_own() -> None:
     assert (
         qwen.decode_addresses[-1] == qwen.spare_addresses[-1] == addresses["qwen2.5.decode-spare"]
     )
-    assert all(own(spec).name == spec.name for spec in specs[1:])
+    assert all(own(spec).name == spec.name for spec in specs[2:])
+
+
+def test_control_is_told_of_every_model_and_servers_are_told_where_it_is() -> None:
+    fleet = of_models("chat", "code", chat=2)
+    code = replace(fleet.models[1].settings.models["code"], pinned=True, keep_alive_s=9.0)
+    settings = replace(fleet.models[1].settings, models={"code": code})
+    settings = of_role(settings, Role.DECODE, engine=EngineConfig(kv_pool_bytes=100))
+    fleet = replace(fleet, models=(fleet.models[0], replace(fleet.models[1], settings=settings)))
+    specs, _ = plan_processes(fleet, ("t",), Path("/run/x"), 1, range(8), [Door(7)])
+    control = told(specs[1]).control
+    assert (specs[1].role, control.directory) == (Role.CONTROL, "/run/x")
+    assert control.models == (
+        ControlledModelConfig("chat", "/models/chat", num_workers=3),
+        ControlledModelConfig(
+            "code", "/models/code", num_workers=2, pool_bytes=100, pinned=True, keep_alive_s=9.0
+        ),
+    )
+    assert told(specs[0]).server.control_socket == "/run/x/control.sock"
+    specs, _ = plan_processes(plan(), ("t",), Path("/run/x"), 1, range(8), [Door(7)])
+    assert Role.CONTROL not in {spec.role for spec in specs}
+    assert told(specs[0]).server.control_socket is None
 
 
 def test_sockets_of_models_with_long_names_have_short_paths() -> None:
     fleet = of_models("a" * 63, "b" * 63)
     specs, spares = plan_processes(fleet, ("t",), Path("/" + 79 * "d"), 1, range(8), [Door(7)])
-    for worker in map(own, (*specs[1:], *spares)):
+    for worker in map(own, (*specs[2:], *spares)):
         for address in (worker.control_address, worker.kv_address or ""):
             assert len(address.removeprefix("ipc://")) <= 107
 
@@ -270,7 +293,7 @@ def test_cores_are_divided_among_workers(
 
 def lenders(fleet: FleetPlan, cores: int) -> dict[str, LendingConfig | None]:
     specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(cores), doors=[Door(7)])
-    workers = [spec for spec in (*specs, *spares) if spec.role is not Role.SERVER]
+    workers = [spec for spec in (*specs, *spares) if spec.role in (Role.PREFILL, Role.DECODE)]
     return {spec.name: own(spec).lending for spec in workers}
 
 
@@ -294,8 +317,8 @@ def test_workers_of_several_models_share_all_cores(
         of_models("a", "b"), ("t",), Path("/x"), 1, range(cores), doors=[Door(7)]
     )
     num_places = max(places) + 1
-    assert [own(spec).engine.threads for spec in specs[1:]] == [threads] * 4
-    assert [own(spec).lending for spec in specs[1:]] == [
+    assert [own(spec).engine.threads for spec in specs[2:]] == [threads] * 4
+    assert [own(spec).lending for spec in specs[2:]] == [
         LendingConfig("/x/cores", place, num_places) for place in places
     ]
 
@@ -303,10 +326,10 @@ def test_workers_of_several_models_share_all_cores(
 def test_cores_are_divided_among_the_workers_that_start_with_the_fleet() -> None:
     fleet = of_models("a", "b", stopped="a")
     specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(8), doors=[Door(7)])
-    assert {own(spec).engine.threads for spec in specs[1:]} == {4}
+    assert {own(spec).engine.threads for spec in specs[2:]} == {4}
     assert lenders(fleet, 8) == {
         spec.name: LendingConfig("/x/cores", int(spec.role is Role.DECODE), 2)
-        for spec in (*specs[1:], *spares)
+        for spec in (*specs[2:], *spares)
     }
 
 
@@ -400,7 +423,7 @@ def gpus_of(fleet: FleetPlan, gpus: tuple[str, ...]) -> dict[str, tuple[str | No
     return {
         spec.name: (spec.env.get(VISIBLE_GPUS), own(spec).engine.device)
         for spec in (*specs, *spares)
-        if spec.role is not Role.SERVER
+        if spec.role in (Role.PREFILL, Role.DECODE)
     }
 
 

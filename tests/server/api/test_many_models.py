@@ -20,6 +20,7 @@ from tests.server.support.surface import CONFIG, MODEL, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from triolet.config import ANY_MODEL, QuotaConfig, ResponseCacheConfig
+from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError
 from triolet.tenants import Plan, Prices
 from triolet.units import MIB
@@ -237,6 +238,27 @@ async def test_a_server_is_ready_while_one_of_its_models_is() -> None:
         answer = await models.server.request("GET", "/health/ready")
     assert (answer.status, answer.error["code"]) == (503, "no_worker")
     assert "demo: no live worker for decode; code: no live worker" in answer.error["message"]
+
+
+async def test_a_server_is_ready_while_all_its_models_sleep_and_not_while_one_is_loaded() -> None:
+    async with two_models() as models:
+        demo, code = models.demo.status(), models.code.status()
+        for status in (demo, code):
+            status.workers.clear()
+            status.told, status.is_coming = ModelState.SLEEPING, True
+        for told, is_coming, code_status in (
+            (ModelState.STAGED, True, 200),
+            (ModelState.SLEEPING, False, 200),
+            (ModelState.LOADING, True, 503),
+            (None, False, 503),
+        ):
+            code.told, code.is_coming = told, is_coming
+            answer = await models.server.request("GET", "/health/ready")
+            assert answer.status == code_status
+        demo.is_coming, code.told = False, ModelState.SLEEPING
+        assert (await models.server.request("GET", "/health/ready")).status == 503
+        listed = (await models.server.request("GET", "/v1/models")).json["data"]
+    assert [model["state"] for model in listed[:2]] == ["sleeping", "sleeping"]
 
 
 async def test_load_status_and_metrics_are_of_all_models() -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from server.text.tokenizer import TextModel
     from server.text.tool_calls import ToolForm
     from triolet.config import ServerConfig
+    from triolet.control_protocol import ModelState
     from triolet.sampling import Grammar
     from triolet.service_class import Scheduling
 
@@ -203,6 +204,8 @@ class FakeStatus:
     queued_by_class: Mapping[str, int] = field(default_factory=dict)
     queue_lag_tokens: float = 0.0
     is_draining: bool = False
+    told: ModelState | None = None
+    is_coming: bool = False
 
     @property
     def is_ready(self) -> bool:
