@@ -24,7 +24,7 @@ from triolet.config import Dtype, EngineConfig
 from triolet.units import MIB
 
 from .conftest import PATIENT, WATCHED
-from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+from .fleet_process import PATIENCE_S, FleetProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,27 +128,20 @@ def test_the_commands_of_the_operators_page_work_one_after_another(two: FleetPro
     }
     assert [line.removeprefix("triolet model ") for line in said] == [
         *("ps", "ps --json"),
-        *("stop code", "start code"),
+        *("sleep code", "wake code", "unload code", "load code"),
     ]
     assert said["triolet model ps"].startswith("chat  serving  workers running\n")
-    assert "done: its workers are gone" in said["triolet model stop code"]
-    assert "done: its workers are ready" in said["triolet model start code"]
+    assert said["triolet model sleep code"].endswith("code is sleeping\n")
+    assert said["triolet model load code"].endswith("code is ready\n")
 
 
-def test_a_request_waits_for_the_workers_of_a_model_that_is_started(two: FleetProcess) -> None:
+def test_a_request_wakes_a_model_that_sleeps(two: FleetProcess) -> None:
     before, answer = processes(two), complete(two, "code")
-    assert "code.decode-0: draining" in triolet(two, "stop", "code")
-    stopped = processes(two)
-    assert stopped["code"]["workers_state"] == "stopped"
-    assert set(pids(stopped["code"]).values()) == {None}
-    assert complete(two, "chat")
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(complete, two, "code")
-        wait_until(
-            lambda: two.metric("triolet_requests_queued") > 0, PATIENCE_S, "a request is queued"
-        )
-        assert "done: its workers are ready" in triolet(two, "start", "code")
-        assert waiting.result(PATIENCE_S) == answer
+    triolet(two, "sleep", "code")
+    asleep = processes(two)
+    assert (asleep["code"]["state"], asleep["code"]["workers_state"]) == ("sleeping", "stopped")
+    assert set(pids(asleep["code"]).values()) == {None}
+    assert complete(two, "code") == answer
     after = processes(two)
     assert pids(after["chat"]) == pids(before["chat"])
     assert set(pids(after["code"])) == {"code.prefill-0", "code.decode-0"}
