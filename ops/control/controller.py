@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 BY_REQUEST: Final = "request"
 BY_MEMORY: Final = "memory"
 BY_KEEP_ALIVE: Final = "keep-alive"
-BY_FAILURE: Final = "failure"
+BY_FAILURE: Final = "failed load"
+BY_SUPERVISOR: Final = "supervisor"
 GOAL: Final[dict[Wanted, frozenset[ModelState]]] = {
     Wanted.LOAD: RUNNING,
     Wanted.SLEEP: RESTING | {ModelState.ABSENT},
@@ -265,7 +266,7 @@ class Controller:
             if model.state in HOLDING and not its.is_there and model.live is None:
                 # Of themselves or by other hands; to end them once more does no harm.
                 model.failed_at = None if its.failure is None else now
-                self.order(name, Wanted.SLEEP, BY_FAILURE, now, wall)
+                self.order(name, Wanted.SLEEP, BY_SUPERVISOR, now, wall)
             elif model.state is ModelState.LOADING and model.is_ready and model.running is None:
                 self._loaded(model, now)
             elif model.state in RUNNING and not model.is_ready:

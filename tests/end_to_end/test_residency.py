@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PROMPT = "Once upon a time there was"
-LONG_TOKENS = 400
+LONG_TOKENS = 200
 
 
 @pytest.fixture(scope="module")
