@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ops.supervisor.restart_policy import GiveUp
     from ops.supervisor.rolling import Step
 
+# A second or two each: only real processes show which one is signalled, in which order they end.
 PATIENCE_S = 120.0
 CONFIG = SupervisorConfig(
     restart_delay_s=0.01, max_restart_delay_s=0.02, ready_poll_s=0.01, worker_exit_s=PATIENCE_S
