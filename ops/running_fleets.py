@@ -27,8 +27,8 @@ SUPERVISOR_SOCKET: Final = "supervisor"
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What a supervisor writes down. Fields beyond the port have defaults, because the supervisor may
-    be of the release before: `triolet restart` of the new one has to find it.
+    """What a supervisor writes down. Fields beyond the port have defaults, because the supervisor
+    may be of the release before: `triolet restart` of the new one has to find it.
 
     Attributes:
       port: that clients connect to.
