@@ -14,6 +14,8 @@ from ops.cli.show_config import reason
 from ops.model_directory import with_pool_share
 from ops.settings.form import MODELS, Settings, document, find, leaves, of_role, types_of
 from ops.settings.sources import Sources, read_settings
+from tests.house.test_layout import ROOT
+from tests.packaging.test_commands_in_documents import FENCED
 from triolet.config import (
     Dtype,
     EngineConfig,
@@ -416,12 +418,14 @@ def with_models(*arguments: str, sets: tuple[str, ...] = (), file: str = "") -> 
 
 
 def test_models_come_from_files_assignments_and_arguments() -> None:
-    sets = ("models.qwen2.5.prefill=3", "models.chat.tool_parser=hermes")
+    sets = ("models.code.start=false", "models.qwen2.5.prefill=3", "models.chat.tool_parser=hermes")
     sources = with_models("chat=/models/chat", "code=demo", sets=sets, file=MODELS_FILE)
-    assert sources.settings().models == {
+    found = sources.settings().models
+    assert list(found) == ["chat", "qwen2.5", "code"]
+    assert found == {
         "chat": ModelConfig("/models/chat", ("gpt-4o",), tool_parser=ToolParser.HERMES),
         "qwen2.5": ModelConfig("demo", prefill=3, decode=2),
-        "code": ModelConfig("demo"),
+        "code": ModelConfig("demo", start=False),
     }
     origins = {name: sources.origin(("models", name, "ref")) for name in ("chat", "qwen2.5")}
     assert origins == {"chat": "the argument chat=/models/chat", "qwen2.5": "triolet.toml, line 6"}
@@ -502,3 +506,12 @@ def test_a_server_is_told_of_several_models() -> None:
     sources = Sources()
     sources.add_document(document(meant, Role.SERVER), "a pipe")
     assert sources.settings().server.models == (told,)
+
+
+def test_the_settings_of_the_operators_page_are_taken() -> None:
+    page = (ROOT / "docs" / "operations" / "models.md").read_text(encoding="utf-8")
+    ((kind, file),) = [(kind, text) for kind, text in FENCED.findall(page) if kind]
+    assert kind == "toml"
+    found = with_models(file=file, sets=("models.chat.decode=3",)).settings().models
+    assert found["chat"].decode == 3
+    assert (found["qwen2.5-coder"].tool_parser, found["qwen2.5-coder"].start) == ("hermes", False)
