@@ -44,7 +44,9 @@ class Step:
         return f"{self.name}: {self.move.value}"
 
 
-ORDER = (Role.PREFILL, Role.DECODE, Role.SERVER)
+ORDER = (Role.PREFILL, Role.DECODE, Role.CONTROL, Role.SERVER)
+_ALONE = (Role.CONTROL, Role.SERVER)
+"""Roles of no model."""
 
 
 def restart_steps(
@@ -52,7 +54,7 @@ def restart_steps(
     spares: Mapping[tuple[str, Role], ProcessSpec],
     roles: Collection[Role],
 ) -> list[Step]:
-    """Return what to do, in order: model by model, then the servers.
+    """Return what to do, in order: model by model, then control, then the servers.
 
     Args:
       specs: what runs.
@@ -60,9 +62,9 @@ def restart_steps(
       roles: which processes to restart.
     """
     steps: list[Step] = []
-    models = dict.fromkeys(spec.model for spec in specs if spec.role is not Role.SERVER)
+    models = dict.fromkeys(spec.model for spec in specs if spec.role not in _ALONE)
     for model, role in ((model, role) for model in models for role in ORDER):
-        if role not in roles or role is Role.SERVER:
+        if role not in roles or role in _ALONE:
             continue
         own = [spec.name for spec in specs if (spec.model, spec.role) == (model, role)]
         spare = spares.get((model, role)) if len(own) == 1 else None
@@ -71,6 +73,8 @@ def restart_steps(
         steps += [Step(Move.RESTART, name) for name in own]
         if spare is not None:
             steps.append(Step(Move.RETIRE_SPARE, spare.name))
+    if Role.CONTROL in roles:
+        steps += [Step(Move.RESTART, spec.name) for spec in specs if spec.role is Role.CONTROL]
     if Role.SERVER in roles:
         steps += [Step(Move.REPLACE, spec.name) for spec in specs if spec.role is Role.SERVER]
     return steps

@@ -195,9 +195,7 @@ class Supervisor:
             raise RestartFailed(f"cannot start a template of new processes: {error}") from error
         of_workers = not {Role.PREFILL, Role.DECODE}.isdisjoint(roles)
         self._restarting = tuple(
-            group
-            for group in self._running
-            if group is self._servers or (of_workers and group is not self._control)
+            group for group in self._running if group not in self._models.values() or of_workers
         )
         limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
         failure: RestartFailed | None = None
