@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ops.supervisor.restart_policy import GiveUp
     from ops.supervisor.rolling import Step
 
+# A second or two each: only real processes show which one is signalled, in which order they end.
 PATIENCE_S = 120.0
 CONFIG = SupervisorConfig(
     restart_delay_s=0.01, max_restart_delay_s=0.02, ready_poll_s=0.01, worker_exit_s=PATIENCE_S
@@ -156,11 +157,16 @@ async def test_a_dead_worker_is_restarted_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_model_that_is_asleep_starts_by_command_alone(tmp_path: Path) -> None:
-    async with running(Fleet(tmp_path / "journal", *NAMES, stopped=("b",))) as fleet:
+    names = (*NAMES, "control-0")
+    async with running(Fleet(tmp_path / "journal", *names, stopped=("b",))) as fleet:
         assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.STOPPED}
         await fleet.restart()
         assert "b.decode-0 started" not in fleet.words
-        assert fleet.steps[-1].startswith("server-0: ")
+        assert fleet.words[-2:] == ["control-0 ended", "control-0 started"]
+        assert [step.partition(":")[0] for step in fleet.steps] == [
+            *("a.prefill-0", "a.decode-spare", "a.decode-0", "a.decode-spare"),
+            *("server-0", "control-0"),
+        ]
         await fleet.start("b")
         assert fleet.states["b"] is ModelState.RUNNING
 
@@ -244,6 +250,8 @@ async def test_commands_that_cannot_be_done_are_refused(tmp_path: Path) -> None:
     async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
         with pytest.raises(RestartFailed, match="no model is called 'c'; allowed: a, b"):
             await fleet.start("c")
+        with pytest.raises(RestartFailed, match="no process runs as control or server"):
+            await fleet.restart(Role.SERVER, Role.CONTROL)
         done = trio.Event()
 
         async def tell(_: Step) -> None:
@@ -271,7 +279,7 @@ async def test_the_only_model_without_a_name_runs_as_long_as_the_fleet(tmp_path:
 
 
 @pytest.mark.slow
-async def test_control_is_restarted_before_servers_and_ends_before_all(tmp_path: Path) -> None:
+async def test_control_is_restarted_last_and_ends_first(tmp_path: Path) -> None:
     names = ("server-0", "control", "a.decode-0")
     async with running(Fleet(tmp_path / "journal", *names)) as fleet:
         met = []
@@ -281,7 +289,7 @@ async def test_control_is_restarted_before_servers_and_ends_before_all(tmp_path:
             return True
 
         await fleet.supervisor.restart((*ORDER,), is_met, fleet.note)
-        assert [step.partition(":")[0] for step in fleet.steps][-2:] == ["control", "server-0"]
+        assert [step.partition(":")[0] for step in fleet.steps][-2:] == ["server-0", "control"]
         assert "control" not in met, "servers know no such worker"
         assert [fleet.lives(name) for name in names] == [2, 2, 2]
         begun = len(fleet.words)
