@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ..supervisor.model_status import ModelStatus
     from .controller import Step
     from .journal import Journal
+    from .models import Model
 
 log = structlog.get_logger(__name__)
 
@@ -141,15 +142,19 @@ class Control:
                 self.controller.note_files(name, are_there=are_there, now=trio.current_time())
         self._meter()
         self._settle()
+        await self._measure(lambda model: not model.is_measured)
 
     async def measure(self) -> None:
         """Measure the memory of every model whose workers are ready."""
+        await self._measure(lambda model: True)
+
+    async def _measure(self, is_wanted: Callable[[Model], bool]) -> None:
         for name, model in self.controller.models.items():
             pids = model.pids
-            if model.state not in RUNNING or not pids:
+            if model.state not in RUNNING or not pids or not is_wanted(model):
                 continue
             size_bytes = await trio.to_thread.run_sync(held_bytes, pids)
-            if size_bytes and model.pids == pids:
+            if model.pids == pids:
                 self.controller.note_size(name, size_bytes)
 
     async def run(self) -> None:
@@ -217,7 +222,6 @@ class Control:
         self._settle()
         if step.is_start:
             await self.look()
-            await self.measure()
 
     async def _audit_end(self, operation: Operation) -> None:
         is_done = operation.status is Status.DONE
