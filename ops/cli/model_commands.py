@@ -33,9 +33,6 @@ StoreOption: TypeAlias = Annotated[
 RefArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="REF", help="chat, chat@stable, chat:v1 or chat@sha256:…")
 ]
-NameArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="NAME", help="Of a model of the fleet.")
-]
 ExpectOption: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="DIGEST", help="Move it only if it is this version now."),
@@ -304,22 +301,6 @@ def show_processes(port: FleetPortOption = None, as_json: JsonOption = False) ->
     from .model_processes import run_ps
 
     run_ps(port, as_json=as_json)
-
-
-@model_app.command("start")
-def start_(name: NameArgument, port: FleetPortOption = None, audit: AuditOption = None) -> None:
-    """Start the workers of a model of a running fleet; wait until they are ready."""
-    from .model_processes import run_start
-
-    run_start(name, port, audit)
-
-
-@model_app.command("stop")
-def stop_(name: NameArgument, port: FleetPortOption = None, audit: AuditOption = None) -> None:
-    """Let the workers of a model finish what they run, and leave; other models go on."""
-    from .model_processes import run_stop
-
-    run_stop(name, port, audit)
 
 
 def _opened(store: Path | None) -> ModelStore:

@@ -1,9 +1,8 @@
-"""`triolet model ps`, `start` and `stop`: the models of a fleet that runs here."""
+"""`triolet model ps`: the models of a fleet that runs here."""
 
 from __future__ import annotations
 
 import re
-import time
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,29 +12,18 @@ import msgspec
 import trio
 import typer
 
-from triolet.audit_log.events import Action
-from triolet.audit_log.recording import recorded
 from triolet.units import KIB
 
 from ..api_key import key_headers
 from ..exit_codes import CommandFailed
 from ..quantities import show_size
 from ..running_fleets import find_fleet
-from ..supervisor.supervisor_socket import (
-    Models,
-    ModelsRequest,
-    Refused,
-    StartModelRequest,
-    StepBegan,
-    StopModelRequest,
-    ask,
-)
+from ..supervisor.supervisor_socket import Models, ModelsRequest, Refused, ask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..supervisor.model_status import ModelStatus, WorkerStatus
-    from ..supervisor.supervisor_socket import Request
 
 SERVER_TIMEOUT_S: Final = 2.0
 """For the list of models, which a server answers from memory."""
@@ -100,54 +88,6 @@ class ModelRow(msgspec.Struct, frozen=True):
     workers_state: str
     failure: str | None
     workers: list[WorkerRow]
-
-
-def run_start(name: str, port: int | None, audit: Path | None) -> None:
-    """Start the workers of a model and wait until they are ready.
-
-    Args:
-      name: of the model.
-      port: of the local fleet that is meant, if several run.
-      audit: folder of the audit log; None for this user's.
-
-    Raises:
-      CommandFailed: no fleet runs, or it was not done.
-      AuditLogError: it could not be recorded, and was not begun.
-    """
-    fleet = find_fleet(port)
-    with recorded(Action.MODEL_START, f"port {fleet.note.port}: {name}", folder=audit):
-        trio.run(_obeyed, fleet.supervisor_socket, StartModelRequest(name), "its workers are ready")
-
-
-def run_stop(name: str, port: int | None, audit: Path | None) -> None:
-    """Let the workers of a model finish what they run, and leave.
-
-    Args:
-      name: of the model.
-      port: of the local fleet that is meant, if several run.
-      audit: folder of the audit log; None for this user's.
-
-    Raises:
-      CommandFailed: no fleet runs, or it was not done.
-      AuditLogError: it could not be recorded, and was not begun.
-    """
-    fleet = find_fleet(port)
-    with recorded(Action.MODEL_STOP, f"port {fleet.note.port}: {name}", folder=audit):
-        trio.run(_obeyed, fleet.supervisor_socket, StopModelRequest(name), "its workers are gone")
-
-
-async def _obeyed(path: Path, request: Request, done: str) -> None:
-    began = time.monotonic()
-    async with aclosing(ask(path, request)) as answers:
-        async for answer in answers:
-            took_s = time.monotonic() - began
-            match answer:
-                case StepBegan(text):
-                    typer.echo(f"{took_s:6.1f} s  {text}")
-                case Refused(message):
-                    raise CommandFailed(message)
-                case _:
-                    typer.echo(f"{took_s:6.1f} s  done: {done}")
 
 
 def run_ps(port: int | None, *, as_json: bool) -> None:

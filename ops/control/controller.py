@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 BY_REQUEST: Final = "request"
 BY_MEMORY: Final = "memory"
 BY_KEEP_ALIVE: Final = "keep-alive"
-BY_FAILURE: Final = "failure"
+BY_FAILURE: Final = "failed load"
+BY_SUPERVISOR: Final = "supervisor"
 GOAL: Final[dict[Wanted, frozenset[ModelState]]] = {
     Wanted.LOAD: RUNNING,
     Wanted.SLEEP: RESTING | {ModelState.ABSENT},
@@ -108,8 +109,9 @@ class Controller:
         self.models: dict[str, Model] = {}
         self.outlook = Outlook(config, budget_bytes, self.models, self.load_times, now)
         for one in config.models:
-            state = past.states.get(one.name, ModelState.STAGED)
-            rest = state if state in RESTING else ModelState.STAGED
+            # What drained then has ended meanwhile, or will be told to end once more.
+            asleep = past.states.get(one.name) in (ModelState.SLEEPING, ModelState.DRAINING)
+            rest = ModelState.SLEEPING if asleep else ModelState.STAGED
             size_bytes = past.sizes.get(one.name, guesses[one.name])
             self.models[one.name] = Model(one, rest, size_bytes, now, now, now)
         for operation in past.unfinished:
@@ -264,7 +266,7 @@ class Controller:
             if model.state in HOLDING and not its.is_there and model.live is None:
                 # Of themselves or by other hands; to end them once more does no harm.
                 model.failed_at = None if its.failure is None else now
-                self.order(name, Wanted.SLEEP, BY_FAILURE, now, wall)
+                self.order(name, Wanted.SLEEP, BY_SUPERVISOR, now, wall)
             elif model.state is ModelState.LOADING and model.is_ready and model.running is None:
                 self._loaded(model, now)
             elif model.state in RUNNING and not model.is_ready:

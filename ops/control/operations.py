@@ -44,7 +44,8 @@ class Operation(msgspec.Struct):
       model: its name.
       wanted: what it leads to.
       who: `user:NAME` or `port:NUMBER` for the admin routes, `request` for a request that waits,
-        `keep-alive`, `memory` for another model's, or `failure`.
+        `keep-alive`, `memory` for another model's, `failed load`, or `supervisor` where
+        workers ended without an operation.
       created_at: seconds since the epoch.
       status: how far it is.
       progress: what is done now, or the outcome, in words.

@@ -80,6 +80,7 @@ class JsonView:
 
     def failed(self, model: str, reason: GiveUp) -> None:
         log.error("model_failed", model=model, reason=reason.message)
+        self._pids = {n: pid for n, pid in self._pids.items() if not n.startswith(f"{model}.")}
 
     def stopping(self) -> None:
         log.info("stopping", drain_timeout_s=self._plan.settings.server.drain_timeout_s)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 import trio
@@ -261,24 +261,39 @@ async def _obey(
         case ModelsRequest():
             await tell(Models(supervisor.models()))
         case RestartRequest():
-            await _told(partial(_restart, supervisor, readiness, request, tell), "restart", tell)
+            done = Told("restarted", "restart_failed", {})
+            await _told(partial(_restart, supervisor, readiness, request, tell), done, tell)
         case StartModelRequest(model):
-            start = partial(supervisor.start_model, model, begun)
-            await _told(start, "start_model", tell, model=model)
+            done = Told("model_started", "model_start_failed", {"model": model})
+            await _told(partial(supervisor.start_model, model, begun), done, tell)
         case StopModelRequest(model):
-            stop = partial(supervisor.stop_model, model, begun)
-            await _told(stop, "stop_model", tell, model=model)
+            done = Told("model_stopped", "model_stop_failed", {"model": model})
+            await _told(partial(supervisor.stop_model, model, begun), done, tell)
 
 
-async def _told(do: Callable[[], Awaitable[None]], what: str, tell: Tell, **facts: str) -> None:
+class Told(NamedTuple):
+    """What the log says at the end of a command.
+
+    Attributes:
+      done: event of its success.
+      failed: event of its failure.
+      facts: of either.
+    """
+
+    done: str
+    failed: str
+    facts: dict[str, str]
+
+
+async def _told(do: Callable[[], Awaitable[None]], said: Told, tell: Tell) -> None:
     """Do something, and tell and log how it ended."""
     try:
         await do()
     except RestartFailed as error:
-        log.warning("command_failed", command=what, **facts, message=str(error))
+        log.warning(said.failed, **said.facts, message=str(error))
         await tell(Refused(str(error)))
     else:
-        log.info("command_done", command=what, **facts)
+        log.info(said.done, **said.facts)
         await tell(Finished())
 
 

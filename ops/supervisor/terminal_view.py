@@ -45,9 +45,10 @@ class TerminalView:
     def __init__(self, plan: FleetPlan, console: Console | None = None) -> None:
         self._plan = plan
         self._console = Console(highlight=False) if console is None else console
+        width = max(map(len, plan.process_names))
         self._bars = Progress(
             SpinnerColumn(style=ACCENT, finished_text="[green]✓"),
-            TextColumn("{task.fields[process]:<10}"),
+            TextColumn(f"{{task.fields[process]:<{width}}}"),
             TextColumn("[dim]{task.description:<12}"),
             BarColumn(bar_width=28, complete_style=ACCENT, finished_style="green"),
             TimeElapsedColumn(),
@@ -119,9 +120,10 @@ class TerminalView:
                 pass  # `failed` or `stopping` follows, or has been
 
     def failed(self, model: str, reason: GiveUp) -> None:
-        for name, task in self._tasks.items():
-            if name.startswith(f"{model}."):
-                self._bars.update(task, description="failed", completed=0, total=1)
+        for name in [name for name in self._tasks if name.startswith(f"{model}.")]:
+            self._bars.update(self._tasks[name], description="failed", completed=0, total=1)
+            self._pids.pop(name, None)
+            self._workers.pop(name, None)
         self._news("red", f"Model {model} has failed, others go on: {reason.message}")
 
     def stopping(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,11 +19,12 @@ from tokenizers import Tokenizer
 from ops.model_directory import demo_model_path
 from tests import forked
 from tests.engine.driver import generate, ids, open_engine
+from tests.packaging.test_commands_in_documents import commands
 from triolet.config import Dtype, EngineConfig
 from triolet.units import MIB
 
 from .conftest import PATIENT, WATCHED
-from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+from .fleet_process import PATIENCE_S, FleetProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +95,7 @@ def two(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
     """A fleet of its own, because its workers are stopped and killed."""
     log = tmp_path_factory.mktemp("two") / "fleet.log"
     state = str(tmp_path_factory.mktemp("state"))
-    models = ("deep=demo", f"shallow={shallow}")
+    models = ("chat=demo", f"code={shallow}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", state)  # of the audit log
         fleet = FleetProcess(log, *models, *WATCHED, *PATIENT)
@@ -106,45 +108,53 @@ def two(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
 
 
 def test_each_model_answers_under_its_name(two: FleetProcess, shallow: Path) -> None:
-    expected = {"deep": reference(demo_model_path()), "shallow": reference(shallow)}
-    assert expected["deep"] != expected["shallow"]
+    expected = {"chat": reference(demo_model_path()), "code": reference(shallow)}
+    assert expected["chat"] != expected["code"]
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda model: complete(two, model), 2 * list(expected)))
     assert answers == 2 * list(expected.values())
     (ready,) = two.log_events("ready")
-    assert ready["models"] == {"deep": str(demo_model_path()), "shallow": str(shallow)}
+    assert ready["models"] == {"chat": str(demo_model_path()), "code": str(shallow)}
     refused = two.client.post("/v1/completions", json={"model": "demo", "prompt": "a"})
     assert refused.status_code == 404
 
 
-def test_a_request_waits_for_the_workers_of_a_model_that_is_started(two: FleetProcess) -> None:
-    before, answer = processes(two), complete(two, "shallow")
-    assert "shallow.decode-0: draining" in triolet(two, "stop", "shallow")
-    stopped = processes(two)
-    assert stopped["shallow"]["workers_state"] == "stopped"
-    assert set(pids(stopped["shallow"]).values()) == {None}
-    assert complete(two, "deep")
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(complete, two, "shallow")
-        wait_until(
-            lambda: two.metric("triolet_requests_queued") > 0, PATIENCE_S, "a request is queued"
-        )
-        assert "done: its workers are ready" in triolet(two, "start", "shallow")
-        assert waiting.result(PATIENCE_S) == answer
+def test_the_commands_of_the_operators_page_work_one_after_another(two: FleetProcess) -> None:
+    said = {
+        line: triolet(two, *words)
+        for line in commands("docs/operations/models.md")
+        for _, command, *words in [shlex.split(line)]
+        if command == "model"
+    }
+    assert [line.removeprefix("triolet model ") for line in said] == [
+        *("ps", "ps --json"),
+        *("sleep code", "wake code", "unload code", "load code"),
+    ]
+    assert said["triolet model ps"].startswith("chat  serving  workers running\n")
+    assert said["triolet model sleep code"].endswith("code is sleeping\n")
+    assert said["triolet model load code"].endswith("code is ready\n")
+
+
+def test_a_request_wakes_a_model_that_sleeps(two: FleetProcess) -> None:
+    before, answer = processes(two), complete(two, "code")
+    triolet(two, "sleep", "code")
+    asleep = processes(two)
+    assert (asleep["code"]["state"], asleep["code"]["workers_state"]) == ("sleeping", "stopped")
+    assert set(pids(asleep["code"]).values()) == {None}
+    assert complete(two, "code") == answer
     after = processes(two)
-    assert pids(after["deep"]) == pids(before["deep"])
-    assert set(pids(after["shallow"])) == {"shallow.prefill-0", "shallow.decode-0"}
-    assert all(worker["memory_bytes"] for worker in after["shallow"]["workers"])
+    assert pids(after["chat"]) == pids(before["chat"])
+    assert set(pids(after["code"])) == {"code.prefill-0", "code.decode-0"}
+    assert all(worker["memory_bytes"] for worker in after["code"]["workers"])
 
 
 def test_a_worker_that_dies_is_restarted_alone(two: FleetProcess) -> None:
-    answer, before = complete(two, "shallow"), processes(two)
-    victim = pids(before["shallow"])["shallow.decode-0"]
+    answer, before = complete(two, "code"), processes(two)
+    victim = pids(before["code"])["code.decode-0"]
     os.kill(victim, signal.SIGKILL)
-    assert complete(two, "shallow") == answer
+    assert complete(two, "code") == answer
     after = processes(two)
-    assert pids(after["shallow"])["shallow.decode-0"] not in (victim, None)
-    assert pids(after["deep"]) == pids(before["deep"])
-    assert (
-        pids(after["shallow"])["shallow.prefill-0"] == pids(before["shallow"])["shallow.prefill-0"]
-    )
+    new = pids(after["code"])["code.decode-0"]
+    assert new not in (victim, None)
+    assert pids(after["chat"]) == pids(before["chat"])
+    assert pids(after["code"]) == pids(before["code"]) | {"code.decode-0": new}

@@ -95,6 +95,18 @@ def test_the_last_line_is_the_command_for_what_was_looked_at() -> None:
     assert serve_command(Wanted(Settings())) == "triolet serve"
 
 
+def test_each_model_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{")
+    words = ["doctor", "chat=demo", f"code={tmp_path}", "--port", "0", "--kv-pool", "1MiB"]
+    assert main([*words, "--json"]) == 1
+    rows = {row["subject"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
+    assert rows["Model chat"]["status"] == "ok"
+    assert rows["Model code"]["status"] == "fail"
+    assert "cannot be read as JSON" in rows["Model code"]["detail"]
+    assert main(["doctor", "demo", "chat=demo"]) == 2
+    assert "'demo' has no name for requests" in capsys.readouterr().err
+
+
 def test_kernels_are_missed_only_where_they_could_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_kernels(frozenset({"asimd"})).status is Status.OK
     flags = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl"})

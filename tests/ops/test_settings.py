@@ -14,6 +14,8 @@ from ops.cli.show_config import reason
 from ops.model_directory import with_pool_share
 from ops.settings.form import MODELS, Settings, document, find, leaves, of_role, types_of
 from ops.settings.sources import Sources, read_settings
+from tests.house.test_layout import ROOT
+from tests.packaging.test_commands_in_documents import FENCED
 from triolet.config import (
     Dtype,
     EngineConfig,
@@ -502,3 +504,12 @@ def test_a_server_is_told_of_several_models() -> None:
     sources = Sources()
     sources.add_document(document(meant, Role.SERVER), "a pipe")
     assert sources.settings().server.models == (told,)
+
+
+def test_the_settings_of_the_operators_page_are_taken() -> None:
+    page = (ROOT / "docs" / "operations" / "models.md").read_text(encoding="utf-8")
+    ((kind, file),) = [(kind, text) for kind, text in FENCED.findall(page) if kind]
+    assert kind == "toml"
+    found = with_models(file=file, sets=("models.chat.decode=3",)).settings().models
+    assert found["chat"].decode == 3
+    assert (found["qwen2.5-coder"].tool_parser, found["qwen2.5-coder"].start) == ("hermes", False)

@@ -46,8 +46,6 @@ class Action(StrEnum):
     MODEL_LOAD = "model.load"
     MODEL_SLEEP = "model.sleep"
     MODEL_UNLOAD = "model.unload"
-    MODEL_START = "model.start"
-    MODEL_STOP = "model.stop"
     TENANT_ADD = "tenant.add"
     TENANT_ROTATE = "tenant.rotate"
     TENANT_DISABLE = "tenant.disable"

@@ -72,7 +72,10 @@ class FakeSupervisor:
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         async with stream:
-            asked = json.loads(await stream.receive_some(READ_BYTES))
+            request = await stream.receive_some(READ_BYTES)
+            if not request:
+                return  # control was ended before it asked
+            asked = json.loads(request)
             try:
                 for line in await self._answer(asked["request"], asked.get("model", "")):
                     await stream.send_all(json.dumps(line).encode() + b"\n")
