@@ -137,7 +137,7 @@ class Group:
         Args:
           grace_s: after which the workers of a role are killed.
         """
-        for role in (*ORDER, Role.CONTROL):
+        for role in ORDER:
             await see_out(self.lives((role,)), grace_s)
 
     def lives(self, roles: Collection[Role] = tuple(Role)) -> list[Life]:

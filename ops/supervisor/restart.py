@@ -66,6 +66,8 @@ async def take_steps(
                 case Move.RESTART:
                     await slot.restart(limits.worker_exit_s)
                     await _meet(step.name, is_met, limits.config)
+                case Move.RENEW:
+                    await slot.restart(limits.worker_exit_s)
                 case Move.REPLACE:
                     await slot.replace(limits.server_exit_s)
                 case Move.RETIRE_SPARE:

@@ -26,6 +26,8 @@ class Move(Enum):
     RESTART = "draining, then starting afresh"
     REPLACE = "starting a successor, then draining the old one"
     RETIRE_SPARE = "draining, its work is done"
+    RENEW = "ending, then starting afresh"
+    """Of control, which no server has to meet before the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Step:
         return f"{self.name}: {self.move.value}"
 
 
-ORDER = (Role.PREFILL, Role.DECODE, Role.SERVER)
+WORKERS = (Role.PREFILL, Role.DECODE)
+ORDER = (*WORKERS, Role.SERVER, Role.CONTROL)
 
 
 def restart_steps(
@@ -52,7 +55,7 @@ def restart_steps(
     spares: Mapping[tuple[str, Role], ProcessSpec],
     roles: Collection[Role],
 ) -> list[Step]:
-    """Return what to do, in order: model by model, then the servers.
+    """Return what to do, in order: model by model, then the servers, then control.
 
     Args:
       specs: what runs.
@@ -60,9 +63,9 @@ def restart_steps(
       roles: which processes to restart.
     """
     steps: list[Step] = []
-    models = dict.fromkeys(spec.model for spec in specs if spec.role is not Role.SERVER)
+    models = dict.fromkeys(spec.model for spec in specs if spec.role in WORKERS)
     for model, role in ((model, role) for model in models for role in ORDER):
-        if role not in roles or role is Role.SERVER:
+        if role not in roles or role not in WORKERS:
             continue
         own = [spec.name for spec in specs if (spec.model, spec.role) == (model, role)]
         spare = spares.get((model, role)) if len(own) == 1 else None
@@ -71,6 +74,7 @@ def restart_steps(
         steps += [Step(Move.RESTART, name) for name in own]
         if spare is not None:
             steps.append(Step(Move.RETIRE_SPARE, spare.name))
-    if Role.SERVER in roles:
-        steps += [Step(Move.REPLACE, spec.name) for spec in specs if spec.role is Role.SERVER]
+    for role, move in ((Role.SERVER, Move.REPLACE), (Role.CONTROL, Move.RENEW)):
+        if role in roles:
+            steps += [Step(move, spec.name) for spec in specs if spec.role is role]
     return steps

@@ -184,8 +184,8 @@ class Supervisor:
           tell: called before each step.
 
         Raises:
-          RestartFailed: another restart is under way, the fleet ends, or a new process did not
-            become ready. What was not restarted yet runs on.
+          RestartFailed: another restart is under way, there is nothing to restart, the fleet ends,
+            or a new process did not become ready. What was not restarted yet runs on.
         """
         if self._restarting:
             raise RestartFailed("a restart is under way already; wait for its end")
@@ -193,12 +193,13 @@ class Supervisor:
             self._starter.renew()
         except OSError as error:
             raise RestartFailed(f"cannot start a template of new processes: {error}") from error
-        of_workers = not {Role.PREFILL, Role.DECODE}.isdisjoint(roles)
         self._restarting = tuple(
             group
             for group in self._running
-            if group is self._servers or (of_workers and group is not self._control)
+            if not {spec.role for spec in group.specs}.isdisjoint(roles)
         )
+        if not self._restarting:
+            raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
         limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
         failure: RestartFailed | None = None
         try:

@@ -155,11 +155,16 @@ async def test_a_dead_worker_is_restarted_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_model_that_is_asleep_starts_by_command_alone(tmp_path: Path) -> None:
-    async with running(Fleet(tmp_path / "journal", *NAMES, stopped=("b",))) as fleet:
+    names = (*NAMES, "control-0")
+    async with running(Fleet(tmp_path / "journal", *names, stopped=("b",))) as fleet:
         assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.STOPPED}
         await fleet.restart()
         assert "b.decode-0 started" not in fleet.words
-        assert fleet.steps[-1].startswith("server-0: ")
+        assert fleet.words[-2:] == ["control-0 ended", "control-0 started"]
+        assert [step.partition(":")[0] for step in fleet.steps] == [
+            *("a.prefill-0", "a.decode-spare", "a.decode-0", "a.decode-spare"),
+            *("server-0", "control-0"),
+        ]
         await fleet.start("b")
         assert fleet.states["b"] is ModelState.RUNNING
 
@@ -243,6 +248,8 @@ async def test_commands_that_cannot_be_done_are_refused(tmp_path: Path) -> None:
     async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
         with pytest.raises(RestartFailed, match="no model is called 'c'; allowed: a, b"):
             await fleet.start("c")
+        with pytest.raises(RestartFailed, match="no process runs as control or server"):
+            await fleet.restart(Role.SERVER, Role.CONTROL)
         done = trio.Event()
 
         async def tell(_: Step) -> None:
