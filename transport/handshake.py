@@ -5,6 +5,7 @@ Decides, sends nothing. Every refusal is a GOODBYE whose reason an operator can 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from triolet.ids import Role
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
     from .frames import SharedRing
 
-_OF_VERSION: Final = "/"
-"""Between a version and what a worker computes with; neither has one in it."""
+_VERSIONED: Final = re.compile(r"(sha256:[0-9a-f]{64})/.*", re.DOTALL)
+"""A fingerprint that names a version, and behind it what a worker computes with."""
 _WITHOUT_MODEL: Final = (Role.SERVER, Role.OPERATOR)
 
 
@@ -96,13 +97,13 @@ def versioned(fingerprint: str, model_digest: str) -> str:
       fingerprint: of what a worker computes with.
       model_digest: sha256:… of the version, which pins its tokenizer and template too.
     """
-    return f"{model_digest}{_OF_VERSION}{fingerprint}" if model_digest else fingerprint
+    return f"{model_digest}/{fingerprint}" if model_digest else fingerprint
 
 
 def version_of(fingerprint: str) -> str:
     """Return the digest of the model's version that a fingerprint names; empty if it names none."""
-    digest, found, _ = fingerprint.partition(_OF_VERSION)
-    return digest if found else ""
+    found = _VERSIONED.fullmatch(fingerprint)
+    return found[1] if found else ""
 
 
 def check_version(

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 MAX_LISTED: Final = 16
 """Names in an error about a model: GET /v1/models lists all."""
+MAX_COMPARED: Final = 64
+"""Characters of an unknown name that are compared with the names there are: a body may hold a name
+of megabytes, which would take a second of the event loop."""
 FINGERPRINT_DIGITS: Final = 12
 """Of a digest in `system_fingerprint`: enough to tell versions apart, short enough to read."""
 DIGEST: Final = "sha256:"
@@ -177,5 +180,5 @@ class ModelTable:
         listed = f"there is {shown}" if len(names) == 1 else f"there are {shown}"
         if rest > 0:
             listed += f" and {rest} more, which GET /v1/models lists"
-        near = get_close_matches(wanted, names, n=1)
+        near = get_close_matches(wanted[:MAX_COMPARED], names, n=1)
         return f"{listed}; did you mean {near[0]}?" if near and len(names) > 1 else listed

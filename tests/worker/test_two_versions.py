@@ -193,6 +193,12 @@ async def test_a_worker_of_another_version_is_refused_at_any_address(
             assert [peer.name for _, peer in known] == ["server.old"]
 
 
+def test_what_a_worker_computes_with_is_no_version() -> None:
+    for fingerprint in ("a/b", "0123:by=torch,NVIDIA/H100", "sha256:12/x", ""):
+        assert version_of(versioned(fingerprint, "")) == ""
+        assert version_of(versioned(fingerprint, OLD)) == OLD
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours", "takes_unversioned", "is_taken"),
     [
