@@ -38,6 +38,7 @@ from .options import (
     new_form,
     with_settings,
 )
+from .registry_commands import registry_app
 from .tenant_commands import tenant_app
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ config_app = typer.Typer(help="Settings of every process.", no_args_is_help=True
 app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
+model_app.add_typer(registry_app)
 app.add_typer(model_app, name="model")
 app.add_typer(tenant_app, name="tenant")
 

@@ -89,9 +89,9 @@ def import_(
         running.after = found.digest
         running.counts = {str(way): size for way, size in found.num_bytes.items()}
     ways = [f"{show_size(size)} {way}" for way, size in found.num_bytes.items() if size]
-    _say(f"{name}@{found.digest}: {', '.join(ways)}")
+    say(f"{name}@{found.digest}: {', '.join(ways)}")
     if found.others:
-        _say(f"not part of the version: {', '.join(found.others)}")
+        say(f"not part of the version: {', '.join(found.others)}")
     typer.echo(found.digest)
 
 
@@ -102,7 +102,7 @@ def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
     from ..quantities import show_size
 
-    opened = _opened(store)
+    opened = opened_store(store)
     pointers = Aliases(opened).all()
     rows: list[dict[str, Any]] = []
     for entry in opened.entries():
@@ -132,10 +132,10 @@ def show(ref: RefArgument, store: StoreOption = None) -> None:
     from triolet.store.manifest import MAX_MANIFEST_BYTES
     from triolet.store.reference import parse_reference
 
-    reference, opened = parse_reference(ref), _opened(store)
+    reference, opened = parse_reference(ref), opened_store(store)
     digest = Aliases(opened).resolve(reference)
     opened.manifest(digest)
-    _say(f"{reference.name}@{digest}")
+    say(f"{reference.name}@{digest}")
     content = opened.read(digest, MAX_MANIFEST_BYTES)
     typer.echo(msgspec.json.format(content, indent=2).decode())
 
@@ -154,7 +154,7 @@ def verify_(
 
     from ..quantities import show_size
 
-    opened = _opened(store)
+    opened = opened_store(store)
     aliases, entries = Aliases(opened), opened.entries()
     faults = []
     if ref is None:
@@ -171,13 +171,13 @@ def verify_(
         entries = tuple(entry for entry in entries if (entry.name, entry.digest) == meant)
     found = verify(opened, entries)
     for fault in (*faults, *found.faults):
-        _say(fault)
+        say(fault)
     counted = (
         f"{found.num_versions} versions, {found.num_blobs} blobs, {show_size(found.num_bytes)}"
     )
     if num_faults := len(faults) + len(found.faults):
         raise CommandFailed(f"{num_faults} faults in {counted}; each is named above")
-    _say(f"{counted}: all as their digests say")
+    say(f"{counted}: all as their digests say")
 
 
 @model_app.command("tag")
@@ -193,7 +193,7 @@ def tag(
     from triolet.store.aliases import ABSENT, Aliases
     from triolet.store.reference import PointerKind, parse_reference, tag_of
 
-    reference, aliases = parse_reference(ref), Aliases(_opened(store))
+    reference, aliases = parse_reference(ref), Aliases(opened_store(store))
     pointer = parse_reference(name).pointer if ":" in name else tag_of(reference.name, name)
     if pointer is None or pointer.kind is not PointerKind.TAG or pointer.name != reference.name:
         raise StoreError(f"{name!r} is no tag of {reference.name}; allowed: {reference.name}:TAG")
@@ -206,7 +206,7 @@ def tag(
     before = None if now == ABSENT else now
     with recorded(Action.MODEL_TAG, str(pointer), folder=audit, before=before, after=digest):
         aliases.move(pointer, digest, expect=now if expect is None else expect)
-    _say(f"{pointer} is {digest}")
+    say(f"{pointer} is {digest}")
 
 
 @model_app.command("alias")
@@ -224,7 +224,7 @@ def alias(
     from triolet.store.aliases import Aliases
     from triolet.store.reference import PointerKind, parse_reference
 
-    pointer, aliases = parse_reference(name).pointer, Aliases(_opened(store))
+    pointer, aliases = parse_reference(name).pointer, Aliases(opened_store(store))
     if pointer is None or pointer.kind is not PointerKind.ALIAS:
         raise StoreError(f"{name!r} is no alias; allowed: NAME@ALIAS, such as chat@stable")
     if ref is None:
@@ -247,7 +247,7 @@ def alias(
     with recorded(Action.MODEL_ALIAS, str(pointer), folder=audit, after=digest) as running:
         old = aliases.move(pointer, digest, expect)
         running.before = old or None
-    _say(f"{pointer} is {digest}, it was {old or 'not there'}")
+    say(f"{pointer} is {digest}, it was {old or 'not there'}")
 
 
 @model_app.command("rm")
@@ -258,7 +258,7 @@ def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = No
     from triolet.store.collect import remove
     from triolet.store.reference import parse_reference
 
-    reference, opened = parse_reference(ref), _opened(store)
+    reference, opened = parse_reference(ref), opened_store(store)
     with (
         opened.writing() as writer,
         recorded(Action.MODEL_REMOVE, ref, folder=audit) as running,
@@ -266,11 +266,11 @@ def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = No
         gone = remove(writer, Aliases(opened), reference)
         running.before = gone.digest
     if gone.pointer is not None:
-        _say(f"{gone.pointer} is removed")
+        say(f"{gone.pointer} is removed")
     if gone.digest is None:
-        _say("its version has another tag or alias, and stays")
+        say("its version has another tag or alias, and stays")
     else:
-        _say(f"{reference.name}@{gone.digest} is removed; `triolet model gc` frees its disk space")
+        say(f"{reference.name}@{gone.digest} is removed; `triolet model gc` frees its disk space")
 
 
 @model_app.command("gc")
@@ -281,23 +281,29 @@ def collect_(store: StoreOption = None, audit: AuditOption = None) -> None:
 
     from ..quantities import show_size
 
-    opened = _opened(store)
+    opened = opened_store(store)
     with (
         opened.writing() as writer,
         recorded(Action.MODEL_GC, str(opened.root), folder=audit) as running,
     ):
         found = collect(writer)
         running.counts = {"blobs": found.num_blobs, "bytes": found.num_bytes}
-    _say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")
+    say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")
     for digest in found.in_use:
-        _say(f"{digest} has been removed and stays while it is served")
+        say(f"{digest} has been removed and stays while it is served")
 
 
-def _opened(store: Path | None) -> ModelStore:
+def opened_store(store: Path | None) -> ModelStore:
+    """Return the store that an option names, or this user's.
+
+    Raises:
+      StoreError: it is not there.
+    """
     from ..models.stored import store_of
 
     return store_of(store).require()
 
 
-def _say(words: str) -> None:
+def say(words: str) -> None:
+    """Write a line for people."""
     typer.echo(words, err=True)

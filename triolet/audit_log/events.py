@@ -42,6 +42,8 @@ class Action(StrEnum):
     MODEL_ALIAS = "model.alias"
     MODEL_REMOVE = "model.rm"
     MODEL_GC = "model.gc"
+    MODEL_PUSH = "model.push"
+    MODEL_PULL = "model.pull"
     MODEL_SIGN = "model.sign"
     TENANT_ADD = "tenant.add"
     TENANT_ROTATE = "tenant.rotate"

@@ -120,6 +120,26 @@ class Aliases:
                     _set(connection, previous, _target(connection, previous), old)
         return old
 
+    def tag_new(self, tag: Pointer, digest: str, how: str) -> None:
+        """Tag a version that has just come into the store.
+
+        Args:
+          tag: for it.
+          digest: of the version.
+          how: it came, for the error: `imported`.
+
+        Raises:
+          StoreError: the tag is another version.
+        """
+        old = self.all().get(tag, ABSENT)
+        if old not in (ABSENT, digest):
+            version = f"{tag.name}@{digest}"
+            raise StoreError(
+                f"{version} is {how}, but {tag} is {old} and stays; give another --tag, or move "
+                f"it: `triolet model tag {version} {tag} --expect {old}`"
+            )
+        self.move(tag, digest, expect=old)
+
     def remove(self, pointer: Pointer) -> str:
         """Remove a tag or alias and return the digest that it had.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..errors import StoreError
 from .layout import explained, sync_folder
 from .manifest import MAX_MANIFEST_BYTES
+from .partial import Partials
 from .reference import DIGEST
 from .view import VIEWS
 
@@ -45,7 +46,7 @@ class Collected(NamedTuple):
     """What a collection removed.
 
     Attributes:
-      num_blobs: how many.
+      num_blobs: how many; what a pull has left unfinished counts as one each.
       num_bytes: of these.
       in_use: removed versions that are served, and stay until a collection after that.
     """
@@ -75,7 +76,8 @@ def remove(writer: Writer, aliases: Aliases, reference: Reference) -> Removed:
 
 
 def collect(writer: Writer) -> Collected:
-    """Remove all blobs that neither a version in the index nor a served one names.
+    """Remove all blobs that neither a version in the index nor a served one names, and what pulls
+    have begun, unless one runs.
 
     Raises:
       StoreError: a manifest cannot be read, so that what it names is not known; nothing is removed.
@@ -99,7 +101,8 @@ def collect(writer: Writer) -> Collected:
                 num_blobs += 1
         sync_folder(store.blobs)
         store.receipts.keep_only(kept)
-    return Collected(num_blobs, num_bytes, sorted(in_use))
+        num_partial, partial_bytes = Partials(store).collect()
+    return Collected(num_blobs + num_partial, num_bytes + partial_bytes, sorted(in_use))
 
 
 def _removed_but_served(store: ModelStore, roots: set[str], held: ExitStack) -> set[str]:

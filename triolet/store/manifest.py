@@ -176,17 +176,17 @@ def manifest_document(config: bytes, layers: list[Descriptor]) -> bytes:
     )
 
 
-def read_manifest(content: bytes, digest: str) -> Manifest:
+def read_manifest(content: bytes, digest: str, remedy: str = "import the model again") -> Manifest:
     """Return a manifest once all that it names is safe to make a path of.
 
     Args:
       content: its bytes.
       digest: for the error.
+      remedy: for the error.
 
     Raises:
       StoreError: it is no manifest of a model, or names a path.
     """
-    remedy = "import the model again"
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -74,16 +74,30 @@ def require_whole(store: ModelStore, version: str, blobs: Iterable[Descriptor]) 
       StoreError: one is missing or differs.
     """
 
-    def fault(blob: Descriptor) -> str | None:
-        found = store.require_sound(store.blob_path(blob.digest))
-        if store.receipts.find(found) == blob.digest:
-            return None
-        return _fault(store, blob, version)
-
     with ThreadPoolExecutor(_num_threads(), thread_name_prefix="verify") as threads:
-        for complaint in threads.map(fault, blobs):
+        for complaint in threads.map(lambda one: _unknown_fault(store, one, version), blobs):
             if complaint is not None:
                 raise StoreError(complaint)
+
+
+def is_whole(store: ModelStore, blob: Descriptor) -> bool:
+    """Return whether a store has a blob, and nothing is wrong with it."""
+    try:
+        return _unknown_fault(store, blob, "") is None
+    except StoreError:
+        return False
+
+
+def _unknown_fault(store: ModelStore, blob: Descriptor, version: str) -> str | None:
+    """Say what is wrong with a blob; one that has not changed since it was read is not read again.
+
+    Raises:
+      StoreError: it is missing, or others may write it.
+    """
+    found = store.require_sound(store.blob_path(blob.digest))
+    if store.receipts.find(found) == blob.digest:
+        return None
+    return _fault(store, blob, version)
 
 
 def _num_threads() -> int:

@@ -1,0 +1,209 @@
+"""`triolet model pull`: a version comes from a registry, byte for byte, and is named when whole."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from triolet.errors import StoreError
+from triolet.store.aliases import Aliases
+from triolet.store.layout import Entry, explained
+from triolet.store.manifest import (
+    ENGINE_TYPE,
+    MANIFEST_TYPE,
+    POLICY_TYPE,
+    digest_of,
+    read_manifest,
+)
+from triolet.store.partial import Partials
+from triolet.store.reference import require_name
+from triolet.store.verify import is_whole
+
+from ..quantities import show_size
+from .blobs import Progress, download
+from .client import RegistryFailed
+from .transfers import for_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from triolet.store.layout import ModelStore
+    from triolet.store.manifest import Descriptor, Manifest
+    from triolet.store.reference import Pointer
+
+    from .client import Registry
+
+_ACCEPTED: Final = ", ".join(
+    (
+        MANIFEST_TYPE,
+        # So that a registry says what is there instead, and not that nothing is.
+        "application/vnd.oci.image.index.v1+json",
+        "application/vnd.docker.distribution.manifest.v2+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+    )
+)
+DIGEST_HEADER: Final = "docker-content-digest"
+
+
+class WantedVersion(NamedTuple):
+    """What a version that is pulled is called here.
+
+    Attributes:
+      name: of the model.
+      tag: of the version, if any.
+    """
+
+    name: str
+    tag: Pointer | None
+
+
+class Pulled(NamedTuple):
+    """A version that is in the store.
+
+    Attributes:
+      digest: of the version.
+      fetched_bytes: that came over the network.
+      total_bytes: of all its blobs.
+    """
+
+    digest: str
+    fetched_bytes: int
+    total_bytes: int
+
+
+def pull(
+    store: ModelStore,
+    registry: Registry,
+    wanted: WantedVersion,
+    on_bytes: Callable[[int, int], None],
+) -> Pulled:
+    """Bring a version into a store; nothing is named before all of it is there and checked.
+
+    Args:
+      store: that it becomes a version in; made if there is none.
+      registry: with the manifest's place.
+      wanted: what it is called here.
+      on_bytes: told how many bytes are here, and of how many.
+
+    Raises:
+      RegistryFailed: the registry refuses, lies or is lost. What came is kept for the next pull.
+      StoreError: it is no version of a model, or the store cannot be written.
+    """
+    require_name(wanted.name)
+    content = fetch_manifest(registry)
+    digest = digest_of(content)
+    manifest = _model_manifest(content, digest, str(registry.location))
+    return _Pull(store, registry, manifest, on_bytes).run(content, wanted)
+
+
+def fetch_manifest(registry: Registry) -> bytes:
+    """Return the bytes of the manifest that a registry was asked for.
+
+    Raises:
+      RegistryFailed: it has none, or one with another digest.
+    """
+    location = registry.location
+    what = f"manifest {location.reference}"
+    path = f"manifests/{location.reference}"
+    answer = registry.call("GET", path, what, {200}, headers={"accept": _ACCEPTED})
+    found = digest_of(answer.content)
+    for expected in (location.digest, answer.headers.get(DIGEST_HEADER)):
+        if expected is not None and expected != found:
+            raise RegistryFailed(
+                f"{registry}: what it sends as {what} has the digest {found}, expected {expected}; "
+                "it is not used: have the registry's operator look at it"
+            )
+    return answer.content
+
+
+def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
+    """Return the manifest of a version that `triolet model import` has made."""
+    try:
+        document = msgspec.json.decode(content, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        document = {}
+    remedy = "push a version there with `triolet model push`"
+    if "manifests" in document:
+        raise StoreError(
+            f"{location} is an index of several manifests, expected the manifest of one model; "
+            f"name one of them by its digest, or {remedy}"
+        )
+    try:
+        manifest = read_manifest(content, digest, remedy)
+    except StoreError as error:
+        raise StoreError(f"{location}: {error}") from None
+    for media_type in (ENGINE_TYPE, POLICY_TYPE):
+        if manifest.layer(media_type) is None:
+            raise StoreError(
+                f"{location} is a model without a layer {media_type}, which another program has "
+                f"made; get its files, import them, and {remedy}"
+            )
+    return manifest
+
+
+class _Pull:
+    """One version on its way into a store."""
+
+    def __init__(
+        self,
+        store: ModelStore,
+        registry: Registry,
+        manifest: Manifest,
+        on_bytes: Callable[[int, int], None],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._partials = Partials(store)
+        self._blobs = {one.digest: one for one in manifest.blobs}
+        self._total = sum(one.size for one in self._blobs.values())
+        self._progress = Progress(lambda done: on_bytes(done, self._total))
+        self._here: set[str] = set()
+
+    def run(self, content: bytes, wanted: WantedVersion) -> Pulled:
+        """Fetch what is missing, then make it a version."""
+        with self._partials.kept():
+            missing = self._missing(self._blobs.values())
+            self._require_room(missing)
+            fetched = self._fetch(missing)
+            with self._store.writing() as writer:
+                # A collection may have removed some that were here.
+                gone = self._missing(self._blobs.values())
+                fetched += self._fetch([one for one in gone if one.digest not in self._here])
+                with explained(self._store.root):
+                    for one in gone:
+                        self._partials.keep(writer, one.digest)
+                digest = writer.put(content)
+                entry = Entry(wanted.name, digest, len(content))
+                writer.set_entries({*self._store.entries(), entry})
+                if wanted.tag is not None:
+                    Aliases(self._store).tag_new(wanted.tag, digest, "pulled")
+        return Pulled(digest, fetched, self._total)
+
+    def _missing(self, blobs: Iterable[Descriptor]) -> list[Descriptor]:
+        missing = []
+        for one in blobs:
+            if is_whole(self._store, one):
+                self._progress.at(one.digest, one.size)
+            else:
+                missing.append(one)
+        return missing
+
+    def _require_room(self, missing: list[Descriptor]) -> None:
+        wanted = sum(one.size - self._partials.size(one.digest) for one in missing)
+        free = shutil.disk_usage(self._partials.folder).free
+        if wanted > free:
+            raise StoreError(
+                f"{self._store.root} has room for {show_size(free)} and the version needs "
+                f"{show_size(wanted)} more; make room (`triolet model gc` removes what nothing "
+                "names), or give --store on another disk; nothing was fetched"
+            )
+
+    def _fetch(self, blobs: list[Descriptor]) -> int:
+        def fetch(one: Descriptor) -> int:
+            return download(self._registry, self._partials, one, self._progress)
+
+        num_bytes = for_each(self._registry, blobs, fetch)
+        self._here |= num_bytes.keys()
+        return sum(num_bytes.values())

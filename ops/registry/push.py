@@ -1,0 +1,124 @@
+"""`triolet model push`: a version goes to a registry as it is: what is there is not sent again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from triolet.errors import StoreError
+from triolet.store.manifest import MANIFEST_TYPE, MAX_MANIFEST_BYTES, digest_of
+from triolet.store.verify import require_whole
+
+from .blobs import Progress, has_blob, upload
+from .client import RegistryFailed
+from .pull import DIGEST_HEADER, fetch_manifest
+from .transfers import for_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from triolet.store.layout import ModelStore
+    from triolet.store.manifest import Descriptor
+
+    from .client import Registry
+
+
+class Pushed(NamedTuple):
+    """A version that is in a registry.
+
+    Attributes:
+      num_sent: blobs that were sent; the others were there.
+      sent_bytes: of these.
+      total_bytes: of all its blobs.
+    """
+
+    num_sent: int
+    sent_bytes: int
+    total_bytes: int
+
+
+def push(
+    store: ModelStore,
+    registry: Registry,
+    digest: str,
+    expect: str | None,
+    on_bytes: Callable[[int, int], None],
+) -> Pushed:
+    """Send a version to a registry. Its manifest follows when all of its blobs are there.
+
+    Args:
+      store: that has it.
+      registry: with the place of the manifest.
+      digest: of the version.
+      expect: the version that a tag may be there now, beside this one.
+      on_bytes: told how many bytes are there, and of how many.
+
+    Raises:
+      RegistryFailed: the registry refuses or is lost, or the tag is another version there.
+      StoreError: a blob here is damaged, or the place names another digest.
+    """
+    location = registry.location
+    if location.digest not in (None, digest):
+        raise StoreError(f"{location} names another version than {digest}; give a tag instead")
+    manifest, content = store.manifest(digest), store.read(digest, MAX_MANIFEST_BYTES)
+    blobs = {one.digest: one for one in manifest.blobs}
+    total = sum(one.size for one in blobs.values())
+    require_whole(store, digest, blobs.values())
+    there = _digest_there(registry)
+    if there not in (None, digest, expect):
+        raise RegistryFailed(
+            f"{location} is {there} and stays; push to another tag, or move it with --expect "
+            f"{there}"
+        )
+    progress = Progress(lambda done: on_bytes(done, total))
+
+    def send(one: Descriptor) -> int:
+        if has_blob(registry, one):
+            progress.at(one.digest, one.size)
+            return 0
+        upload(registry, one, store.blob_path(one.digest), progress)
+        return 1
+
+    sent = for_each(registry, blobs.values(), send)
+    if there != digest:
+        put_manifest(registry, location.reference, content, digest)
+    return Pushed(
+        sum(sent.values()), sum(blobs[one].size for one, is_new in sent.items() if is_new), total
+    )
+
+
+def put_manifest(registry: Registry, reference: str, content: bytes, digest: str) -> bool:
+    """Give a manifest its place; return whether the registry lists it at its subject.
+
+    Raises:
+      RegistryFailed: it is refused, or kept as something else.
+    """
+    answer = registry.call(
+        "PUT",
+        f"manifests/{reference}",
+        f"manifest {reference}",
+        {201},
+        headers={"content-type": MANIFEST_TYPE},
+        content=content,
+    )
+    kept = answer.headers.get(DIGEST_HEADER, digest)
+    if kept != digest:
+        raise RegistryFailed(
+            f"{registry}: it has kept manifest {reference} as {kept}, expected {digest}; it "
+            "changes manifests and cannot keep versions: push to another registry"
+        )
+    return "oci-subject" in answer.headers
+
+
+def _digest_there(registry: Registry) -> str | None:
+    """Return the digest of the manifest that has the place now."""
+    reference = registry.location.reference
+    answer = registry.call(
+        "HEAD",
+        f"manifests/{reference}",
+        f"manifest {reference}",
+        {200, 404},
+        headers={"accept": MANIFEST_TYPE},
+    )
+    if answer.status == 404:
+        return None
+    return answer.headers.get(DIGEST_HEADER) or digest_of(fetch_manifest(registry))
