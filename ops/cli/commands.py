@@ -39,6 +39,7 @@ from .options import (
     with_settings,
 )
 from .registry_commands import registry_app
+from .signature_commands import signature_app
 from .tenant_commands import tenant_app
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 model_app.add_typer(registry_app)
+model_app.add_typer(signature_app)
 app.add_typer(model_app, name="model")
 app.add_typer(tenant_app, name="tenant")
 

@@ -20,6 +20,8 @@ from ..exit_codes import CommandFailed
 from .options import AuditOption  # noqa: TC001 (typer reads annotations)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from triolet.store.layout import ModelStore
 
 model_app = typer.Typer(help="Versions of models: import, name, verify.", no_args_is_help=True)
@@ -127,15 +129,20 @@ def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 @model_app.command("show")
 def show(ref: RefArgument, store: StoreOption = None) -> None:
-    """Print the whole manifest of a version as JSON; the version itself goes to stderr."""
+    """Print the whole manifest of a version as JSON; the version and its signers go to stderr."""
     from triolet.store.aliases import Aliases
     from triolet.store.manifest import MAX_MANIFEST_BYTES
     from triolet.store.reference import parse_reference
+    from triolet.store.signatures import signatures_of
 
     reference, opened = parse_reference(ref), opened_store(store)
     digest = Aliases(opened).resolve(reference)
     opened.manifest(digest)
     say(f"{reference.name}@{digest}")
+    signed = signatures_of(opened, digest)
+    say_signers(signed.keys)
+    for fault in signed.faults:
+        say(fault)
     content = opened.read(digest, MAX_MANIFEST_BYTES)
     typer.echo(msgspec.json.format(content, indent=2).decode())
 
@@ -147,7 +154,7 @@ def verify_(
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Read every byte of one version or all, and compare digests."""
+    """Read every byte of one version or all, compare digests, and check signatures."""
     from triolet.store.aliases import Aliases
     from triolet.store.reference import parse_reference
     from triolet.store.verify import verify
@@ -170,6 +177,9 @@ def verify_(
         meant = (reference.name, aliases.resolve(reference))
         entries = tuple(entry for entry in entries if (entry.name, entry.digest) == meant)
     found = verify(opened, entries)
+    for version, keys in found.signed.items():
+        if keys:
+            say(f"{version} is signed by {', '.join(keys)}")
     for fault in (*faults, *found.faults):
         say(fault)
     counted = (
@@ -302,6 +312,11 @@ def opened_store(store: Path | None) -> ModelStore:
     from ..models.stored import store_of
 
     return store_of(store).require()
+
+
+def say_signers(keys: Sequence[str]) -> None:
+    """Write by which keys a version is signed."""
+    say(f"signed by {', '.join(keys)}" if keys else "not signed")
 
 
 def say(words: str) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from triolet.audit_log.events import Action
 
-from .model_commands import RefArgument, StoreOption, opened_store, say
+from .model_commands import RefArgument, StoreOption, opened_store, say, say_signers
 from .options import AuditOption  # noqa: TC001 (typer reads annotations)
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def push_(
         running.counts = {"blobs": found.num_sent, "bytes": found.sent_bytes}
     say(
         f"{place}: {show_size(found.sent_bytes)} sent in {found.num_sent} blobs, "
-        f"{show_size(found.total_bytes - found.sent_bytes)} already there"
+        f"{show_size(found.total_bytes - found.sent_bytes)} already there, "
+        f"{found.num_signatures} signatures sent"
     )
     typer.echo(digest)
 
@@ -116,6 +117,9 @@ def pull_(
         f"{model}@{found.digest}: {show_size(found.fetched_bytes)} fetched, "
         f"{show_size(found.total_bytes - found.fetched_bytes)} already here"
     )
+    say_signers(found.signers)
+    for note in found.notes:
+        say(note)
     if wanted.tag is not None:
         say(f"{wanted.tag} is {found.digest}")
     typer.echo(found.digest)

@@ -59,8 +59,8 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
       is_served: the log says which version it is; else it is only looked at.
 
     Raises:
-      ConfigError: there is no such version, it is damaged, or a setting is not what it was
-        imported with.
+      ConfigError: there is no such version, it is damaged, lacks a signature that is required, or a
+        setting is not what it was imported with.
     """
     named, store = settings.fleet.model, store_of(settings.fleet.store)
     if (
@@ -74,9 +74,11 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
         return
     reference = parse_reference(named)
     try:
-        digest = Aliases(store).resolve(reference)
+        aliases = Aliases(store)
+        digest = aliases.resolve(reference)
     except StoreError as error:
         raise StoreError(f"{named} is no directory and no file here, and {error}") from None
+    aliases.require_signed(reference, digest)
     version = f"{reference.name}@{digest}"
     with opened(store, digest) as (view, manifest):
         path = view

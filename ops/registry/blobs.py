@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import time
@@ -222,6 +223,15 @@ def upload(registry: Registry, blob: Descriptor, path: Path, progress: Progress)
         _Upload(registry, blob, file, progress).send()
 
 
+def upload_bytes(registry: Registry, blob: Descriptor, content: bytes) -> None:
+    """Send a small blob that a registry does not have.
+
+    Raises:
+      RegistryFailed: it is refused, or the connection was lost too often.
+    """
+    _Upload(registry, blob, io.BytesIO(content), Progress(lambda _: None)).send()
+
+
 class _Upload:
     """A blob on its way to a registry."""
 
@@ -296,7 +306,7 @@ class _Upload:
             piece = self._file.read(min(PIECE_BYTES, end - done))
             if not piece:
                 raise RegistryFailed(
-                    f"{self._file.name} ends after {done} bytes, expected {self._blob.size}; "
+                    f"{self._name} here ends after {done} bytes, expected {self._blob.size}; "
                     "`triolet model verify` says what else is wrong"
                 )
             done += len(piece)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -12,18 +12,19 @@ from triolet.store.aliases import Aliases
 from triolet.store.layout import Entry, explained
 from triolet.store.manifest import (
     ENGINE_TYPE,
-    MANIFEST_TYPE,
     POLICY_TYPE,
     digest_of,
     read_manifest,
 )
 from triolet.store.partial import Partials
-from triolet.store.reference import require_name
+from triolet.store.reference import Reference, require_name
+from triolet.store.signatures import keep_signatures, signatures_of
 from triolet.store.verify import is_whole
 
 from ..quantities import show_size
 from .blobs import Progress, download
-from .client import RegistryFailed
+from .manifests import fetch_manifest
+from .referrers import fetch_signatures
 from .transfers import for_each
 
 if TYPE_CHECKING:
@@ -32,19 +33,9 @@ if TYPE_CHECKING:
     from triolet.store.layout import ModelStore
     from triolet.store.manifest import Descriptor, Manifest
     from triolet.store.reference import Pointer
+    from triolet.store.signatures import Artefact
 
     from .client import Registry
-
-_ACCEPTED: Final = ", ".join(
-    (
-        MANIFEST_TYPE,
-        # So that a registry says what is there instead, and not that nothing is.
-        "application/vnd.oci.image.index.v1+json",
-        "application/vnd.docker.distribution.manifest.v2+json",
-        "application/vnd.docker.distribution.manifest.list.v2+json",
-    )
-)
-DIGEST_HEADER: Final = "docker-content-digest"
 
 
 class WantedVersion(NamedTuple):
@@ -66,11 +57,15 @@ class Pulled(NamedTuple):
       digest: of the version.
       fetched_bytes: that came over the network.
       total_bytes: of all its blobs.
+      signers: ids of keys with a valid signature that came with it, or was here.
+      notes: signatures there that are not valid and were not kept, a sentence each.
     """
 
     digest: str
     fetched_bytes: int
     total_bytes: int
+    signers: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def pull(
@@ -79,7 +74,8 @@ def pull(
     wanted: WantedVersion,
     on_bytes: Callable[[int, int], None],
 ) -> Pulled:
-    """Bring a version into a store; nothing is named before all of it is there and checked.
+    """Bring a version into a store with its signatures; nothing is named before all is there and
+    checked, and nothing is fetched if a signature is required and missing.
 
     Args:
       store: that it becomes a version in; made if there is none.
@@ -89,33 +85,20 @@ def pull(
 
     Raises:
       RegistryFailed: the registry refuses, lies or is lost. What came is kept for the next pull.
-      StoreError: it is no version of a model, or the store cannot be written.
+      StoreError: it is no version of a model, lacks a signature that its name requires here, or the
+        store cannot be written.
     """
     require_name(wanted.name)
-    content = fetch_manifest(registry)
+    content = fetch_manifest(registry, registry.location.reference)
     digest = digest_of(content)
     manifest = _model_manifest(content, digest, str(registry.location))
-    return _Pull(store, registry, manifest, on_bytes).run(content, wanted)
-
-
-def fetch_manifest(registry: Registry) -> bytes:
-    """Return the bytes of the manifest that a registry was asked for.
-
-    Raises:
-      RegistryFailed: it has none, or one with another digest.
-    """
-    location = registry.location
-    what = f"manifest {location.reference}"
-    path = f"manifests/{location.reference}"
-    answer = registry.call("GET", path, what, {200}, headers={"accept": _ACCEPTED})
-    found = digest_of(answer.content)
-    for expected in (location.digest, answer.headers.get(DIGEST_HEADER)):
-        if expected is not None and expected != found:
-            raise RegistryFailed(
-                f"{registry}: what it sends as {what} has the digest {found}, expected {expected}; "
-                "it is not used: have the registry's operator look at it"
-            )
-    return answer.content
+    signatures = fetch_signatures(registry, digest)
+    if wanted.tag is not None:
+        reference = Reference(wanted.name, wanted.tag)
+        Aliases(store).require_signed(reference, digest, signatures.signers)
+    found = _Pull(store, registry, manifest, on_bytes).run(content, wanted, signatures.artefacts)
+    signers = {*signatures.signers, *signatures_of(store, digest).keys}
+    return found._replace(signers=tuple(sorted(signers)), notes=signatures.notes)
 
 
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
@@ -161,7 +144,7 @@ class _Pull:
         self._progress = Progress(lambda done: on_bytes(done, self._total))
         self._here: set[str] = set()
 
-    def run(self, content: bytes, wanted: WantedVersion) -> Pulled:
+    def run(self, content: bytes, wanted: WantedVersion, signatures: list[Artefact]) -> Pulled:
         """Fetch what is missing, then make it a version."""
         with self._partials.kept():
             missing = self._missing(self._blobs.values())
@@ -177,9 +160,10 @@ class _Pull:
                 digest = writer.put(content)
                 entry = Entry(wanted.name, digest, len(content))
                 writer.set_entries({*self._store.entries(), entry})
+                keep_signatures(writer, digest, signatures)
                 if wanted.tag is not None:
                     Aliases(self._store).tag_new(wanted.tag, digest, "pulled")
-        return Pulled(digest, fetched, self._total)
+        return Pulled(digest, fetched, self._total, (), ())
 
     def _missing(self, blobs: Iterable[Descriptor]) -> list[Descriptor]:
         missing = []

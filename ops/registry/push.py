@@ -10,7 +10,8 @@ from triolet.store.verify import require_whole
 
 from .blobs import Progress, has_blob, upload
 from .client import RegistryFailed
-from .pull import DIGEST_HEADER, fetch_manifest
+from .manifests import DIGEST_HEADER, fetch_manifest, put_manifest
+from .referrers import send_signatures
 from .transfers import for_each
 
 if TYPE_CHECKING:
@@ -29,11 +30,13 @@ class Pushed(NamedTuple):
       num_sent: blobs that were sent; the others were there.
       sent_bytes: of these.
       total_bytes: of all its blobs.
+      num_signatures: that were sent.
     """
 
     num_sent: int
     sent_bytes: int
     total_bytes: int
+    num_signatures: int
 
 
 def push(
@@ -43,7 +46,7 @@ def push(
     expect: str | None,
     on_bytes: Callable[[int, int], None],
 ) -> Pushed:
-    """Send a version to a registry. Its manifest follows when all of its blobs are there.
+    """Send a version to a registry: its blobs, then its manifest, then its signatures.
 
     Args:
       store: that has it.
@@ -80,33 +83,10 @@ def push(
 
     sent = for_each(registry, blobs.values(), send)
     if there != digest:
-        put_manifest(registry, location.reference, content, digest)
-    return Pushed(
-        sum(sent.values()), sum(blobs[one].size for one, is_new in sent.items() if is_new), total
-    )
-
-
-def put_manifest(registry: Registry, reference: str, content: bytes, digest: str) -> bool:
-    """Give a manifest its place; return whether the registry lists it at its subject.
-
-    Raises:
-      RegistryFailed: it is refused, or kept as something else.
-    """
-    answer = registry.call(
-        "PUT",
-        f"manifests/{reference}",
-        f"manifest {reference}",
-        {201},
-        headers={"content-type": MANIFEST_TYPE},
-        content=content,
-    )
-    kept = answer.headers.get(DIGEST_HEADER, digest)
-    if kept != digest:
-        raise RegistryFailed(
-            f"{registry}: it has kept manifest {reference} as {kept}, expected {digest}; it "
-            "changes manifests and cannot keep versions: push to another registry"
-        )
-    return "oci-subject" in answer.headers
+        put_manifest(registry, location.reference, content)
+    num_signatures = send_signatures(registry, store, digest)
+    sent_bytes = sum(blobs[one].size for one, is_new in sent.items() if is_new)
+    return Pushed(sum(sent.values()), sent_bytes, total, num_signatures)
 
 
 def _digest_there(registry: Registry) -> str | None:
@@ -121,4 +101,4 @@ def _digest_there(registry: Registry) -> str | None:
     )
     if answer.status == 404:
         return None
-    return answer.headers.get(DIGEST_HEADER) or digest_of(fetch_manifest(registry))
+    return answer.headers.get(DIGEST_HEADER) or digest_of(fetch_manifest(registry, reference))

@@ -16,7 +16,7 @@ PAGES: Final = (
     *("README.md", "docs/install.md", "docs/first_hour.md", "docs/operations.md", "docs/AUDIT.md"),
     *(f"docs/operations/{page}.md" for page in ("audit", "drain", "link_keys", "machines")),
     *(f"docs/operations/{page}.md" for page in ("gpus", "proxy", "registry", "restart", "start")),
-    "docs/operations/store.md",
+    *(f"docs/operations/{page}.md" for page in ("signatures", "store")),
 )
 FENCED: Final = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND: Final = re.compile(r"(?:^|[\s(|])((?:/opt/triolet/bin/)?triolet [a-z].*)")

@@ -45,6 +45,7 @@ class Action(StrEnum):
     MODEL_PUSH = "model.push"
     MODEL_PULL = "model.pull"
     MODEL_SIGN = "model.sign"
+    MODEL_REQUIRE = "model.require"
     TENANT_ADD = "tenant.add"
     TENANT_ROTATE = "tenant.rotate"
     TENANT_DISABLE = "tenant.disable"

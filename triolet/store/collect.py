@@ -8,14 +8,15 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import StoreError
 from .layout import explained, sync_folder
-from .manifest import MAX_MANIFEST_BYTES
+from .manifest import EMPTY_DOCUMENT, MAX_MANIFEST_BYTES, digest_of
 from .partial import Partials
 from .reference import DIGEST
+from .signatures import MAX_SIGNATURE_BYTES, SignatureFault, envelope_of
 from .view import VIEWS
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def collect(writer: Writer) -> Collected:
         kept = set(roots)
         for digest in roots | set(in_use):
             kept |= {digest, *(blob.digest for blob in store.manifest(digest).blobs)}
+        kept |= _of_signatures(store)
         for view in _views(store):
             if f"sha256:{view.name}" not in kept:
                 shutil.rmtree(view)
@@ -103,6 +105,17 @@ def collect(writer: Writer) -> Collected:
         store.receipts.keep_only(kept)
         num_partial, partial_bytes = Partials(store).collect()
     return Collected(num_blobs + num_partial, num_bytes + partial_bytes, sorted(in_use))
+
+
+def _of_signatures(store: ModelStore) -> set[str]:
+    """Return the blobs of all signatures in the index. A damaged one keeps its manifest alone."""
+    kept = set()
+    for one in store.referrers():
+        kept |= {one.digest, digest_of(EMPTY_DOCUMENT)}
+        with suppress(StoreError, SignatureFault):
+            manifest = store.read(one.digest, MAX_SIGNATURE_BYTES)
+            kept.add(envelope_of(manifest, one.subject).digest)
+    return kept
 
 
 def _removed_but_served(store: ModelStore, roots: set[str], held: ExitStack) -> set[str]:

@@ -42,7 +42,9 @@ DTYPE: Final = "vnd.triolet.dtype"
 """What most numbers of a file of weights are stored in."""
 TEMPLATE_FILES: Final = frozenset({"chat_template.jinja", "chat_template.json"})
 SAMPLING_FILE: Final = "generation_config.json"
-EMPTY_POLICY: Final = b"{}"
+EMPTY_DOCUMENT: Final = b"{}"
+"""What OCI has artefacts without a config name as theirs."""
+EMPTY_POLICY: Final = EMPTY_DOCUMENT
 """The pack of no rules."""
 MAX_MANIFEST_BYTES: Final = 4 << 20
 """What OCI registries accept at least: 4 MiB."""

@@ -27,12 +27,14 @@ class Verified(NamedTuple):
       num_blobs: that they name, each once.
       num_bytes: of these.
       faults: what is wrong, one sentence each with its remedy.
+      signed: ids of the keys that have signed a version, by its name and digest.
     """
 
     num_versions: int
     num_blobs: int
     num_bytes: int
     faults: list[str]
+    signed: dict[str, tuple[str, ...]]
 
 
 def verify(store: ModelStore, entries: Iterable[Entry]) -> Verified:
@@ -41,8 +43,12 @@ def verify(store: ModelStore, entries: Iterable[Entry]) -> Verified:
     Raises:
       StoreError: the store cannot be read at all.
     """
+    # Its libraries take longer to import than a start needs to verify by receipts.
+    from .signatures import signatures_of
+
     faults: list[str] = []
     named: dict[str, tuple[Descriptor, str]] = {}
+    signed: dict[str, tuple[str, ...]] = {}
     num_versions = 0
     for entry in entries:
         num_versions += 1
@@ -54,11 +60,15 @@ def verify(store: ModelStore, entries: Iterable[Entry]) -> Verified:
             continue
         for blob in manifest.blobs:
             named.setdefault(blob.digest, (blob, version))
+        signatures = signatures_of(store, entry.digest)
+        signed[version] = signatures.keys
+        faults += [f"{version}: {fault}; sign it again" for fault in signatures.faults]
     blobs = list(named.values())
     with ThreadPoolExecutor(_num_threads(), thread_name_prefix="verify") as threads:
         found = threads.map(lambda one: _fault(store, *one), blobs)
         faults += [fault for fault in found if fault is not None]
-    return Verified(num_versions, len(blobs), sum(blob.size for blob, _ in blobs), faults)
+    num_bytes = sum(blob.size for blob, _ in blobs)
+    return Verified(num_versions, len(blobs), num_bytes, faults, signed)
 
 
 def require_whole(store: ModelStore, version: str, blobs: Iterable[Descriptor]) -> None:
