@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from triolet.store.layout import ModelStore
+    from triolet.store.sources import Source
 
 model_app = typer.Typer(help="Versions of models: import, name, verify.", no_args_is_help=True)
 
@@ -36,6 +37,13 @@ RefArgument: TypeAlias = Annotated[
 ExpectOption: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="DIGEST", help="Move it only if it is this version now."),
+]
+LimitOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Evict versions that a registry has, the longest unused first, beyond so much: 50GiB.",
+    ),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="For programs.")]
 
@@ -99,8 +107,9 @@ def import_(
 
 @model_app.command("list")
 def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show all versions with their tags and aliases."""
+    """Show all versions with their tags and aliases, and what was evicted."""
     from triolet.store.aliases import Aliases
+    from triolet.store.sources import Sources
 
     from ..quantities import show_size
 
@@ -118,13 +127,19 @@ def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
         rows.append(
             {"name": entry.name, "digest": entry.digest, "size_bytes": size, "named": named}
         )
+    evicted = Sources(opened).evicted()
     if as_json:
+        rows += [
+            {"name": one.name, "digest": one.digest, "evicted_to": one.location} for one in evicted
+        ]
         typer.echo(msgspec.json.encode(rows).decode())
         return
     for row in rows:
         shown, names = show_size(row["size_bytes"]), ", ".join(row["named"]) or "-"
         # Whole digests, however narrow the terminal: they are there to be copied.
         typer.echo(f"{row['name']}@{row['digest']}  {shown:>9}  {names}")
+    for one in evicted:
+        typer.echo(f"{one.name}@{one.digest}    evicted  {one.location}")
 
 
 @model_app.command("show")
@@ -284,23 +299,49 @@ def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = No
 
 
 @model_app.command("gc")
-def collect_(store: StoreOption = None, audit: AuditOption = None) -> None:
+def collect_(
+    store_limit: LimitOption = None, store: StoreOption = None, audit: AuditOption = None
+) -> None:
     """Remove the blobs that no version names, but for those that are served."""
     from triolet.audit_log.recording import recorded
+    from triolet.store.aliases import Aliases
     from triolet.store.collect import collect
+    from triolet.store.evict import make_room
 
-    from ..quantities import show_size
+    from ..quantities import parse_size, show_size
+    from ..registry.copies import Copies
 
+    limit = None if store_limit is None else parse_size(store_limit)
     opened = opened_store(store)
     with (
         opened.writing() as writer,
         recorded(Action.MODEL_GC, str(opened.root), folder=audit) as running,
     ):
         found = collect(writer)
-        running.counts = {"blobs": found.num_blobs, "bytes": found.num_bytes}
+        counts = {"blobs": found.num_blobs, "bytes": found.num_bytes}
+        if limit is not None:
+            evicted = make_room(writer, Aliases(opened), limit, Copies().has)
+            counts |= {"evicted": len(evicted.versions), "evicted_bytes": evicted.freed_bytes}
+        running.counts = counts
     say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")
     for digest in found.in_use:
         say(f"{digest} has been removed and stays while it is served")
+    if limit is None:
+        return
+    say_evicted(evicted.versions)
+    say(f"{show_size(evicted.freed_bytes)} evicted, {show_size(evicted.left_bytes)} left")
+    if evicted.left_bytes > limit:
+        raise CommandFailed(
+            f"{opened.root} takes {show_size(evicted.left_bytes)}, more than the limit of "
+            f"{show_size(limit)}, and no more can go: {evicted.reasons}; raise --store-limit, or "
+            "remove versions with `triolet model rm`"
+        )
+
+
+def say_evicted(versions: Sequence[Source]) -> None:
+    """Write which versions went, and how they come back."""
+    for one in versions:
+        say(f"{one.name}@{one.digest} is evicted; `{one.command}` brings it back")
 
 
 def opened_store(store: Path | None) -> ModelStore:

@@ -12,7 +12,15 @@ import typer
 
 from triolet.audit_log.events import Action
 
-from .model_commands import RefArgument, StoreOption, opened_store, say, say_signers
+from .model_commands import (
+    LimitOption,
+    RefArgument,
+    StoreOption,
+    opened_store,
+    say,
+    say_evicted,
+    say_signers,
+)
 from .options import AuditOption  # noqa: TC001 (typer reads annotations)
 
 if TYPE_CHECKING:
@@ -67,7 +75,7 @@ def push_(
         recorded(Action.MODEL_PUSH, str(place), folder=audit, after=digest) as running,
         _progress(str(reference)) as on_bytes,
     ):
-        found = push(opened, registry, digest, expect, on_bytes)
+        found = push(opened, registry, reference, digest, expect, on_bytes)
         running.counts = {"blobs": found.num_sent, "bytes": found.sent_bytes}
     say(
         f"{place}: {show_size(found.sent_bytes)} sent in {found.num_sent} blobs, "
@@ -87,6 +95,7 @@ def pull_(
     tag: Annotated[
         str | None, typer.Option(help="For this version.", show_default="as there")
     ] = None,
+    store_limit: LimitOption = None,
     username: UsernameOption = None,
     insecure: InsecureOption = False,
     store: StoreOption = None,
@@ -97,14 +106,15 @@ def pull_(
     from triolet.store.reference import require_name, tag_of
 
     from ..models.stored import store_of
-    from ..quantities import show_size
+    from ..quantities import parse_size, show_size
     from ..registry.location import parse_location
     from ..registry.pull import WantedVersion, pull
 
     place = parse_location(location)
     model = require_name(place.model_name if name is None else name)
     label = place.tag if tag is None else tag
-    wanted = WantedVersion(model, None if label is None else tag_of(model, label))
+    limit = None if store_limit is None else parse_size(store_limit)
+    wanted = WantedVersion(model, None if label is None else tag_of(model, label), limit)
     with (
         _registry(place, username, is_insecure=insecure) as registry,
         recorded(Action.MODEL_PULL, str(place), folder=audit) as running,
@@ -112,7 +122,8 @@ def pull_(
     ):
         found = pull(store_of(store), registry, wanted, on_bytes)
         running.after = found.digest
-        running.counts = {"bytes": found.fetched_bytes}
+        running.counts = {"bytes": found.fetched_bytes, "evicted": len(found.evicted)}
+    say_evicted(found.evicted)
     say(
         f"{model}@{found.digest}: {show_size(found.fetched_bytes)} fetched, "
         f"{show_size(found.total_bytes - found.fetched_bytes)} already here"

@@ -19,6 +19,7 @@ from triolet.store.aliases import Aliases
 from triolet.store.layout import ModelStore, default_store
 from triolet.store.manifest import ENGINE_TYPE, MAX_DOCUMENT_BYTES, SAMPLING_FILE, SAMPLING_TYPE
 from triolet.store.reference import is_reference, parse_reference
+from triolet.store.sources import Sources
 from triolet.store.view import opened
 
 from ..settings.form import of_role
@@ -90,6 +91,7 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
             settings = replace(settings, server=server)
         settings = _as_imported(settings, store, manifest, version)
         if is_served:
+            Sources(store).touch(reference.name, digest)
             where = str(store.root)
             log.info("model_version", reference=str(reference), digest=digest, store=where)
         yield settings

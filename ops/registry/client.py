@@ -116,6 +116,7 @@ class Registry:
 
     Attributes:
       location: as given.
+      is_insecure: as given.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Registry:
     ) -> None:
         self.location = location
         self._credentials = credentials
-        self._is_insecure = is_insecure
+        self.is_insecure = is_insecure
         scheme = "http" if is_insecure or location.is_on_loopback else "https"
         self._base = httpx2.URL(f"{scheme}://{location.host}/v2/{location.repository}/")
         self._authorization: str | None = None
@@ -302,7 +303,7 @@ class Registry:
         )
 
     def _require_private(self, url: httpx2.URL, what: str) -> None:
-        may_be_plain = self._is_insecure or is_loopback(url.host)
+        may_be_plain = self.is_insecure or is_loopback(url.host)
         if url.scheme != "https" and not (url.scheme == "http" and may_be_plain):
             raise RegistryFailed(
                 f"{self}: {what} leads to {url.scheme}://{url.host} without TLS and is not "

@@ -9,6 +9,7 @@ import msgspec
 
 from triolet.errors import StoreError
 from triolet.store.aliases import Aliases
+from triolet.store.evict import make_room
 from triolet.store.layout import Entry, explained
 from triolet.store.manifest import (
     ENGINE_TYPE,
@@ -23,6 +24,7 @@ from triolet.store.verify import is_whole
 
 from ..quantities import show_size
 from .blobs import Progress, download
+from .copies import Copies, note_source
 from .manifests import fetch_manifest
 from .referrers import fetch_signatures
 from .transfers import for_each
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from triolet.store.manifest import Descriptor, Manifest
     from triolet.store.reference import Pointer
     from triolet.store.signatures import Artefact
+    from triolet.store.sources import Source
 
     from .client import Registry
 
@@ -44,10 +47,12 @@ class WantedVersion(NamedTuple):
     Attributes:
       name: of the model.
       tag: of the version, if any.
+      limit_bytes: that the store may take; None for any number.
     """
 
     name: str
     tag: Pointer | None
+    limit_bytes: int | None = None
 
 
 class Pulled(NamedTuple):
@@ -59,6 +64,7 @@ class Pulled(NamedTuple):
       total_bytes: of all its blobs.
       signers: ids of keys with a valid signature that came with it, or was here.
       notes: signatures there that are not valid and were not kept, a sentence each.
+      evicted: versions that made room for it.
     """
 
     digest: str
@@ -66,6 +72,7 @@ class Pulled(NamedTuple):
     total_bytes: int
     signers: tuple[str, ...]
     notes: tuple[str, ...]
+    evicted: tuple[Source, ...] = ()
 
 
 def pull(
@@ -96,9 +103,16 @@ def pull(
     if wanted.tag is not None:
         reference = Reference(wanted.name, wanted.tag)
         Aliases(store).require_signed(reference, digest, signatures.signers)
-    found = _Pull(store, registry, manifest, on_bytes).run(content, wanted, signatures.artefacts)
+    one = _Pull(store, registry, manifest, on_bytes)
+    evicted = []
+    if wanted.limit_bytes is not None:
+        small = [content, *(part for pair in signatures.artefacts for part in pair)]
+        evicted = one.make_room(wanted.limit_bytes, digest, sum(map(len, small)))
+    found = one.run(content, wanted, signatures.artefacts)
+    note_source(store, registry, wanted.name, digest, wanted.tag)
     signers = {*signatures.signers, *signatures_of(store, digest).keys}
-    return found._replace(signers=tuple(sorted(signers)), notes=signatures.notes)
+    keys = tuple(sorted(signers))
+    return found._replace(signers=keys, notes=signatures.notes, evicted=tuple(evicted))
 
 
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
@@ -143,6 +157,27 @@ class _Pull:
         self._total = sum(one.size for one in self._blobs.values())
         self._progress = Progress(lambda done: on_bytes(done, self._total))
         self._here: set[str] = set()
+
+    def make_room(self, limit_bytes: int, digest: str, small_bytes: int) -> list[Source]:
+        """Evict versions until this one fits below a limit; return them.
+
+        Args:
+          limit_bytes: that the store may take.
+          digest: of the version.
+          small_bytes: of its manifest and signatures.
+
+        Raises:
+          StoreError: not enough may go; nothing went then.
+        """
+        with self._partials.kept(), self._store.writing() as writer:
+            missing = self._missing(self._blobs.values())
+            wanted = sum(one.size - self._partials.size(one.digest) for one in missing)
+            if missing:
+                wanted += small_bytes
+            stay = {digest, *self._blobs}
+            most = limit_bytes - wanted
+            aliases = Aliases(self._store)
+            return make_room(writer, aliases, most, Copies().has, wanted=stay).versions
 
     def run(self, content: bytes, wanted: WantedVersion, signatures: list[Artefact]) -> Pulled:
         """Fetch what is missing, then make it a version."""

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from triolet.errors import StoreError
 from triolet.store.manifest import MANIFEST_TYPE, MAX_MANIFEST_BYTES, digest_of
+from triolet.store.reference import PointerKind
 from triolet.store.verify import require_whole
 
 from .blobs import Progress, has_blob, upload
 from .client import RegistryFailed
+from .copies import note_source
 from .manifests import DIGEST_HEADER, fetch_manifest, put_manifest
 from .referrers import send_signatures
 from .transfers import for_each
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from triolet.store.layout import ModelStore
     from triolet.store.manifest import Descriptor
+    from triolet.store.reference import Reference
 
     from .client import Registry
 
@@ -42,6 +45,7 @@ class Pushed(NamedTuple):
 def push(
     store: ModelStore,
     registry: Registry,
+    version: Reference,
     digest: str,
     expect: str | None,
     on_bytes: Callable[[int, int], None],
@@ -51,6 +55,7 @@ def push(
     Args:
       store: that has it.
       registry: with the place of the manifest.
+      version: as it was named; a tag goes and comes with it if it is evicted.
       digest: of the version.
       expect: the version that a tag may be there now, beside this one.
       on_bytes: told how many bytes are there, and of how many.
@@ -85,6 +90,10 @@ def push(
     if there != digest:
         put_manifest(registry, location.reference, content)
     num_signatures = send_signatures(registry, store, digest)
+    tag = version.pointer
+    if tag is not None and tag.kind is not PointerKind.TAG:
+        tag = None
+    note_source(store, registry, version.name, digest, tag)
     sent_bytes = sum(blobs[one].size for one, is_new in sent.items() if is_new)
     return Pushed(sum(sent.values()), sent_bytes, total, num_signatures)
 

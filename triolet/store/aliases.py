@@ -12,6 +12,7 @@ from ..errors import StoreError
 from ..sqlite import transaction
 from .layout import explained
 from .reference import Pointer, PointerKind, Reference, alias_of
+from .sources import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -59,6 +60,10 @@ class Move(NamedTuple):
     old: str
     new: str
     at: float
+
+
+class NamedError(StoreError):
+    """A version stays because a tag or alias names it."""
 
 
 class Aliases:
@@ -182,6 +187,11 @@ class Aliases:
                     f"{reference} has {len(digests)} versions and no alias {STABLE}: say which, "
                     f"such as {known}, or `triolet model alias {reference.name}@{STABLE} REF`"
                 )
+        if found is None and (evicted := Sources(self._store).evicted_as(reference)) is not None:
+            raise StoreError(
+                f"{reference} was evicted from the store {self._store.root} to keep to its limit; "
+                f"`{evicted.command}` brings it back"
+            )
         if found is None:
             names = ", ".join(sorted({e.name for e in self._store.entries()})) or "no model"
             raise StoreError(
@@ -265,11 +275,16 @@ class Aliases:
                 _refuse_unsigned(words, f"{name}@{digest}", keys, {*found.keys, *signers}, found)
 
     @contextmanager
-    def unnamed(self, name: str, digest: str) -> Iterator[None]:
+    def unnamed(self, name: str, digest: str, but_for: Pointer | None = None) -> Iterator[None]:
         """Keep all tags and aliases as they are while a version is removed from the index.
 
+        Args:
+          name: of the model.
+          digest: of the version.
+          but_for: may name it, and is removed with it.
+
         Raises:
-          StoreError: one names the version.
+          NamedError: another one names the version.
         """
         with self._changing() as connection:
             rows = connection.execute(
@@ -277,9 +292,12 @@ class Aliases:
                 "ORDER BY kind, label",
                 (name, digest),
             ).fetchall()
-            if rows:
-                named = [Pointer(one, PointerKind(kind), label) for one, kind, label in rows]
-                raise StoreError(
+            named = [Pointer(one, PointerKind(kind), label) for one, kind, label in rows]
+            if but_for in named:
+                named.remove(but_for)
+                _set(connection, but_for, digest, ABSENT)
+            if named:
+                raise NamedError(
                     f"{name}@{digest} is {', '.join(map(str, named))}; it stays: remove "
                     f"{'that' if len(named) == 1 else 'those'} first, with `triolet model rm "
                     f"{named[0]}`"

@@ -17,9 +17,11 @@ from .manifest import EMPTY_DOCUMENT, MAX_MANIFEST_BYTES, digest_of
 from .partial import Partials
 from .reference import DIGEST
 from .signatures import MAX_SIGNATURE_BYTES, SignatureFault, envelope_of
+from .sources import Sources
 from .view import VIEWS
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from .aliases import Aliases
@@ -73,12 +75,17 @@ def remove(writer: Writer, aliases: Aliases, reference: Reference) -> Removed:
         entries = writer.store.entries()
         gone = (reference.name, digest)
         writer.set_entries([one for one in entries if (one.name, one.digest) != gone])
+    Sources(writer.store).drop(*gone)
     return Removed(reference.pointer, digest)
 
 
-def collect(writer: Writer) -> Collected:
+def collect(writer: Writer, wanted: Collection[str] = ()) -> Collected:
     """Remove all blobs that neither a version in the index nor a served one names, and what pulls
     have begun, unless one runs.
+
+    Args:
+      writer: of the store.
+      wanted: digests of blobs that stay all the same.
 
     Raises:
       StoreError: a manifest cannot be read, so that what it names is not known; nothing is removed.
@@ -87,7 +94,7 @@ def collect(writer: Writer) -> Collected:
     roots = {entry.digest for entry in store.entries()}
     with ExitStack() as held, explained(store.root):
         in_use = _removed_but_served(store, roots, held)
-        kept = set(roots)
+        kept = {*roots, *wanted}
         for digest in roots | set(in_use):
             kept |= {digest, *(blob.digest for blob in store.manifest(digest).blobs)}
         kept |= _of_signatures(store)

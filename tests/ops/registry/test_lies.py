@@ -16,6 +16,7 @@ from ops.registry.push import push
 from triolet.errors import StoreError
 from triolet.store.manifest import canonical
 from triolet.store.partial import Partials
+from triolet.store.reference import parse_reference
 
 from .conftest import digest_in, pulled
 from .lying_registry import Lie
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from .lying_registry import Asked, LyingRegistry
 
+CHAT = parse_reference("chat:v1")
 SECRET = "very secret"
 
 
@@ -228,7 +230,14 @@ def test_a_registry_that_changes_manifests_is_refused(
         closing(Registry(parse_location(liar.location.replace("v1", "v2")), None)) as asked,
         pytest.raises(RegistryFailed, match=f"has kept manifest v2 as {other}, expected"),
     ):
-        push(source, asked, digest_in(source), None, lambda done, total: None)
+        push(
+            source,
+            asked,
+            parse_reference("chat:v1"),
+            digest_in(source),
+            None,
+            lambda done, total: None,
+        )
 
 
 def test_a_damaged_blob_is_not_sent(store: ModelStore, liar: LyingRegistry, weights: str) -> None:
@@ -240,5 +249,5 @@ def test_a_damaged_blob_is_not_sent(store: ModelStore, liar: LyingRegistry, weig
         closing(Registry(parse_location(liar.location), None)) as asked,
         pytest.raises(StoreError, match=r"model\.gguf of .* is damaged"),
     ):
-        push(store, asked, digest, None, lambda done, total: None)
+        push(store, asked, CHAT, digest, None, lambda done, total: None)
     assert {one.method for one in liar.asked} == {"GET"}
