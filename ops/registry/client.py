@@ -233,7 +233,8 @@ class Registry:
                     timeout=timeout,
                 ) as answer:
                     status = answer.status_code
-                    if status == 401 and is_own and num_logins < MAX_LOGINS:
+                    # Some registries say 403 where a token for reading is shown to write.
+                    if status in (401, 403) and is_own and num_logins < MAX_LOGINS:
                         num_logins += 1
                         if self._has_logged_in(answer, sent):
                             continue
@@ -340,7 +341,7 @@ class Registry:
         ) as answer:
             if answer.status_code != 200:
                 raise self._refusal(answer, f"{what} at {url.host}")
-            content = b"".join(self.pieces(answer, what))[: MAX_TOKEN_BYTES + 1]
+            content = self._whole(answer, what)
         try:
             found = msgspec.json.decode(content, type=_Token)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -356,7 +357,8 @@ class Registry:
             yield
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             reason = self._clean(str(error)) or type(error).__name__
-            if "CERTIFICATE_VERIFY" in reason or "SSL" in reason:
+            is_refused = isinstance(error, httpx2.ConnectError) and "SSL" in reason
+            if is_refused and "EOF" not in reason:
                 raise RegistryFailed(
                     f"{self}: its certificate or TLS is refused: {reason}; name its authority's "
                     "file in the environment variable SSL_CERT_FILE, or give --insecure for a "

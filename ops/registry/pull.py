@@ -188,7 +188,7 @@ class _Pull:
             with self._store.writing() as writer:
                 # A collection may have removed some that were here.
                 gone = self._missing(self._blobs.values())
-                fetched += self._fetch([one for one in gone if one.digest not in self._here])
+                fetched += self._fetch([one for one in gone if not self._is_here(one)])
                 with explained(self._store.root):
                     for one in gone:
                         self._partials.keep(writer, one.digest)
@@ -208,6 +208,10 @@ class _Pull:
             else:
                 missing.append(one)
         return missing
+
+    def _is_here(self, blob: Descriptor) -> bool:
+        """Whether a blob was fetched, and no other pull has moved it on since."""
+        return blob.digest in self._here and self._partials.size(blob.digest) == blob.size
 
     def _require_room(self, missing: list[Descriptor]) -> None:
         wanted = sum(one.size - self._partials.size(one.digest) for one in missing)

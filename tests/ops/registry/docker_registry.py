@@ -31,10 +31,12 @@ class DockerRegistry:
     Args:
       folder: for its data.
       more: lines of its configuration.
+      tls: its files.
     """
 
-    def __init__(self, folder: Path, more: str = "") -> None:
+    def __init__(self, folder: Path, more: str = "", tls: str = "") -> None:
         self._folder = folder
+        self._tls = f", tls: {{{tls}}}" if tls else ""
         self._more = more
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -55,7 +57,7 @@ class DockerRegistry:
         config.write_text(
             "version: 0.1\nlog: {level: error}\n"
             f"storage: {{filesystem: {{rootdirectory: {self._folder / 'data'}}}}}\n"
-            f"http: {{addr: '{self.host}'}}\n{self._more}"
+            f"http: {{addr: '{self.host}'{self._tls}}}\n{self._more}"
         )
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -81,12 +83,12 @@ class DockerRegistry:
 
 
 @contextmanager
-def running_registry(folder: Path, more: str = "") -> Iterator[DockerRegistry]:
+def running_registry(folder: Path, more: str = "", tls: str = "") -> Iterator[DockerRegistry]:
     """Run one; the test is skipped where there is none."""
     if PROGRAM is None:
         pytest.skip("docker-registry is not installed: `apt-get install docker-registry` brings it")
     folder.mkdir(exist_ok=True)
-    registry = DockerRegistry(folder, more)
+    registry = DockerRegistry(folder, more, tls)
     registry.start()
     try:
         yield registry
