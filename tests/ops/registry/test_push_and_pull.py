@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -208,6 +210,37 @@ def test_pulls_of_one_version_at_once_share_a_store(
         both = list(threads.map(lambda _: pulled(store, location), range(2)))
     # Locks are of open files: for them two threads are as good as two processes.
     assert sum(one.fetched_bytes for one in both) == both[0].total_bytes
+    assert verify(store, store.entries()).faults == []
+
+
+def test_a_pull_that_is_killed_leaves_a_valid_store_and_goes_on(
+    registry: DockerRegistry, demo: ModelStore, source: ModelStore, store: ModelStore
+) -> None:
+    location = f"oci://{registry.host}/killed/chat"
+    run("push", "chat:v1", f"{location}:v1", "--store", str(demo.root))
+    run("push", "chat:v1", f"{location}:other", "--store", str(source.root))
+    run("pull", f"{location}:other", "--store", str(store.root))
+    with breaking_proxy(registry.port) as proxy:
+        there = f"oci://{proxy.host}/killed/chat:v1"
+        process = forked.Popen(
+            [forked.TRIOLET, "model", "pull", there, "--store", str(store.root)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+        def kill_once_bytes_are_kept() -> None:
+            give_up = time.monotonic() + TIMEOUT_S
+            while Partials(store).size(largest(demo)) < 1 << 20 and time.monotonic() < give_up:
+                time.sleep(0.01)
+            process.kill()
+
+        proxy.on_break, proxy.down_left = kill_once_bytes_are_kept, BREAK_AT
+        assert process.wait(TIMEOUT_S) == -signal.SIGKILL
+    assert [one.digest for one in store.entries()] == [digest_in(source)]
+    assert verify(store, store.entries()).faults == []
+    found = pulled(store, f"{location}:v1")
+    assert found.fetched_bytes < found.total_bytes - (1 << 20) + 1
     assert verify(store, store.entries()).faults == []
 
 
