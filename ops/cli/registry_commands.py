@@ -26,6 +26,8 @@ from .options import AuditOption  # noqa: TC001 (typer reads annotations)
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from triolet.store.sources import Source
+
     from ..registry.client import Registry
     from ..registry.location import Location
 
@@ -120,10 +122,14 @@ def pull_(
         recorded(Action.MODEL_PULL, str(place), folder=audit) as running,
         _progress(model) as on_bytes,
     ):
-        found = pull(store_of(store), registry, wanted, on_bytes)
+
+        def on_evicted(versions: list[Source]) -> None:
+            running.counts = {"evicted": len(versions)}
+            say_evicted(versions)
+
+        found = pull(store_of(store), registry, wanted, on_bytes, on_evicted)
         running.after = found.digest
-        running.counts = {"bytes": found.fetched_bytes, "evicted": len(found.evicted)}
-    say_evicted(found.evicted)
+        running.counts = {**(running.counts or {}), "bytes": found.fetched_bytes}
     say(
         f"{model}@{found.digest}: {show_size(found.fetched_bytes)} fetched, "
         f"{show_size(found.total_bytes - found.fetched_bytes)} already here"

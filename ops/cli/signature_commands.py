@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from triolet.audit_log.events import Action
-from triolet.errors import ConfigError
+from triolet.errors import ConfigError, StoreError
 
 from .model_commands import RefArgument, StoreOption, opened_store, say
 from .options import AuditOption  # noqa: TC001 (typer reads annotations)
@@ -46,15 +46,15 @@ def sign_(
 
     reference, opened, private = parse_reference(ref), opened_store(store), read_key(key)
     digest = Aliases(opened).resolve(reference)
+    meant = [one for one in opened.entries() if one[:2] == (reference.name, digest)]
+    # A signature says that this is the model: a damaged one is not signed.
+    faults = verify(opened, meant).faults
+    if faults:
+        raise StoreError(f"{ref} is not signed: {'; '.join(faults)}")
     with (
         opened.writing() as writer,
         recorded(Action.MODEL_SIGN, str(reference), folder=audit, after=digest),
     ):
-        meant = [one for one in opened.entries() if one == (reference.name, digest, one.size)]
-        # A signature says that this is the model: a damaged one is not signed.
-        faults = verify(opened, meant).faults
-        if faults or not meant:
-            raise ConfigError(f"{ref} is not signed: {'; '.join(faults) or 'it was removed'}")
         sign(writer, digest, private)
     say(f"{reference.name}@{digest} is signed")
     typer.echo(key_id(private))

@@ -160,7 +160,7 @@ class _Download:
         """Return the error of a registry that sends something else."""
         return RegistryFailed(
             f"{self._registry}: what it sends as {_name(self._blob)} {what}, expected "
-            f"{self._blob.digest} of {self._blob.size} bytes; nothing of it was kept: have the "
+            f"{self._blob.digest} of {self._blob.size} bytes; it is not used: have the "
             "registry's operator look at it, or pull from another one"
         )
 

@@ -64,7 +64,6 @@ class Pulled(NamedTuple):
       total_bytes: of all its blobs.
       signers: ids of keys with a valid signature that came with it, or was here.
       notes: signatures there that are not valid and were not kept, a sentence each.
-      evicted: versions that made room for it.
     """
 
     digest: str
@@ -72,7 +71,6 @@ class Pulled(NamedTuple):
     total_bytes: int
     signers: tuple[str, ...]
     notes: tuple[str, ...]
-    evicted: tuple[Source, ...] = ()
 
 
 def pull(
@@ -80,6 +78,7 @@ def pull(
     registry: Registry,
     wanted: WantedVersion,
     on_bytes: Callable[[int, int], None],
+    on_evicted: Callable[[list[Source]], None] | None = None,
 ) -> Pulled:
     """Bring a version into a store with its signatures; nothing is named before all is there and
     checked, and nothing is fetched if a signature is required and missing.
@@ -89,6 +88,7 @@ def pull(
       registry: with the manifest's place.
       wanted: what it is called here.
       on_bytes: told how many bytes are here, and of how many.
+      on_evicted: told which versions made room for it, before anything is fetched.
 
     Raises:
       RegistryFailed: the registry refuses, lies or is lost. What came is kept for the next pull.
@@ -104,15 +104,16 @@ def pull(
         reference = Reference(wanted.name, wanted.tag)
         Aliases(store).require_signed(reference, digest, signatures.signers)
     one = _Pull(store, registry, manifest, on_bytes)
-    evicted = []
     if wanted.limit_bytes is not None:
         small = [content, *(part for pair in signatures.artefacts for part in pair)]
         evicted = one.make_room(wanted.limit_bytes, digest, sum(map(len, small)))
+        if on_evicted is not None:
+            on_evicted(evicted)
     found = one.run(content, wanted, signatures.artefacts)
     note_source(store, registry, wanted.name, digest, wanted.tag)
     signers = {*signatures.signers, *signatures_of(store, digest).keys}
     keys = tuple(sorted(signers))
-    return found._replace(signers=keys, notes=signatures.notes, evicted=tuple(evicted))
+    return found._replace(signers=keys, notes=signatures.notes)
 
 
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:

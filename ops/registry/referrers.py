@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MAX_PAGES: Final = 16
 """Of a list of referrers; registries put some hundred on a page, and can be asked for signatures
 alone."""
-_NO_LIST: Final = frozenset({400, 404, 405})
+_NO_LIST: Final = frozenset({400, 403, 404, 405, 501})
 """How registries without the list answer."""
 _NEXT: Final = re.compile(r'<([^<>\s]+)>\s*;\s*rel="?next"?')
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +19,7 @@ from .reference import Pointer, PointerKind
 from .sources import MAX_EVICTED, Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from .aliases import Aliases
     from .layout import Entry, ModelStore, Writer
@@ -85,13 +85,12 @@ class _Plan:
             for one in self._entries
         }
 
-    def add(self, most_bytes: int, is_there: Callable[[Source], bool], held: ExitStack) -> int:
+    def add(self, most_bytes: int, is_there: Callable[[Source], bool]) -> int:
         """Choose until so little would be left; return how many bytes that frees.
 
         Args:
           most_bytes: that the store may take.
           is_there: as of `make_room`.
-          held: closes the locks of those that go, which cannot be served until then.
         """
         left = before = size_of(self._store)
         for version in self._by_last_use():
@@ -99,7 +98,7 @@ class _Plan:
                 break
             if version.digest in self._wanted:
                 continue
-            why = self._why_it_stays(version, is_there, held)
+            why = self._why_it_stays(version, is_there)
             if why is not None:
                 self.stays[why] += 1
                 continue
@@ -124,24 +123,34 @@ class _Plan:
         paths = map(self._store.blob_path, gone)
         return sum(path.lstat().st_size for path in paths if path.exists())
 
-    def _why_it_stays(
-        self, version: _Version, is_there: Callable[[Source], bool], held: ExitStack
-    ) -> Stays | None:
+    def _why_it_stays(self, version: _Version, is_there: Callable[[Source], bool]) -> Stays | None:
         if len(version.known) < sum(one.digest == version.digest for one in self._entries):
             return Stays.ONLY_HERE
         own = {own_tag(source) for _, source in version.known}
         if any(to == version.digest and p not in own for p, to in self._pointers.items()):
             return Stays.NAMED
-        descriptor = os.open(self._store.blob_path(version.digest), os.O_RDONLY | os.O_CLOEXEC)
-        held.callback(os.close, descriptor)
+        with _not_served(self._store, version.digest) as is_free:
+            if not is_free:
+                return Stays.SERVED
+        # Without the lock: a start that serves the version must not wait for a registry.
+        if not any(is_there(source) for _, source in version.known):
+            return Stays.NOT_THERE
+        return None
+
+
+@contextmanager
+def _not_served(store: ModelStore, digest: str) -> Iterator[bool]:
+    """Keep a version from being served meanwhile; say whether it is not served already."""
+    descriptor = os.open(store.blob_path(digest), os.O_RDONLY | os.O_CLOEXEC)
+    try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Stays.SERVED
-        if not any(is_there(source) for _, source in version.known):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            return Stays.NOT_THERE
-        return None
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
 
 
 def own_tag(source: Source) -> Pointer | None:
@@ -188,9 +197,9 @@ def make_room(
     if before <= most_bytes:
         return Evicted([], 0, before, {})
     collect(writer, wanted or ())
-    with ExitStack() as held, explained(store.root):
+    with explained(store.root):
         plan = _Plan(store, aliases, wanted or ())
-        would_free = plan.add(most_bytes, is_there, held)
+        would_free = plan.add(most_bytes, is_there)
         excess = size_of(store) - would_free - most_bytes
         if wanted is not None and excess > 0:
             raise StoreError(
@@ -208,14 +217,18 @@ def make_room(
 
 
 def _remove(writer: Writer, aliases: Aliases, entry: Entry, source: Source) -> bool:
-    """Take a version from the index with its own tag; not if it has got another name meanwhile."""
+    """Take a version from the index with its own tag; not if it has got another name meanwhile, or
+    is served."""
     gone = (entry.name, entry.digest)
-    try:
-        with aliases.unnamed(*gone, but_for=own_tag(source)):
-            kept = [one for one in writer.store.entries() if (one.name, one.digest) != gone]
-            writer.set_entries(kept)
-    except NamedError:
-        return False
+    with _not_served(writer.store, entry.digest) as is_free:
+        if not is_free:
+            return False
+        try:
+            with aliases.unnamed(*gone, but_for=own_tag(source)):
+                kept = [one for one in writer.store.entries() if (one.name, one.digest) != gone]
+                writer.set_entries(kept)
+        except NamedError:
+            return False
     return True
 
 

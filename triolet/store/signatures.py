@@ -341,7 +341,11 @@ def sign(writer: Writer, digest: str, key: Ed25519PrivateKey) -> None:
     """Sign a version that a store has.
 
     Raises:
-      StoreError: its manifest is missing or damaged, or nothing can be written.
+      StoreError: it has been removed, or nothing can be written.
     """
-    size = next(one.size for one in writer.store.entries() if one.digest == digest)
+    size = next((one.size for one in writer.store.entries() if one.digest == digest), None)
+    if size is None:
+        raise StoreError(
+            f"{digest} has just been removed; `triolet model list` shows what there is"
+        )
     keep_signatures(writer, digest, [signature(digest, size, key)])

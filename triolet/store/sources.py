@@ -10,6 +10,7 @@ import msgspec
 
 from .layout import explained
 from .manifest import Digest  # noqa: TC001 (msgspec reads the annotations)
+from .reference import Pointer, PointerKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +126,7 @@ class Sources:
         for one in reversed(self.evicted()):
             if one.name != reference.name or reference.digest not in (None, one.digest):
                 continue
-            if reference.pointer is None or reference.pointer.label == one.tag:
+            if reference.pointer in (None, Pointer(one.name, PointerKind.TAG, one.tag)):
                 return one
         return None
 
