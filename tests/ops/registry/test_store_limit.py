@@ -112,7 +112,9 @@ def test_serving_counts_as_use(full: ModelStore) -> None:
     assert names(full) == ["a", "c"]
 
 
-def test_a_pull_makes_its_room_first(full: ModelStore, repository: str) -> None:
+def test_a_pull_makes_its_room_first(
+    full: ModelStore, repository: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     limit = size_of(full)
     with full.writing() as writer:
         make_room(writer, Aliases(full), limit - 1, Copies().has)
@@ -122,8 +124,10 @@ def test_a_pull_makes_its_room_first(full: ModelStore, repository: str) -> None:
     small = limit - 1
     fetched(full, repository, "b", small)
     assert names(full) == ["a", "b"], "what is pulled stays, and is the last that was used"
-    fetched(full, repository, "c", small)
+    command = ("model", "pull", f"{repository}/c:v1", "--store-limit", str(small))
+    assert main((*command, "--store", str(full.root))) == 0
     assert names(full) == ["b", "c"]
+    assert f" is evicted; `triolet model pull {repository}/a@" in capsys.readouterr().err
     assert size_of(full) <= small
 
 
