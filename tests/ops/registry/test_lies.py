@@ -141,6 +141,16 @@ def test_a_model_of_another_program_is_refused_before_it_is_fetched(
     assert all("/blobs/" not in one.path for one in liar.asked)
 
 
+def test_a_body_that_trickles_is_given_up(
+    store: ModelStore, liar: LyingRegistry, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In place of a registry that sends less than 16 KiB/s: one that is slower than 1 EiB/s.
+    monkeypatch.setattr("ops.registry.client.SILENCE_S", 0.0)
+    monkeypatch.setattr("ops.registry.client.SLOWEST_BYTES_S", 1 << 60)
+    refused(store, liar, "manifest v1 is slower than .*; try again when the network is better")
+    assert len(liar.asked) == ATTEMPTS
+
+
 def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegistry) -> None:
     liar.lie("manifests/v1", Lie(200, b" " * (5 << 20)))
     refused(store, liar, "has more than 4194304 bytes and is not read")
