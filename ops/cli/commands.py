@@ -42,6 +42,8 @@ from .options import (
     new_form,
     with_settings,
 )
+from .registry_commands import registry_app
+from .signature_commands import signature_app
 from .tenant_commands import tenant_app
 
 if TYPE_CHECKING:
@@ -92,6 +94,8 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 add_orders(model_app)
+model_app.add_typer(registry_app)
+model_app.add_typer(signature_app)
 app.add_typer(model_app, name="model")
 app.add_typer(tenant_app, name="tenant")
 

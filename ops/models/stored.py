@@ -19,6 +19,7 @@ from triolet.store.aliases import Aliases
 from triolet.store.layout import ModelStore, default_store
 from triolet.store.manifest import ENGINE_TYPE, MAX_DOCUMENT_BYTES, SAMPLING_FILE, SAMPLING_TYPE
 from triolet.store.reference import is_reference, parse_reference
+from triolet.store.sources import Sources
 from triolet.store.view import opened
 
 from ..settings.form import of_role
@@ -59,8 +60,8 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
       is_served: the log says which version it is; else it is only looked at.
 
     Raises:
-      ConfigError: there is no such version, it is damaged, or a setting is not what it was
-        imported with.
+      ConfigError: there is no such version, it is damaged, lacks a signature that is required, or a
+        setting is not what it was imported with.
     """
     named, store = settings.fleet.model, store_of(settings.fleet.store)
     if (
@@ -74,9 +75,11 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
         return
     reference = parse_reference(named)
     try:
-        digest = Aliases(store).resolve(reference)
+        aliases = Aliases(store)
+        digest = aliases.resolve(reference)
     except StoreError as error:
         raise StoreError(f"{named} is no directory and no file here, and {error}") from None
+    aliases.require_signed(reference, digest)
     version = f"{reference.name}@{digest}"
     with opened(store, digest) as (view, manifest):
         path = view
@@ -90,6 +93,7 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
             settings = of_role(settings, role, model_digest=digest)
         settings = _as_imported(settings, store, manifest, version)
         if is_served:
+            Sources(store).touch(reference.name, digest)
             where = str(store.root)
             log.info("model_version", reference=str(reference), digest=digest, store=where)
         yield settings

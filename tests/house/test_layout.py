@@ -88,7 +88,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "msgpack": ("transport/codec.py",),
     "llguidance": ("triolet/grammar.py",),
     "gguf": ("engine/gguf_weights.py",),
-    "cryptography": ("triolet/audit_log/heads.py",),
+    "cryptography": ("triolet/audit_log/heads.py", "triolet/store/signatures.py"),
     "coredis": ("server/tenants/redis_calls.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
