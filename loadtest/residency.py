@@ -282,7 +282,7 @@ def measured_bytes(models: dict[str, Path], log: Path, options: Sequence[str]) -
             with trio.fail_after(CALM_S):
                 await trio.sleep(2.0)  # two measurements of control
                 shown = (await client.get("/admin/models")).json()
-        return next(model["bytes"] for model in shown["models"] if model["name"] == name)
+        return next(int(model["bytes"]) for model in shown["models"] if model["name"] == name)
 
     with running_server(words, log) as url:
         return trio.run(measure, url)
