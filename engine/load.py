@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import torch
-import xxhash
 
 from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
@@ -19,7 +18,7 @@ from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
 
 from .arithmetic import arithmetic
-from .attention.traits import ALL_TRAITS
+from .attention.traits import ALL_TRAITS, NATIVE
 from .backend import build_runner, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
@@ -28,10 +27,11 @@ from .host_tier import HostTier
 from .int8_wire import Int8Wire
 from .kv_pool import KVLayout, KVPool
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
-from .pace import MEASURED_TOKENS, Pace, pace_of
+from .pace import MEASURED_TOKENS, TRIED_TOKENS, Pace, pace_of
 from .prefix_cache import PrefixCache
 from .preflight.check import chosen_device, dtype_for, fit_model_len, with_pool_size
-from .weights import Checkpoint, open_weights, weights_digest
+from .snapshots.folder import Snapshots
+from .weights import Checkpoint, open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 TORCH_DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
 _NUM_WARM_UPS: Final = 5
+_GREEDY: Final = SamplingParams(temperature=0.0)
+_BY_THE_HOST: Final = SamplingParams(temperature=1.0, top_p=0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +114,28 @@ def load_engine(
     max_model_len, reason = fit_model_len(config, model_config, layout.bytes_per_block)
     num_blocks = (config.kv_pool_bytes or 0) // layout.bytes_per_block
     on_progress("digest", 0.0)
-    digest = weights_digest(checkpoint.files)
+    # A checkpoint of another kind is not made of the bytes of its files.
+    snapshots = Snapshots(config.snapshots, checkpoint.files, is_on=open_checkpoint is open_weights)
+    digest = snapshots.weights_digest()
     computed_by = arithmetic(backend, device, model_config)
     fingerprint = _fingerprint(digest, config, model_config, computed_by)
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, num_blocks, device, config.gpu.pinned_bytes)
     runner = build_runner(
-        backend, model_config, checkpoint, pool, config, max_model_len, on_progress
+        backend, model_config, checkpoint, pool, config, max_model_len, on_progress, snapshots
     )
     ledger = BlockLedger(num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)
-    pace = warm_up(runner, ledger, config, max_model_len, partial(on_progress, "warm_up"))
+    try:
+        if backend == NATIVE.name:
+            pace = try_out(runner, ledger, config, max_model_len)
+        else:
+            pace = warm_up(runner, ledger, config, max_model_len, partial(on_progress, "warm_up"))
+    except CapacityError as error:
+        raise ConfigError(
+            f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {config.device} no memory to "
+            "compute in: lower it"
+        ) from error
     on_progress("warm_up", 1.0)
     return Engine(
         runner,
@@ -182,9 +195,8 @@ def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_comp
     Weights and layout, or it would mean nothing; and what its bits depend on, or a sequence that
     goes on elsewhere, or upon another request's cached prefix, would not be the same sequence.
     """
-    shape = xxhash.xxh3_64(repr(model).encode()).hexdigest()  # norms, rotary scaling and so on
     return (
-        f"{digest}:{shape}:{config.chosen_dtype}:weights={config.weights}:layers={model.num_layers}"
+        f"{digest}:{model.digest}:{config.chosen_dtype}:weights={config.weights}:layers={model.num_layers}"
         f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
         f":by={who_computes}"
         + (f":wire={config.kv_wire}" if config.kv_wire is not KvWire.EXACT else "")
@@ -245,13 +257,12 @@ def warm_up(
       The pace, measured in the second prompt.
 
     Raises:
-      ConfigError: the pool leaves no memory to compute in.
+      CapacityError: the pool leaves no memory to compute in.
     """
     num_prompt = max(1, min(MEASURED_TOKENS, config.max_num_batched_tokens, max_model_len - 1))
     num_tokens = min(num_prompt + 1, max_model_len)
     blocks = ledger.lease("warm-up", -(-num_tokens // config.block_size))
-    greedy = SamplingParams(temperature=0.0)
-    prompt = StepRow([0] * num_prompt, 0, blocks, SampleSpec(greedy, 0))
+    prompt = StepRow([0] * num_prompt, 0, blocks, SampleSpec(_GREEDY, 0))
     try:
         runner.step([prompt])
         on_progress(1 / _NUM_WARM_UPS)
@@ -262,11 +273,39 @@ def warm_up(
             for number, rows in enumerate(_decode_steps(num_prompt, blocks, config), start=2):
                 on_progress(number / _NUM_WARM_UPS)
                 runner.step(rows)
-    except CapacityError as error:
-        raise ConfigError(
-            f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {config.device} no memory to "
-            "compute in: lower it"
-        ) from error
+    finally:
+        ledger.release("warm-up")
+    return pace_of(num_prompt, elapsed_s, config)
+
+
+def try_out(runner: Runner, ledger: BlockLedger, config: EngineConfig, max_model_len: int) -> Pace:
+    """Time a prompt and decode from it, where kernels are compiled already: a first request would
+    wait for nothing that a longer warm-up takes away, and everything waits for the warm-up.
+
+    Args:
+      runner: computes steps.
+      ledger: of its pool, empty.
+      config: sizes of steps.
+      max_model_len: the longest sequence.
+
+    Returns:
+      The pace.
+
+    Raises:
+      CapacityError: the pool leaves no memory to compute in.
+    """
+    num_prompt = max(1, min(TRIED_TOKENS, config.max_num_batched_tokens, max_model_len - 1))
+    num_tokens = min(num_prompt + 1, max_model_len)
+    blocks = ledger.lease("warm-up", -(-num_tokens // config.block_size))
+    try:
+        began_at = perf_counter()
+        runner.step([StepRow([0] * num_prompt, 0, blocks, SampleSpec(_GREEDY, 0))])
+        elapsed_s = perf_counter() - began_at
+        if num_tokens > num_prompt:
+            samplings = [SampleSpec(params, 1) for params in (_GREEDY, _BY_THE_HOST)]
+            runner.step(
+                [StepRow([0], num_prompt, blocks, one, is_decode=True) for one in samplings]
+            )
     finally:
         ledger.release("warm-up")
     return pace_of(num_prompt, elapsed_s, config)
@@ -277,12 +316,7 @@ def _decode_steps(
 ) -> Iterator[list[StepRow]]:
     """Yield steps with a row that decodes: plain, sampled by the host, beside a prompt's chunk."""
     chunk = StepRow([0] * min(num_prompt, config.prompt_chunk_tokens), 0, blocks)
-    plain = SamplingParams(temperature=0.0)
-    for params, others in (
-        (plain, []),
-        (SamplingParams(temperature=1.0, top_p=0.9), []),
-        (plain, [chunk]),
-    ):
+    for params, others in ((_GREEDY, []), (_BY_THE_HOST, []), (_GREEDY, [chunk])):
         yield [
             StepRow([0], num_prompt, blocks, SampleSpec(params, 1), is_decode=True),
             *others,
