@@ -5,6 +5,7 @@ Knows the order of loading and how large the pool becomes; every complaint names
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -102,8 +103,7 @@ def load_engine(
       ConfigError: a setting cannot work with this model or this machine.
     """
     on_progress("config", 0.0)
-    model_config = load_model_config(model_dir)
-    eos_token_ids = load_eos_token_ids(model_dir)
+    model_config, eos_token_ids = load_model_config(model_dir), load_eos_token_ids(model_dir)
     device = _device(config)
     checkpoint = open_checkpoint(model_dir)
     config = replace(config, device=str(device), dtype=dtype_for(config, checkpoint.dtype))
@@ -112,30 +112,20 @@ def load_engine(
     if config.kv_pool_bytes is None:
         config = with_pool_size(config, model_config, layout.bytes_per_block, _free_bytes(device))
     max_model_len, reason = fit_model_len(config, model_config, layout.bytes_per_block)
-    num_blocks = (config.kv_pool_bytes or 0) // layout.bytes_per_block
     on_progress("digest", 0.0)
-    # A checkpoint of another kind is not made of the bytes of its files.
     snapshots = Snapshots(config.snapshots, checkpoint.files, is_on=open_checkpoint is open_weights)
     digest = snapshots.weights_digest()
     computed_by = arithmetic(backend, device, model_config)
     fingerprint = _fingerprint(digest, config, model_config, computed_by)
     on_progress("kv_pool", 0.0)
-    pool = KVPool(layout, num_blocks, device, config.gpu.pinned_bytes)
+    pool = KVPool(layout, _num_blocks(config, layout), device, config.gpu.pinned_bytes)
     runner = build_runner(
         backend, model_config, checkpoint, pool, config, max_model_len, on_progress, snapshots
     )
-    ledger = BlockLedger(num_blocks, poison=pool if config.poison_freed_blocks else None)
+    ledger = BlockLedger(pool.num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)
-    try:
-        if backend == NATIVE.name:
-            pace = try_out(runner, ledger, config, max_model_len)
-        else:
-            pace = warm_up(runner, ledger, config, max_model_len, partial(on_progress, "warm_up"))
-    except CapacityError as error:
-        raise ConfigError(
-            f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {config.device} no memory to "
-            "compute in: lower it"
-        ) from error
+    first_steps = try_out if backend == NATIVE.name else warm_up
+    pace = first_steps(runner, ledger, config, max_model_len, partial(on_progress, "warm_up"))
     on_progress("warm_up", 1.0)
     return Engine(
         runner,
@@ -151,6 +141,10 @@ def load_engine(
         pace,
         _constraints(model_dir, model_config, eos_token_ids, config.masks),
     )
+
+
+def _num_blocks(config: EngineConfig, layout: KVLayout) -> int:
+    return (config.kv_pool_bytes or 0) // layout.bytes_per_block
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -235,6 +229,25 @@ def _prefix_cache(
     )
 
 
+@contextmanager
+def _leased(ledger: BlockLedger, num_tokens: int, config: EngineConfig) -> Iterator[list[int]]:
+    """Give blocks for tokens that no request asked for.
+
+    Raises:
+      ConfigError: the pool leaves no memory to compute in.
+    """
+    blocks = ledger.lease("warm-up", -(-num_tokens // config.block_size))
+    try:
+        yield blocks
+    except CapacityError as error:
+        raise ConfigError(
+            f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {config.device} no memory to "
+            "compute in: lower it"
+        ) from error
+    finally:
+        ledger.release("warm-up")
+
+
 def warm_up(
     runner: Runner,
     ledger: BlockLedger,
@@ -257,13 +270,12 @@ def warm_up(
       The pace, measured in the second prompt.
 
     Raises:
-      CapacityError: the pool leaves no memory to compute in.
+      ConfigError: the pool leaves no memory to compute in.
     """
     num_prompt = max(1, min(MEASURED_TOKENS, config.max_num_batched_tokens, max_model_len - 1))
     num_tokens = min(num_prompt + 1, max_model_len)
-    blocks = ledger.lease("warm-up", -(-num_tokens // config.block_size))
-    prompt = StepRow([0] * num_prompt, 0, blocks, SampleSpec(_GREEDY, 0))
-    try:
+    with _leased(ledger, num_tokens, config) as blocks:
+        prompt = StepRow([0] * num_prompt, 0, blocks, SampleSpec(_GREEDY, 0))
         runner.step([prompt])
         on_progress(1 / _NUM_WARM_UPS)
         began_at = perf_counter()
@@ -273,41 +285,42 @@ def warm_up(
             for number, rows in enumerate(_decode_steps(num_prompt, blocks, config), start=2):
                 on_progress(number / _NUM_WARM_UPS)
                 runner.step(rows)
-    finally:
-        ledger.release("warm-up")
     return pace_of(num_prompt, elapsed_s, config)
 
 
-def try_out(runner: Runner, ledger: BlockLedger, config: EngineConfig, max_model_len: int) -> Pace:
-    """Time a prompt and decode from it, where kernels are compiled already: a first request would
-    wait for nothing that a longer warm-up takes away, and everything waits for the warm-up.
+def try_out(
+    runner: Runner,
+    ledger: BlockLedger,
+    config: EngineConfig,
+    max_model_len: int,
+    on_progress: Callable[[float], None],
+) -> Pace:
+    """Time a prompt and decode from it, where kernels are compiled already: a longer warm-up would
+    spare the first request nothing, and it waits for the warm-up too.
 
     Args:
       runner: computes steps.
       ledger: of its pool, empty.
       config: sizes of steps.
       max_model_len: the longest sequence.
+      on_progress: told the share of steps that are done.
 
     Returns:
       The pace.
 
     Raises:
-      CapacityError: the pool leaves no memory to compute in.
+      ConfigError: the pool leaves no memory to compute in.
     """
     num_prompt = max(1, min(TRIED_TOKENS, config.max_num_batched_tokens, max_model_len - 1))
     num_tokens = min(num_prompt + 1, max_model_len)
-    blocks = ledger.lease("warm-up", -(-num_tokens // config.block_size))
-    try:
+    with _leased(ledger, num_tokens, config) as blocks:
         began_at = perf_counter()
         runner.step([StepRow([0] * num_prompt, 0, blocks, SampleSpec(_GREEDY, 0))])
         elapsed_s = perf_counter() - began_at
+        on_progress(0.5)
         if num_tokens > num_prompt:
-            samplings = [SampleSpec(params, 1) for params in (_GREEDY, _BY_THE_HOST)]
-            runner.step(
-                [StepRow([0], num_prompt, blocks, one, is_decode=True) for one in samplings]
-            )
-    finally:
-        ledger.release("warm-up")
+            specs = [SampleSpec(params, 1) for params in (_GREEDY, _BY_THE_HOST)]
+            runner.step([StepRow([0], num_prompt, blocks, one, is_decode=True) for one in specs])
     return pace_of(num_prompt, elapsed_s, config)
 
 

@@ -50,6 +50,9 @@ LARGE_REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 8, stream=True, **SA
 WAIT_S: Final = 60.0
 STABLE_S: Final = 0.2
 """Of `supervisor.stable_s` here: a process that was ready for so long died for the first time."""
+ASLEEP_S: Final = 0.5
+"""Of `supervisor.restart_delay_s` here: between the end of a worker that was told to leave and its
+next start, in which the request comes."""
 REST_S: Final = (0.7, 1.3)
 """Between two measurements, longest and shortest by turns: at other moments between heartbeats."""
 GOALS: Final = {"crash": 0.7, "wake": 0.3, "staged": 1.5, "start": 2.5}
@@ -76,6 +79,7 @@ class Kind:
         assignments = (
             f"supervisor.templates={str(self.has_templates).lower()}",
             f"supervisor.stable_s={STABLE_S}",
+            f"supervisor.restart_delay_s={ASLEEP_S}",
             f"worker.engine.snapshots.keep={str(self.has_snapshots).lower()}",
             f"worker.engine.snapshots.folder={packed}",
         )
@@ -126,19 +130,24 @@ class Fleet:
         return first_token_at(self._server.url, self._request) - killed_at
 
     def wake_s(self) -> float:
-        """Let both workers leave; return the seconds from the start of the last to a first token.
+        """Let both workers leave, ask, and return the seconds from their start to a first token.
 
-        The supervisor starts each again after its delay, which is not counted: whatever wakes a
-        model begins with what comes then.
+        The supervisor starts each again after its delay, which is not counted: what wakes a model
+        begins with that start.
         """
         log = self._server.log
+        pids = log.pids()
         num_left = {name: len(log.of("process_left", name=name)) for name in WORKERS}
-        for name, pid in log.pids().items():
-            if name in WORKERS:
-                os.kill(pid, signal.SIGTERM)
-        token_at = first_token_at(self._server.url, self._request)
-        left = [log.of("process_left", name=name)[num_left[name]] for name in WORKERS]
-        return token_at - max(seconds_of(line) + line["restart_in_s"] for line in left)
+        for name in WORKERS:
+            os.kill(pids[name], signal.SIGTERM)
+
+        def left() -> list[dict[str, Any]]:
+            found = (log.of("process_left", name=name)[num_left[name] :] for name in WORKERS)
+            return [line for lines in found for line in lines]
+
+        trio.run(wait_until, lambda: len(left()) == len(WORKERS), WAIT_S, "both workers leave")
+        starts_at = [seconds_of(line) + float(line["restart_in_s"]) for line in left()]
+        return first_token_at(self._server.url, self._request) - max(starts_at)
 
     def settle(self) -> None:
         """Return once all processes have been ready for long enough to count as sound."""

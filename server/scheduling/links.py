@@ -112,8 +112,13 @@ class _Connections:
                 patience_s = self._link.redial_s
 
     def lose(self, worker: Worker, cause: str, now: float) -> None:
-        """Give a worker up, and say HELLO soon instead of at the next heartbeat."""
+        """Give a worker up. Unless it leaves in order, HELLO is said soon instead of at the next
+        heartbeat; else once its end has broken the connection."""
         self._on_lost(worker, cause, now)
+        if cause != FAREWELL:
+            self._hurry(worker)
+
+    def _hurry(self, worker: Worker) -> None:
         if (loss := self._losses.get(worker)) is not None:
             loss.set()
 
@@ -127,6 +132,7 @@ class _Connections:
             if worker.is_connected:
                 self.lose(worker, "link_gone", now)
                 self._flush()
+            self._hurry(worker)
 
     async def _greet(self, worker: Worker, patience_s: float) -> bool:
         """Say HELLO whenever the worker is not there, until it answers. A worker that is away gets
@@ -157,6 +163,7 @@ class _Connections:
             loss = self._losses[worker] = trio.Event()
             with trio.move_on_after(self._link.heartbeat_interval_s):
                 await loss.wait()
+                asked_since = math.inf  # that HELLO is lost, and this connection may be made again
                 # The pipe of a connection that has just broken still takes what it will not send.
                 await trio.sleep(self._link.local_reconnect_s)
 
