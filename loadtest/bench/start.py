@@ -10,6 +10,9 @@ alike. What is measured:
   for a model that sleeps: no worker runs, its files are in the page cache, its server keeps its
   text, and a request waits for it.
 - staged: the same without a snapshot of its weights: the model is here and has never run.
+
+Beside the seconds stand the processor seconds that the busiest new worker had used by then, which
+a busy machine changes little: what is left of the seconds without its neighbours, at least.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 from rich.console import Console
 
 from ..harness.lines import LineProcess
-from ..harness.servers import TRIOLET, ServerProcess, running, seconds_of, wait_until
+from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running, seconds_of, wait_until
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .engine import PEERS
 from .model import SAID, written_model
@@ -44,8 +47,8 @@ DEMO: Final = "demo"
 WORKERS: Final = ("prefill-0", "decode-0")
 PROMPT: Final = (10, 11, 12, 13)
 """Ids that every model here knows."""
-REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 8, stream=True))
-LARGE_REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 8, stream=True, **SAID))
+REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 4, stream=True))
+LARGE_REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 2, stream=True, **SAID))
 """To the demo model, and to one of random weights."""
 WAIT_S: Final = 60.0
 STABLE_S: Final = 0.2
@@ -94,6 +97,18 @@ KINDS: Final = (
 )
 
 
+class Wait(NamedTuple):
+    """How long a client waited.
+
+    Attributes:
+      seconds: for its first token.
+      cpu_s: of the busiest worker that was started for it; None where that is not known.
+    """
+
+    seconds: float
+    cpu_s: float | None = None
+
+
 def first_token_at(url: str, request: bytes) -> float:
     """Ask for a short answer and return when its first token came, in seconds since the epoch.
 
@@ -123,14 +138,14 @@ class Fleet:
         self._request = request
         first_token_at(server.url, request)
 
-    def crash_s(self) -> float:
-        """Kill the decode worker and return the seconds to a first token."""
+    def crash(self) -> Wait:
+        """Kill the decode worker and wait for a first token."""
         killed_at = time.time()
         os.kill(self._server.log.pids()["decode-0"], signal.SIGKILL)
-        return first_token_at(self._server.url, self._request) - killed_at
+        return self._wait_since(killed_at, ["decode-0"])
 
-    def wake_s(self) -> float:
-        """Let both workers leave, ask, and return the seconds from their start to a first token.
+    def wake(self) -> Wait:
+        """Let both workers leave, ask, and wait from their start for a first token.
 
         The supervisor starts each again after its delay, which is not counted: what wakes a model
         begins with that start.
@@ -147,7 +162,12 @@ class Fleet:
 
         trio.run(wait_until, lambda: len(left()) == len(WORKERS), WAIT_S, "both workers leave")
         starts_at = [seconds_of(line) + float(line["restart_in_s"]) for line in left()]
-        return first_token_at(self._server.url, self._request) - max(starts_at)
+        return self._wait_since(max(starts_at), WORKERS)
+
+    def _wait_since(self, began_at: float, started: Sequence[str]) -> Wait:
+        token_at = first_token_at(self._server.url, self._request)
+        pids = self._server.log.pids()
+        return Wait(token_at - began_at, max(cpu_s_of(pids[name]) for name in started))
 
     def settle(self) -> None:
         """Return once all processes have been ready for long enough to count as sound."""
@@ -166,16 +186,16 @@ class Fleet:
         trio.run(wait_until, is_sound, WAIT_S, "all workers are ready")
 
 
-def started_s(options: Sequence[str], log: Path) -> float:
-    """Start a fleet of the demo model and return the seconds to ready and a first token."""
+def started(options: Sequence[str], log: Path) -> Wait:
+    """Start a fleet of the demo model and wait until it is ready and for a first token."""
     began_at = time.time()
     server = ServerProcess([*TRIOLET, "serve", DEMO, *options], log)
     with running(server):
-        return first_token_at(server.url, REQUEST) - began_at
+        return Wait(first_token_at(server.url, REQUEST) - began_at)
 
 
-def llama_s(model: Path, log: Path) -> float:
-    """Start llama.cpp in a process of its own and return the seconds to a first token."""
+def llama(model: Path, log: Path) -> Wait:
+    """Start llama.cpp in a process of its own, without HTTP, and wait for a first token."""
     peer = next(peer for peer in PEERS if peer.name == LLAMA)
     command = [str(peer.python), "-m", peer.module, str(model), *peer.arguments]
     with log.open("w") as output:
@@ -183,39 +203,37 @@ def llama_s(model: Path, log: Path) -> float:
         with LineProcess([*command, "--threads", "2"], log=output) as process:
             process.answer()  # it says its version once the model is loaded
             process.ask(begin={"batch": 1, "context": len(PROMPT), "most_steps": 1})
-            return time.time() - began_at
+            return Wait(time.time() - began_at, cpu_s_of(process.pid))
 
 
 class Measured:
     """Seconds by what was measured and of what."""
 
     def __init__(self, console: Console) -> None:
-        self.seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        self.waits: defaultdict[tuple[str, str], list[Wait]] = defaultdict(list)
         self._console = console
 
-    def add(self, what: str, kind: str, seconds: float) -> None:
+    def add(self, what: str, kind: str, wait: Wait) -> None:
         """Note one measurement."""
-        self.seconds[what, kind].append(seconds)
+        self.waits[what, kind].append(wait)
         load = os.getloadavg()[0]
-        self._console.print(f"[dim]{what}, {kind}: {seconds:.2f} s (load {load:.1f})[/dim]")
+        self._console.print(f"[dim]{what}, {kind}: {wait.seconds:.2f} s (load {load:.1f})[/dim]")
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each."""
-        return [
-            {
-                "what": what,
-                "of": kind,
-                "median_s": round(median(times), 3),
-                "least_s": round(min(times), 3),
-                "most_s": round(max(times), 3),
-                "samples": len(times),
-            }
-            for (what, kind), times in self.seconds.items()
-        ]
+        rows = []
+        for (what, kind), waits in self.waits.items():
+            seconds = [wait.seconds for wait in waits]
+            cpu_s = [wait.cpu_s for wait in waits if wait.cpu_s is not None]
+            row = {"what": what, "of": kind, "median_s": round(median(seconds), 3)}
+            row |= {"least_s": round(min(seconds), 3), "most_s": round(max(seconds), 3)}
+            row |= {"cpu_s": round(median(cpu_s), 3) if cpu_s else None, "samples": len(waits)}
+            rows.append(row)
+        return rows
 
     def ratios(self) -> dict[str, Ratio]:
         """Return the goals in seconds, and how the others compare with what we ship."""
-        found = {of: median(times) for of, times in self.seconds.items()}
+        found = {of: median(wait.seconds for wait in waits) for of, waits in self.waits.items()}
         ratios = {
             f"seconds of {what}": Ratio(found[what, OURS.name], ceiling=goal)
             for what, goal in GOALS.items()
@@ -254,10 +272,10 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     for number in range(turns):
         for kind in (OURS, KINDS[2]):
             name = f"start-{kind.name.replace(' ', '-')}"
-            seconds = started_s(kind.options(packed), logs / f"{name}-{number}.log")
-            measured.add("start", kind.name, seconds)
+            wait = started(kind.options(packed), logs / f"{name}-{number}.log")
+            measured.add("start", kind.name, wait)
         if why_not is None:
-            measured.add("wake", LLAMA, llama_s(model, logs / "start-llama.log"))
+            measured.add("wake", LLAMA, llama(model, logs / "start-llama.log"))
     crashes(measured, packed, logs, turns)
     wakes(measured, model, packed, logs, turns)
     shown = {"model": model.name, "repetitions": turns, "load_after": os.getloadavg()[0]}
@@ -284,7 +302,7 @@ def crashes(measured: Measured, packed: Path, logs: Path, turns: int) -> None:
             for kind, fleet in fleets.items():
                 fleet.settle()
                 time.sleep(rest_s)
-                measured.add("crash", kind.name, fleet.crash_s())
+                measured.add("crash", kind.name, fleet.crash())
 
 
 def wakes(measured: Measured, model: Path, packed: Path, logs: Path, turns: int) -> None:
@@ -300,11 +318,11 @@ def wakes(measured: Measured, model: Path, packed: Path, logs: Path, turns: int)
             for kind, fleet in fleets.items():
                 fleet.settle()
                 time.sleep(rest_s)
-                measured.add("wake", kind.name, fleet.wake_s())
+                measured.add("wake", kind.name, fleet.wake())
             fleets[OURS].settle()
-            for snapshot in packed.iterdir():
+            for snapshot in packed.glob("*.packed"):
                 snapshot.unlink()
-            measured.add("staged", OURS.name, fleets[OURS].wake_s())
+            measured.add("staged", OURS.name, fleets[OURS].wake())
 
 
 def main() -> int:
