@@ -129,7 +129,7 @@ faults: install-dev  ## every fault in every phase of a request, against real pr
 simulate: install-dev  ## the protocol in virtual time with seeded faults (SEEDS=3000, FIRST=0, REPLAY=seed)
 	$(BIN)/python -m ops.simulation $(if $(REPLAY),--replay $(REPLAY) --story,--seeds $(SEEDS) --first $(FIRST))
 
-simulate-mutants: install-dev  ## take guards away, alone and in pairs; the simulator must notice each
+simulate-mutants: install-dev  ## take guards away, alone and together; the simulator must notice each
 	$(BIN)/python -m ops.simulation.mutants
 
 simulate-cancels: install-dev  ## COUNT=100000 clients leave at random moments, in virtual time

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -85,7 +86,8 @@ class Snapshots:
             if digest is None:
                 began_at_ns = time.time_ns()
                 digest = weights_digest(self._files)
-                receipts.write(self._files, digest, began_at_ns)
+                with suppress(OSError):  # a lost receipt costs time and nothing else
+                    receipts.write(self._files, digest, began_at_ns)
         except (OSError, _NotKeptError) as error:
             self._give_up(error)
             digest = weights_digest(self._files)
@@ -144,7 +146,8 @@ class Snapshots:
             if found.st_mode & _OTHERS_MAY_WRITE:
                 raise SnapshotDamagedError("others may write it")
             pieces = map_snapshot(fd, key)
-            os.utime(fd)  # the least recently used one is removed first
+            with suppress(OSError):  # on a read-only file system nothing is removed
+                os.utime(fd)  # the least recently used one is removed first
         except SnapshotDamagedError as error:
             log.warning("packed_weights_refused", path=str(path), reason=f"{error}; packed again")
             path.unlink(missing_ok=True)
@@ -186,7 +189,8 @@ class Snapshots:
         began_at = time.monotonic()
         path = self.folder / key.name
         # Others that start wait for this, so their cores are free.
-        num_threads = len(os.sched_getaffinity(0))
+        is_linux = sys.platform == "linux"
+        num_threads = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
         try:
             os.ftruncate(fd, 0)  # what a killed process has left
             num_bytes = write_snapshot(fd, key, packing.pieces(ReusedPages(), num_threads))
