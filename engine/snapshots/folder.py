@@ -19,6 +19,7 @@ import structlog
 
 from triolet.gguf.directory import cache_home
 from triolet.private_files import FILE_MODE, make_private_folder
+from triolet.store.receipts import now_ns
 
 from ..native.packing import own_pages
 from ..native.pieces import ReusedPages
@@ -43,7 +44,7 @@ BUILD_WAIT_S: Final = 60.0
 """Longest wait for another process that packs the same weights, half of what a supervisor waits for
 a sign of life. A billion weights take some three seconds."""
 BUILD_POLL_S: Final = 0.005
-STRAY_AGE_S: Final = 3600.0
+STRAY_AGE_NS: Final = 3600 * 10**9
 """After which a receipt that a killed process left unfinished is removed."""
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -84,7 +85,7 @@ class Snapshots:
             self._take_folder()
             digest = receipts.find(self._files)
             if digest is None:
-                began_at_ns = time.time_ns()
+                began_at_ns = now_ns()
                 digest = weights_digest(self._files)
                 with suppress(OSError):  # a lost receipt costs time and nothing else
                     receipts.write(self._files, digest, began_at_ns)
@@ -225,7 +226,7 @@ class Snapshots:
                     kept.append((found.st_mtime_ns, found.st_size, path))
                 elif path.suffix == UNFINISHED:
                     _remove_unless_locked(path)
-                elif path.suffix != RECEIPT_SUFFIX and time.time() - found.st_mtime > STRAY_AGE_S:
+                elif path.suffix != RECEIPT_SUFFIX and now_ns() - found.st_mtime_ns > STRAY_AGE_NS:
                     path.unlink()
         total = num_bytes + sum(size for _, size, _ in kept)
         for _, size, path in sorted(kept):
