@@ -57,6 +57,8 @@ class _Connections:
       me: the server, as its HELLO names it.
       link: bounds and deadlines.
       now: tells the time, as the first thing in every turn.
+      on_lost: told of a worker that is given up, why, and when.
+      flush: sends what follows from it.
 
     Attributes:
       connections: the present ones.
@@ -64,15 +66,24 @@ class _Connections:
     """
 
     def __init__(
-        self, network: Network, me: PeerId, link: LinkConfig, now: Callable[[], float]
+        self,
+        network: Network,
+        me: PeerId,
+        link: LinkConfig,
+        now: Callable[[], float],
+        on_lost: Callable[[Worker, str, float], None],
+        flush: Callable[[], None],
     ) -> None:
         self.connections: dict[Worker, Connection] = {}
         self.nursery: trio.Nursery | None = None
         self._kept: dict[Worker, trio.CancelScope] = {}
+        self._losses: dict[Worker, trio.Event] = {}
         self._network = network
         self._me = me
         self._link = link
         self._now = now
+        self._on_lost = on_lost
+        self._flush = flush
 
     def dial(self, worker: Worker) -> None:
         """Make a connection in the place of the present one.
@@ -122,6 +133,7 @@ class _Connections:
             while True:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(receive, worker, self.connections[worker])
+                    nursery.start_soon(self._watch, worker)
                     was_answered = await self._greet(worker, patience_s)
                     nursery.cancel_scope.cancel()
                 log.info("redialling", worker=str(worker), trouble=worker.trouble)
@@ -132,8 +144,32 @@ class _Connections:
         # Here, where nothing waits for it any more.
         self.connections.pop(worker).close()
 
+    def lose(self, worker: Worker, cause: str, now: float) -> None:
+        """Give a worker up. Unless it leaves in order, HELLO is said soon instead of at the next
+        heartbeat; else once its end has broken the connection."""
+        self._on_lost(worker, cause, now)
+        if cause != FAREWELL:
+            self._hurry(worker)
+
+    def _hurry(self, worker: Worker) -> None:
+        if (loss := self._losses.get(worker)) is not None:
+            loss.set()
+
+    async def _watch(self, worker: Worker) -> None:
+        """Give a worker up as soon as its connection breaks: its process has died, or what it was
+        sent is lost."""
+        connection = self.connections[worker]
+        while True:
+            await connection.wait_broken()
+            now = self._now()
+            if worker.is_connected:
+                self.lose(worker, "link_gone", now)
+                self._flush()
+            self._hurry(worker)
+
     async def _greet(self, worker: Worker, patience_s: float) -> bool:
-        """Say HELLO whenever the worker is not there, until it answers.
+        """Say HELLO whenever the worker is not there, until it answers. A worker that is away gets
+        it as soon as it can be reached: `send` waits for that.
 
         Returns:
           When it has not for `patience_s` since HELLO was sent, or since a handshake failed:
@@ -154,9 +190,15 @@ class _Connections:
                 with trio.move_on_after(self._link.heartbeat_interval_s) as unsent:
                     with suppress(PeerGone):  # cut off: it answers with what is no frame
                         await connection.send(make_hello(self._me))
-                if not unsent.cancelled_caught:
-                    asked_since = min(asked_since, now)
-            await trio.sleep(self._link.heartbeat_interval_s)
+                if unsent.cancelled_caught:
+                    continue
+                asked_since = min(asked_since, now)
+            loss = self._losses[worker] = trio.Event()
+            with trio.move_on_after(self._link.heartbeat_interval_s):
+                await loss.wait()
+                asked_since = math.inf  # that HELLO is lost, and this connection may be made again
+                # The pipe of a connection that has just broken still takes what it will not send.
+                await trio.sleep(self._link.local_reconnect_s)
 
 
 class Links:
@@ -217,7 +259,9 @@ class Links:
         self.hold_s = self._requests.background.hold_s
         self.check_accounting = self._requests.check_accounting
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
-        self._links = _Connections(network, self._me, config.link, self._now)
+        self._links = _Connections(
+            network, self._me, config.link, self._now, self._requests.lost, self._flush
+        )
         self._credit_due = trio.Event()
         self._delivery = Delivery()
         queue, table = self._requests.queues[0], self._requests.table
@@ -387,7 +431,7 @@ class Links:
                 if worker.is_draining:
                     # It waits for us to have heard it.
                     self._send(worker, goodbye("heard"))
-                self._requests.lost(worker, FAREWELL if frame.is_farewell else "goodbye", now)
+                self._links.lose(worker, FAREWELL if frame.is_farewell else "goodbye", now)
             case Goodbye():
                 worker.trouble = f"refuses: {frame.reason}"
                 self._observer.worker_refused(str(worker), frame.reason)
@@ -454,6 +498,6 @@ class Links:
             if connection is not None and worker.is_connected:
                 connection.send_nowait(frame)
         except PeerGone:
-            self._requests.lost(worker, "link_gone", trio.current_time())
+            self._links.lose(worker, "link_gone", trio.current_time())
         except PeerBusy:
-            self._requests.lost(worker, "link_full", trio.current_time())
+            self._links.lose(worker, "link_full", trio.current_time())

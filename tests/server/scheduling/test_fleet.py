@@ -147,6 +147,24 @@ async def test_a_killed_decode_worker_that_restarts_continues_every_stream(
         cluster.check_idle()
 
 
+@pytest.mark.parametrize("away_s", [0.0, 0.11, 0.37, 0.62, 4.0])
+async def test_a_worker_that_is_back_is_greeted_without_waiting_for_a_heartbeat(
+    autojump_clock: MockClock, away_s: float
+) -> None:
+    link = LinkConfig()
+    async with running() as cluster:
+        await trio.sleep(0.3)  # between two heartbeats
+        killed_at = trio.current_time()
+        cluster.decode_process.kill()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not cluster.fleet.status().is_ready
+        await trio.sleep(away_s)
+        await cluster.restart_decode(kill=False)
+        await cluster.fleet.wait_ready()
+        took_s = trio.current_time() - killed_at - away_s
+        assert took_s <= link.local_reconnect_s
+
+
 async def test_a_frozen_worker_is_given_up_and_its_late_words_do_not_count(
     autojump_clock: MockClock,
 ) -> None:
