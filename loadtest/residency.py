@@ -19,19 +19,15 @@ from itertools import count, pairwise
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-import httpx2
 import trio
 from rich.table import Table
 from safetensors.torch import load_file, save_file
-
-from ops.running_fleets import find_fleet
-from triolet.control_protocol import ADMIN_SOCKET
-from triolet.units import MIB
 
 from .campaign.answers import draw_asks
 from .campaign.client import Story, tell
 from .campaign.faults import blocks_when_settled, violations_now
 from .harness.campaign import ROOT, campaign_parser, exit_code
+from .harness.control import admin_of
 from .harness.servers import FleetLog, is_gone, running_server, wait_until
 from .harness.statistics import milliseconds
 
@@ -44,6 +40,7 @@ if TYPE_CHECKING:
 
     from .campaign.answers import Answer, Ask
 
+MIB: Final = 1024 * 1024
 DEMO: Final = ROOT / "triolet" / "demo"
 NAMES: Final = ("a", "b", "c", "d")
 NUM_RESIDENT: Final = 2
@@ -124,8 +121,6 @@ class Residency:
         self._reference: dict[tuple[str, int], Answer] = {}
         self._loaded_since = dict.fromkeys(NAMES, UNSEEN)
         self._over = trio.Event()
-        fleet = find_fleet(int(url.rpartition(":")[2]))
-        self._admin = str(fleet.directory / ADMIN_SOCKET)
 
     async def run(self) -> None:
         """Do all of it."""
@@ -204,16 +199,14 @@ class Residency:
 
     async def _watch(self) -> None:
         """Look at control all the while: what is held, and how long each model stays."""
-        transport = httpx2.AsyncHTTPTransport(uds=self._admin)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with admin_of(self._url) as admin:
             while not self._over.is_set():
-                try:
-                    answer = await client.get("/admin/models")
-                except httpx2.TransportError:
+                shown = await admin.models()
+                if shown is None:
                     self.done["looks at control while it was away"] += 1
                     self._loaded_since = dict.fromkeys(NAMES, UNSEEN)
                 else:
-                    self._note(answer.json())
+                    self._note(shown)
                 await trio.sleep(WATCH_S)
 
     def _note(self, shown: dict[str, Any]) -> None:
@@ -274,14 +267,13 @@ def measured_bytes(models: dict[str, Path], log: Path, options: Sequence[str]) -
     words += ["--set", "models.b.start=false"]
 
     async def measure(url: str) -> int:
-        admin = str(find_fleet(int(url.rpartition(":")[2])).directory / ADMIN_SOCKET)
         for ask in draw_asks(8, 1):
             await tell(url, Story(_of_model(ask, name)), retries_broken=False)
-        transport = httpx2.AsyncHTTPTransport(uds=admin)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with admin_of(url) as admin:
             with trio.fail_after(CALM_S):
                 await trio.sleep(2.0)  # two measurements of control
-                shown = (await client.get("/admin/models")).json()
+                shown = await admin.models()
+        assert shown is not None, "nothing was killed"
         return next(int(model["bytes"]) for model in shown["models"] if model["name"] == name)
 
     with running_server(words, log) as url:

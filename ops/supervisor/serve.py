@@ -89,24 +89,15 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
     if fleet.pin is not Pinning.OFF and sys.platform != "linux":
         raise ConfigError(f"fleet.pin is {fleet.pin.value!r}; allowed on this system: off")
     with ExitStack() as held:
-        bound = bind_ports(server.host, server.port, fleet.servers)
-        for one in bound:
-            held.enter_context(one)
-        directory = held.enter_context(private_directory(parent_directory()))
-        port: int = bound[0].getsockname()[1]
-        settings = of_role(plan.settings, Role.SERVER, port=port)
-        own_paths = [door_path(directory, name) for name in plan.server_names if fleet.servers > 1]
-        own = [held.enter_context(bind_door(path)) for path in own_paths]
-        doors = [
-            Door(one.fileno(), None if each is None else each.fileno())
-            for one, each in zip_longest(bound, own)
-        ]
-        settings = of_role(settings, Role.SERVER, members_file=str(directory / MEMBERS))
+        place = _take_place(plan, held)
+        directory, port = place.directory, place.port
+        members_file = str(directory / MEMBERS)
+        settings = of_role(plan.settings, Role.SERVER, port=port, members_file=members_file)
         plan = replace(plan, settings=settings)
 
         def planned(plan: FleetPlan) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
             cores = available_cores()
-            return plan_processes(plan, command_line(), directory, os.getpid(), cores, doors)
+            return plan_processes(plan, command_line(), directory, os.getpid(), cores, place.doors)
 
         specs, spares = planned(plan)
         log_choices(plan)
@@ -133,12 +124,48 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
                 base_url(server.host, port),
                 view,
                 directory / SUPERVISOR_SOCKET,
-                own_paths,
+                place.own_paths,
                 starter,
                 Scaling(plan, note, directory, lambda grown: planned(grown)[0]),
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
+
+
+class _Place(NamedTuple):
+    """What a fleet holds from before its first process to after its last.
+
+    Attributes:
+      directory: private.
+      port: that clients connect to.
+      own_paths: of each server if there are several.
+      doors: of each server.
+    """
+
+    directory: Path
+    port: int
+    own_paths: list[Path]
+    doors: list[Door]
+
+
+def _take_place(plan: FleetPlan, held: ExitStack) -> _Place:
+    """Take port and directory for as long as `held` is open.
+
+    Raises:
+      ConfigError: one cannot be had.
+    """
+    server, servers = plan.settings.server, plan.settings.fleet.servers
+    bound = bind_ports(server.host, server.port, servers)
+    for one in bound:
+        held.enter_context(one)
+    directory = held.enter_context(private_directory(parent_directory()))
+    own_paths = [door_path(directory, name) for name in plan.server_names if servers > 1]
+    own = [held.enter_context(bind_door(path)) for path in own_paths]
+    doors = [
+        Door(one.fileno(), None if each is None else each.fileno())
+        for one, each in zip_longest(bound, own)
+    ]
+    return _Place(directory, bound[0].getsockname()[1], own_paths, doors)
 
 
 def log_choices(plan: FleetPlan) -> None:
