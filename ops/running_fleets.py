@@ -27,7 +27,8 @@ SUPERVISOR_SOCKET: Final = "supervisor"
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What a supervisor writes down.
+    """What a supervisor writes down. Fields beyond the port have defaults, because the supervisor
+    may be of the release before: `triolet restart` of the new one has to find it.
 
     Attributes:
       port: that clients connect to.
@@ -36,8 +37,8 @@ class Note(msgspec.Struct, frozen=True):
     """
 
     port: int
-    url: str
-    workers: dict[str, str]
+    url: str = ""
+    workers: dict[str, str] = {}
 
 
 class RunningFleet(msgspec.Struct, frozen=True):

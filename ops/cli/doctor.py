@@ -13,9 +13,11 @@ from rich.text import Text
 
 from triolet.errors import ConfigError
 
+from ..model_directory import with_pool_share
 from ..models.several import each_model, name_of
 from ..models.stored import with_stored_model
 from ..private_directory import parent_directory
+from ..supervisor.serve import available_gpus
 from .check_machine import (
     check_cpu,
     check_kernels,
@@ -71,7 +73,9 @@ def examine(wanted: Wanted) -> list[Finding]:
     """Return what every check found. torch, which takes seconds to load, is loaded only where
     nothing else keeps Triolet from serving."""
     server = wanted.settings.server
-    models = [check_stored(own) for own in each_model(wanted.settings)]
+    each = each_model(wanted.settings)
+    num_workers = sum(own.fleet.prefill + own.fleet.decode for own in each)
+    models = [check_stored(own, num_workers) for own in each]
     wanted_bytes = sum(num_bytes for _, num_bytes in models)
     machine = [
         check_python(),
@@ -90,14 +94,20 @@ def examine(wanted: Wanted) -> list[Finding]:
     return [*machine, *([torch_unloaded()] if has_failed else check_torch()), *places]
 
 
-def check_stored(settings: Settings) -> tuple[Finding, int]:
+def check_stored(settings: Settings, num_workers: int) -> tuple[Finding, int]:
     """Look at one model, a version of the store too, for both kinds of worker; return what was
-    found with the memory that they need together."""
-    wanted_bytes = 0
+    found with the memory that they need together.
+
+    Args:
+      settings: for this model.
+      num_workers: of all models, whose pools share the memory.
+    """
+    wanted_bytes, num_gpus = 0, len(available_gpus())
     try:
         with with_stored_model(settings, is_served=False) as stored:
             for worker in (stored.prefill, stored.decode):
-                finding, found = check_model(stored.fleet.model, worker.engine)
+                engine = with_pool_share(worker.engine, num_workers, num_gpus)
+                finding, found = check_model(stored.fleet.model, engine)
                 if found is None:
                     break
                 pool_bytes = found.engine.kv_pool_bytes or 0

@@ -113,7 +113,9 @@ class Controller:
             asleep = past.states.get(one.name) in (ModelState.SLEEPING, ModelState.DRAINING)
             rest = ModelState.SLEEPING if asleep else ModelState.STAGED
             size_bytes = past.sizes.get(one.name, guesses[one.name])
-            self.models[one.name] = Model(one, rest, size_bytes, now, now, now)
+            model = Model(one, rest, size_bytes, now, now, now)
+            model.is_guess = one.name not in past.sizes
+            self.models[one.name] = model
         for operation in past.unfinished:
             self._take_up(operation, now)
 
@@ -188,7 +190,8 @@ class Controller:
             held_bytes(one for one in residents if one.state is not ModelState.DRAINING)
             - self.budget_bytes
         )
-        if over_bytes > 0:
+        is_known = all(m.is_measured for m in self.models.values() if m.state in RUNNING)
+        if over_bytes > 0 and is_known:
             min_s = self._config.min_residency_s
             for name in choose_evicted(residents, over_bytes, now, min_s):
                 self.order(name, Wanted.SLEEP, BY_MEMORY, now, wall)
@@ -273,8 +276,12 @@ class Controller:
                 self._move(model, Event.UNREADY, now)
 
     def note_size(self, name: str, size_bytes: int) -> None:
-        """Take in how much memory a model's workers were measured to hold."""
-        self.models[name].size_bytes = size_bytes
+        """Take in how much memory a model's workers were measured to hold; 0 where the system does
+        not say."""
+        model = self.models[name]
+        model.is_measured = True
+        if size_bytes:
+            model.size_bytes, model.is_guess = size_bytes, False
 
     def note_activity(self, said: Activity, now: float) -> None:
         """Take in what a server does with its models."""
@@ -381,6 +388,8 @@ class Controller:
         model.state, model.changed_at = after(model.state, event), now
         if event in (Event.LOAD, Event.STAYED):
             model.since = now
+        if event is Event.LOAD:
+            model.is_measured = False
 
     def _finish(self, model: Model, operation: Operation, status: Status, text: str) -> None:
         _end(operation, status, text)

@@ -133,7 +133,10 @@ class Journal:
             )
             self._connection.executemany(
                 "INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?)",
-                [(m.config.name, m.config.digest, m.state, m.size_bytes) for m in models],
+                [
+                    (m.config.name, m.config.digest, m.state, 0 if m.is_guess else m.size_bytes)
+                    for m in models
+                ],
             )
             self._connection.executemany(
                 "INSERT OR REPLACE INTO load_times VALUES (?, ?, ?)",

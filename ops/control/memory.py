@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 WEIGHTS: Final = (".safetensors", ".gguf", ".bin", ".pt")
 """Suffixes of files that hold nearly all of a model's bytes."""
-OVERHEAD_BYTES: Final = 256 * MIB
-"""Of one worker process beside weights and KV: libraries and buffers, before any was measured."""
+OVERHEAD_BYTES: Final = 100 * MIB
+"""Of one worker process beside weights and KV, before any was measured: what a worker that was
+forked from a template holds of its own. A guess that is too high would refuse a model that fits;
+one that is too low is put right when the model has run once."""
 PROC: Final = Path("/proc")
 
 
@@ -60,10 +62,10 @@ def _held(pid: int) -> int:
 
 
 def expected_bytes(model: ControlledModelConfig) -> int:
-    """Return what a model's workers will hold together, before that was measured: each its weights,
-    which may be shared, the pools, and what a process takes."""
+    """Return what a model's workers will hold together, before that was measured: the weights,
+    which they map in common, the pools, and what each process takes."""
     weights = sum(path.stat().st_size for path in _files(model) if path.suffix in WEIGHTS)
-    return (weights + OVERHEAD_BYTES) * model.num_workers + model.pool_bytes
+    return weights + OVERHEAD_BYTES * model.num_workers + model.pool_bytes
 
 
 def forget_pages(model: ControlledModelConfig) -> None:

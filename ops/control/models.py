@@ -51,6 +51,8 @@ class Model:
       config: what is fixed.
       state: now.
       size_bytes: measured memory of its workers, or what is expected.
+      is_guess: whether that was never measured.
+      is_measured: whether it is of the workers that run now.
       since: when it was last told to load.
       load_began_at: the same while it loads from disk or page cache; None otherwise.
       last_used_at: when a request last came or ended; the start of control if none did.
@@ -73,6 +75,8 @@ class Model:
     changed_at: float
     load_began_at: float | None = None
     was_used: bool = False
+    is_guess: bool = True
+    is_measured: bool = False
     origin: ModelState = ModelState.STAGED
     workers: tuple[WorkerSeen, ...] = ()
     activity: dict[str, ModelActivity] = field(default_factory=dict)

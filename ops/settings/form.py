@@ -383,7 +383,11 @@ def build(values: Mapping[Path, Any]) -> Settings:
         for name, kind in types_of(Settings).items()
         if is_section(kind)
     }
-    names = dict.fromkeys(path[1] for path in values if path[0] == MODELS)
+    # In the order in which they were named, whatever else was set before.
+    of_models = sorted(
+        (path for path in values if path[0] == MODELS), key=lambda one: one[2] != "ref"
+    )
+    names = dict.fromkeys(path[1] for path in of_models)
     models = {name: _built(ModelConfig, (MODELS, name), values) for name in names}
     settings = Settings(**sections, models=models)
     _require_models(settings, values)

@@ -154,9 +154,10 @@ class Group:
         """
         if self.phase is not Phase.RUNNING:
             raise StartAbandoned(f"{self.name} is being stopped")
+        slots = self.slots  # of this start, whatever follows
         await self._has_slots.wait()
         for spec in self.specs:
-            await self.slots[spec.name].wait_ready()
+            await slots[spec.name].wait_ready()
 
     async def wait_gone(self) -> None:
         """Wait until none of its processes is there."""
@@ -164,7 +165,7 @@ class Group:
 
     @property
     def status(self) -> ModelStatus:
-        """How the model is whose workers these are."""
+        """The model and its workers, as commands are told."""
         workers = [_status_of(spec, self.slots.get(spec.name)) for spec in self.specs]
         state = STATES[self.phase]
         if state is ModelState.RUNNING and not all(worker.is_ready for worker in workers):

@@ -41,7 +41,7 @@ class Worker(NamedTuple):
     """One worker of a fleet, or what stands in for it.
 
     Attributes:
-      model: whose it is, by its place among the models of the fleet.
+      model: that it computes, by its place among the models of the fleet.
       role: prefill or decode.
       name: in logs, metrics and commands.
       file: begins the names of its sockets, whose paths are short.

@@ -101,7 +101,7 @@ class ControlLink:
             except OSError as error:
                 reason = str(error)
             if reason != before:
-                log.warning("control_lost", path=self._path, reason=reason)
+                log.info("control_lost", path=self._path, reason=reason)
             for model in self._models.values():
                 model.presence.note_lost(trio.current_time())
             await trio.sleep(delay_s)

@@ -97,7 +97,9 @@ class Presence:
         return True
 
     def _refusal(self, news: ModelNews) -> RequestError:
-        why = "the control of this fleet is away" if self._lost_at is not None else "see its log"
+        why = "there is no room for it, or its last load failed; the log of control says which"
+        if self._lost_at is not None:
+            why = "the control of this fleet is away"
         return no_worker(
             f"model {news.name} is {news.state} and cannot be loaded now: {why}", FAILED_RETRY_S
         )

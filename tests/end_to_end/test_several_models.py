@@ -92,7 +92,9 @@ def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
-    """A fleet of its own, because its workers are stopped and killed."""
+    """A fleet of its own, because its workers are stopped and killed. Only whole processes show
+    that each worker has its model, that servers meet workers that come and go, and what `triolet`
+    says of them."""
     log = tmp_path_factory.mktemp("two") / "fleet.log"
     state = str(tmp_path_factory.mktemp("state"))
     models = ("chat=demo", f"code={shallow}")

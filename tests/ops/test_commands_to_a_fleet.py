@@ -69,6 +69,12 @@ def test_a_fleet_is_found_while_it_runs(place: Path) -> None:
         assert find_fleet(None).directory == one
 
 
+def test_a_fleet_of_the_release_before_is_found(place: Path) -> None:
+    with private_directory(place) as one:
+        (one / NOTE).write_text('{"port": 8000, "processes": ["server", "decode-0"]}')
+        assert find_fleet(8000).note == Note(8000)
+
+
 def test_what_a_dead_supervisor_left_is_no_fleet(place: Path) -> None:
     with private_directory(place) as dead:
         write_note(dead, Note(8000, "http://127.0.0.1", {}))

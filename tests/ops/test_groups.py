@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from ops.exit_codes import EXIT_BAD_INPUT
 from ops.supervisor.group import TRANSITIONS, GroupEvent, Phase
 from ops.supervisor.model_status import ModelState
 from ops.supervisor.rolling import ORDER
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ops.supervisor.restart_policy import GiveUp
     from ops.supervisor.rolling import Step
 
+# A second or two each: only real processes show which one is signalled, in which order they end.
 PATIENCE_S = 120.0
 CONFIG = SupervisorConfig(
     restart_delay_s=0.01, max_restart_delay_s=0.02, ready_poll_s=0.01, worker_exit_s=PATIENCE_S
@@ -274,3 +276,44 @@ async def test_the_only_model_without_a_name_runs_as_long_as_the_fleet(tmp_path:
     async with running(Fleet(tmp_path / "journal", "decode-0")) as fleet:
         with pytest.raises(RestartFailed, match="has no name, and runs as long as the fleet"):
             await fleet.stop("")
+
+
+@pytest.mark.slow
+async def test_control_is_restarted_last_and_ends_first(tmp_path: Path) -> None:
+    names = ("server-0", "control", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names)) as fleet:
+        met = []
+
+        async def is_met(name: str) -> bool:
+            met.append(name)
+            return True
+
+        await fleet.supervisor.restart((*ORDER,), is_met, fleet.note)
+        assert [step.partition(":")[0] for step in fleet.steps][-2:] == ["server-0", "control"]
+        assert "control" not in met, "servers know no such worker"
+        assert [fleet.lives(name) for name in names] == [2, 2, 2]
+        begun = len(fleet.words)
+        fleet.supervisor.stop()
+    assert fleet.words[begun:] == ["control ended", "server-0 ended", "a.decode-0 ended"]
+
+
+@pytest.mark.slow
+async def test_a_control_that_keeps_dying_ends_no_fleet(tmp_path: Path) -> None:
+    names = ("server-0", "control:crash", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names)) as fleet:
+        await until(lambda: bool(fleet.recorder.failures))
+        ((name, reason),) = fleet.recorder.failures
+        assert (name, "exited with code 1 3 times" in reason.message) == ("control", True)
+        assert fleet.states == {"a": ModelState.RUNNING}
+        await fleet.stop("a")
+        await fleet.start("a")
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
+async def test_a_control_that_cannot_be_as_it_was_set_ends_the_fleet(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "server-0", "control:broken", "a.decode-0")
+    with trio.fail_after(PATIENCE_S):
+        await fleet.run()
+    assert fleet.outcome is not None
+    assert fleet.outcome.exit_code == EXIT_BAD_INPUT

@@ -418,12 +418,14 @@ def with_models(*arguments: str, sets: tuple[str, ...] = (), file: str = "") -> 
 
 
 def test_models_come_from_files_assignments_and_arguments() -> None:
-    sets = ("models.qwen2.5.prefill=3", "models.chat.tool_parser=hermes")
+    sets = ("models.code.start=false", "models.qwen2.5.prefill=3", "models.chat.tool_parser=hermes")
     sources = with_models("chat=/models/chat", "code=demo", sets=sets, file=MODELS_FILE)
-    assert sources.settings().models == {
+    found = sources.settings().models
+    assert list(found) == ["chat", "qwen2.5", "code"]
+    assert found == {
         "chat": ModelConfig("/models/chat", ("gpt-4o",), tool_parser=ToolParser.HERMES),
         "qwen2.5": ModelConfig("demo", prefill=3, decode=2),
-        "code": ModelConfig("demo"),
+        "code": ModelConfig("demo", start=False),
     }
     origins = {name: sources.origin(("models", name, "ref")) for name in ("chat", "qwen2.5")}
     assert origins == {"chat": "the argument chat=/models/chat", "qwen2.5": "triolet.toml, line 6"}

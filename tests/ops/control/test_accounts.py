@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,7 +67,8 @@ def test_the_seconds_of_versions_are_those_of_their_processes(
 
 def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:
     config = ControlledModelConfig("chat", "/models/chat", "sha256:1")
-    model = Model(config, ModelState.SLEEPING, 77, 0.0, 0.0, 0.0)
+    model = Model(config, ModelState.SLEEPING, 77, 0.0, 0.0, 0.0, is_guess=False)
+    guess = Model(replace(config, name="code"), ModelState.STAGED, 88, 0.0, 0.0, 0.0)
     done = Operation("1", "chat", Wanted.LOAD, "user:me", 5.0, Status.DONE, "chat is ready")
     live = Operation("2", "chat", Wanted.SLEEP, "memory", 6.0, Status.RUNNING, "draining")
     account = Account()
@@ -76,12 +78,13 @@ def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:
         live.progress = "accepted"
         journal.write([done, live], [model], {("chat", ModelState.STAGED): 1.5})
         live.progress = "draining"
-        journal.write([live], [model], {})
+        journal.write([live], [model, guess], {})
         journal.write_account(account)
     with opened_journal(tmp_path) as journal:
-        past = journal.past({"chat": "sha256:1"})
+        past = journal.past({"chat": "sha256:1", "code": "sha256:1"})
         assert past.unfinished == [live]
-        assert (past.states, past.sizes) == ({"chat": ModelState.SLEEPING}, {"chat": 77})
+        assert past.states == {"chat": ModelState.SLEEPING, "code": ModelState.STAGED}
+        assert past.sizes == {"chat": 77}, "guesses are made anew"
         assert past.load_times == {("chat", ModelState.STAGED): 1.5}
         assert journal.operation("1") == done
         assert journal.operation("3") is None
@@ -129,6 +132,6 @@ def test_memory_and_start_of_a_process_are_as_the_kernel_says(tmp_path: Path) ->
     (tmp_path / "config.json").write_text("{}")
     small = ControlledModelConfig("chat", str(tmp_path), num_workers=2, pool_bytes=7)
     none = ControlledModelConfig("chat", str(tmp_path / "none"), num_workers=2, pool_bytes=7)
-    assert expected_bytes(small) - expected_bytes(none) == 2 * 5000
+    assert expected_bytes(small) - expected_bytes(none) == 5000
     forget_pages(small)
     assert weights.read_bytes() == bytes(5000)
