@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ID_BYTES: Final = 6
+SUPERVISOR: Final = "supervisor"
+JOURNAL: Final = "journal"
 SEEN_S: Final = 10.0
 """How often it is written down that workers still run: a process that is killed loses so much of
 the worker-seconds of those that end before the next one looks."""
@@ -100,7 +102,7 @@ class Control:
         self._nursery = nursery
         self._written: tuple[object, ...] = ()
         self._accounted_at = 0.0
-        self._trouble = ""
+        self._troubles: dict[str, str] = {}
 
     def news(self) -> tuple[ModelNews, ...]:
         """Return what servers are told."""
@@ -132,9 +134,9 @@ class Control:
         try:
             listed = await self._supervisor.models()
         except SupervisorFailed as error:
-            self._note_trouble(str(error))
+            self._note_trouble(SUPERVISOR, str(error))
             return
-        self._note_trouble("")
+        self._note_trouble(SUPERVISOR, "")
         self.controller.note_workers(seen(listed), asked_at, trio.current_time(), wall())
         for name, model in self.controller.models.items():
             if not model.pids:
@@ -193,8 +195,9 @@ class Control:
             self._journal.write(changed, control.models.values(), control.load_times.seconds)
         except sqlite3.Error as error:
             # Requests wait for these models. The journal matters to the next process only.
-            self._note_trouble(f"the journal cannot be written: {error}")
+            self._note_trouble(JOURNAL, str(error))
             return
+        self._note_trouble(JOURNAL, "")
         self._written = models
         control.changed.clear()
         for operation in changed:
@@ -251,13 +254,13 @@ class Control:
             try:
                 self._journal.write_account(self.account)
             except sqlite3.Error as error:
-                self._note_trouble(f"the journal cannot be written: {error}")
+                self._note_trouble(JOURNAL, str(error))
 
-    def _note_trouble(self, text: str) -> None:
-        """Log a trouble when it begins."""
-        if text and text != self._trouble:
-            log.warning("control_in_trouble", reason=text)
-        self._trouble = text
+    def _note_trouble(self, what: str, reason: str) -> None:
+        """Log a trouble when it begins; without a reason it is over."""
+        if reason and reason != self._troubles.get(what):
+            log.warning("control_in_trouble", part=what, reason=reason)
+        self._troubles[what] = reason
 
 
 def seen(listed: Iterable[ModelStatus]) -> dict[str, WorkersSeen]:
@@ -288,7 +291,7 @@ async def _first_pids(supervisor: SupervisorClient) -> list[int]:
     try:
         listed = await supervisor.models()
     except SupervisorFailed as error:
-        log.warning("control_in_trouble", reason=str(error))
+        log.warning("control_in_trouble", part=SUPERVISOR, reason=str(error))
         return []
     return [w.pid for model in listed for w in model.workers if w.pid is not None]
 

@@ -91,8 +91,9 @@ MUTANTS: Final = (
     Mutant("A5", "engine/preflight/headers.py",
            "if not _SHARD_NAME.fullmatch(name):", "if not name:",
            "engine/test_weights.py::test_a_lying_index_is_a_clean_error"),
-    Mutant("A6", "server/api/body.py", "if name is not None and not config.serves(name):",
-           "if name is not None and name[:1] != config.model_name[:1] and not open(name):",
+    Mutant("A6", "server/api/served_models.py",
+           "return self._by_name.get(name, self._any)",
+           "return self._by_name.get(name, self._any) or (open(name) and self._any)",
            "security/test_files_and_connections.py::"
            "test_no_word_of_a_client_finds_a_model_or_a_file"),
     Mutant("A6", "server/api/operations/pages.py", "    file = files.get(name)\n",

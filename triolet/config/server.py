@@ -524,10 +524,6 @@ class ServerConfig:
         """Whether clients that reach the address have keys, are of this machine, or are meant."""
         return self.allow_remote_clients or bool(self.tenants.file) or is_loopback(self.host)
 
-    def serves(self, name: str) -> bool:
-        """Return whether requests may call the model by this name."""
-        return name in (self.model_name, *self.model_aliases) or ANY_MODEL in self.model_aliases
-
     def __post_init__(self) -> None:
         require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
         require(0 <= self.port <= 65_535, "port", self.port, "0 to 65535")
