@@ -62,7 +62,7 @@ class _Model:
         if in_flight or status.received != self._received:
             self._received, self._used_at = status.received, now
         used_s_ago = None if self._used_at is None else now - self._used_at
-        is_missed = self.presence.is_wanted or (in_flight > 0 and not status.is_ready)
+        is_missed = self.presence.is_wanted or (status.queued > 0 and not status.is_ready)
         self.presence.note_report(is_idle=not in_flight)
         activity = ModelActivity(name, in_flight, status.queued, used_s_ago, status.is_ready)
         return activity, is_missed and self.presence.state in ASLEEP

@@ -30,7 +30,7 @@ from triolet.errors import RequestError
 
 from .fake_processes import FakeProcess
 from .fakes import FakeDecode, FakePrefill, completion_ids, make_request, server_config
-from .test_fleet import read_all
+from .test_fleet import read_all, read_some
 from .world import World
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class FakeControl:
         self._stream = stream
         self._lines = LineBuffer()
         self._said: list[Said] = []
+        self.wakes = 0
 
     async def tell(self, state: ModelState) -> None:
         await self._stream.send_all(encode_line(Models((news(state),))))
@@ -136,7 +137,9 @@ class FakeControl:
         while not self._said:
             data = await self._stream.receive_some(65_536)
             self._said += map(decode_said, self._lines.feed(data))
-        return self._said.pop(0)
+        said = self._said.pop(0)
+        self.wakes += isinstance(said, Wake)
+        return said
 
     async def hear_wake(self) -> None:
         while await self.hear() != Wake("tiny"):
@@ -158,13 +161,14 @@ class Scene:
         self.nursery = nursery
         self.path = path
         self.network = MemoryNetwork()
-        self.fleet = Links(server_config(), tiny_text(), self.network)
+        self.fleet = Links(server_config(token_window=4), tiny_text(), self.network)
         self.link = ControlLink(str(path), "server", {"tiny": self.fleet})
 
-    async def start_workers(self) -> None:
-        decode = FakeDecode()
+    async def start_workers(self) -> tuple[FakeDecode, FakePrefill]:
+        decode, prefill = FakeDecode(), FakePrefill()
         await self.nursery.start(FakeProcess(self.network, decode).run)
-        await self.nursery.start(FakeProcess(self.network, FakePrefill(), [decode]).run)
+        await self.nursery.start(FakeProcess(self.network, prefill, [decode]).run)
+        return decode, prefill
 
     @asynccontextmanager
     async def control(self) -> AsyncIterator[FakeControl]:
@@ -207,6 +211,25 @@ async def test_a_request_wakes_its_model_and_is_answered(tmp_path: Path) -> None
         said = await control.hear_activity(in_flight=0, is_ready=True)
         assert said.models[0].last_used_s_ago is not None
         assert state_of(server.fleet.status()) is S.SERVING
+
+
+async def test_what_still_runs_on_workers_that_end_does_not_wake_its_model(tmp_path: Path) -> None:
+    # Over a second, as the test above.
+    async with scene(tmp_path) as server, server.control() as control:
+        workers = await server.start_workers()
+        await control.hear_activity(in_flight=0, is_ready=True)
+        stream = server.fleet.submit(make_request(max_tokens=150))
+        await read_some(stream, 5)
+        await control.hear_activity(in_flight=1, is_ready=True)
+        for worker in workers:
+            worker.is_draining = True
+        await control.tell(S.DRAINING)
+        await control.hear_activity(in_flight=1, is_ready=False)
+        await control.tell(S.DRAINING)  # makes another report due
+        await control.hear_activity(in_flight=1, is_ready=False)
+        assert not control.wakes
+        server.fleet.submit(make_request(2))
+        await control.hear_wake()
 
 
 async def test_a_control_that_comes_back_hears_what_waits(tmp_path: Path) -> None:
