@@ -201,8 +201,13 @@ class Fleets:
 
     def hold_s(self) -> float:
         """Return the longest time [s] that a line of a batch is held: for interactive requests of
-        any model, since models on one machine share its cores."""
-        return max(fleet.hold_s() for fleet in self)
+        any model, since models on one machine share its cores; of several only of those with
+        workers, since requests that wait for others need no cores yet."""
+        is_only = len(self.by_model) == 1
+        holding = [fleet for fleet in self if fleet.hold_s() > 0]
+        return max(
+            (fleet.hold_s() for fleet in holding if is_only or fleet.status().is_ready), default=0.0
+        )
 
 
 def _served_model(

@@ -3,6 +3,7 @@ one is used for the other, whatever addresses a server is given."""
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,8 +12,11 @@ import pytest
 import trio
 
 from server.contract.generation import Delta
+from server.main import Fleets
+from server.metrics.metrics import Metrics
 from server.scheduling.links import Links
 from server.scheduling.status import Observer
+from server.tenants.opening import quotas_in_memory
 from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.tiny_text import tiny_text
 from transport.frames import Capacity, Goodbye, Peer, Welcome
@@ -158,6 +162,32 @@ async def test_each_version_answers_with_its_own_tokens(autojump_clock: object) 
             assert {version_of(w.fingerprint) for w in one.status().workers} == (
                 {OLD} if one is links[OLD] else {NEW}
             )
+
+
+async def test_lines_of_batches_are_held_for_models_that_compute(autojump_clock: object) -> None:
+    nowhere = ServedModelConfig("new", "tiny", NEW, (), ("memory:no",), ("memory:no",))
+    config = config_of("old", OLD, OLD, OLD)
+    here = ServedModelConfig("old", "tiny", OLD, (), *_addresses_of(config))
+    config = replace(config, models=(here, nowhere))
+    async with both_versions() as host:
+        texts = {"old": tiny_text(), "new": tiny_text()}
+        fleets = Fleets(
+            config, texts, host.network, Metrics("old", "none", "new"), quotas_in_memory()
+        )
+        for fleet in fleets:
+            await host.nursery.start(fleet.run)
+        await fleets.by_model["old"].wait_ready()
+        assert fleets.hold_s() == 0.0
+        fleets.by_model["new"].hold_s = lambda: math.inf
+        assert fleets.hold_s() == 0.0, "its requests wait for workers, not for cores"
+        fleets.by_model["old"].hold_s = lambda: 0.5
+        assert fleets.hold_s() == 0.5
+        with trio.fail_after(5.0):
+            await fleets.drain()
+
+
+def _addresses_of(config: ServerConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return config.prefill_addresses, config.decode_addresses
 
 
 @pytest.mark.parametrize("crossed", [Role.PREFILL, Role.DECODE, None])

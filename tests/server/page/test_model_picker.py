@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from playwright.sync_api import expect
+
+from .test_accessibility import check
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
     from .chat_page import ChatPage
     from .fake_server import FakeServer
+
+pytestmark = pytest.mark.slow
 
 
 def picker(chat: ChatPage) -> Locator:
@@ -71,3 +76,15 @@ def test_a_picked_model_that_is_gone_gives_way(own_chat: ChatPage, server: FakeS
     server.drop()
     expect(picker(own_chat)).to_have_value(server.models[0])
     assert ask(own_chat, server, "Still there?") == server.models[0]
+
+
+@pytest.mark.parametrize("width", [320, 1200])
+def test_the_picker_fits_and_is_named(own_chat: ChatPage, server: FakeServer, width: int) -> None:
+    server.models.append("a-model-with-the-longest-name-that-a-settings-file-takes-v1.23.4")
+    own_chat.page.set_viewport_size({"width": width, "height": 640})
+    own_chat.page.reload()
+    picker(own_chat).select_option(server.models[1])
+    expect(picker(own_chat)).to_have_value(server.models[1])
+    check(own_chat.page)
+    wide = "[document.documentElement, scroller].some((e) => e.scrollWidth > e.clientWidth)"
+    assert not own_chat.page.evaluate(wide)
