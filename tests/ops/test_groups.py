@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from ops.exit_codes import EXIT_BAD_INPUT
 from ops.supervisor.group import TRANSITIONS, GroupEvent, Phase
 from ops.supervisor.model_status import ModelState
 from ops.supervisor.rolling import ORDER
@@ -156,15 +157,13 @@ async def test_a_dead_worker_is_restarted_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_model_that_is_asleep_starts_by_command_alone(tmp_path: Path) -> None:
-    names = (*NAMES, "control-0")
-    async with running(Fleet(tmp_path / "journal", *names, stopped=("b",))) as fleet:
+    async with running(Fleet(tmp_path / "journal", *NAMES, stopped=("b",))) as fleet:
         assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.STOPPED}
         await fleet.restart()
         assert "b.decode-0 started" not in fleet.words
-        assert fleet.words[-2:] == ["control-0 ended", "control-0 started"]
         assert [step.partition(":")[0] for step in fleet.steps] == [
             *("a.prefill-0", "a.decode-spare", "a.decode-0", "a.decode-spare"),
-            *("server-0", "control-0"),
+            "server-0",
         ]
         await fleet.start("b")
         assert fleet.states["b"] is ModelState.RUNNING
@@ -275,3 +274,44 @@ async def test_the_only_model_without_a_name_runs_as_long_as_the_fleet(tmp_path:
     async with running(Fleet(tmp_path / "journal", "decode-0")) as fleet:
         with pytest.raises(RestartFailed, match="has no name, and runs as long as the fleet"):
             await fleet.stop("")
+
+
+@pytest.mark.slow
+async def test_control_is_restarted_before_servers_and_ends_before_all(tmp_path: Path) -> None:
+    names = ("server-0", "control", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names)) as fleet:
+        met = []
+
+        async def is_met(name: str) -> bool:
+            met.append(name)
+            return True
+
+        await fleet.supervisor.restart((*ORDER,), is_met, fleet.note)
+        assert [step.partition(":")[0] for step in fleet.steps][-2:] == ["control", "server-0"]
+        assert "control" not in met, "servers know no such worker"
+        assert [fleet.lives(name) for name in names] == [2, 2, 2]
+        begun = len(fleet.words)
+        fleet.supervisor.stop()
+    assert fleet.words[begun:] == ["control ended", "server-0 ended", "a.decode-0 ended"]
+
+
+@pytest.mark.slow
+async def test_a_control_that_keeps_dying_ends_no_fleet(tmp_path: Path) -> None:
+    names = ("server-0", "control:crash", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names)) as fleet:
+        await until(lambda: bool(fleet.recorder.failures))
+        ((name, reason),) = fleet.recorder.failures
+        assert (name, "exited with code 1 3 times" in reason.message) == ("control", True)
+        assert fleet.states == {"a": ModelState.RUNNING}
+        await fleet.stop("a")
+        await fleet.start("a")
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
+async def test_a_control_that_cannot_be_as_it_was_set_ends_the_fleet(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "server-0", "control:broken", "a.decode-0")
+    with trio.fail_after(PATIENCE_S):
+        await fleet.run()
+    assert fleet.outcome is not None
+    assert fleet.outcome.exit_code == EXIT_BAD_INPUT
