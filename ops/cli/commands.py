@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 DRAIN_S: Final = WorkerConfig().drain_timeout_s
 RolesOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(help="server, prefill, decode or control; repeatable.", show_default="all"),
+    typer.Option(help="server, control, prefill or decode; repeatable.", show_default="all"),
 ]
 DrainDeadlineOption: TypeAlias = Annotated[
     float,

@@ -1,1 +1,1 @@
-"""`triolet control`: which models of a fleet are resident, and who asked for it."""
+"""`triolet control`: which models of a fleet are resident."""

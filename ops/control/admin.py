@@ -94,8 +94,8 @@ async def serve_admin(
     if port is not None:
         listening.append((bind_port(port), f"port:{port}"))
     async with trio.open_nursery() as nursery:
-        for bound, who in listening:
-            await nursery.start(partial(_serve, build_app(control, who), bound))
+        for bound, actor in listening:
+            await nursery.start(partial(_serve, build_app(control, actor), bound))
         task_status.started()
 
 
@@ -106,22 +106,22 @@ async def _serve(app: QuartTrio, bound: socket.socket, task_status: trio.TaskSta
     await serve(app, config, task_status=task_status)
 
 
-def build_app(control: Control, who: str) -> QuartTrio:
+def build_app(control: Control, actor: str) -> QuartTrio:
     """Return the application of one listener.
 
     Args:
       control: what is asked.
-      who: asks there, as operations and the audit log name it.
+      actor: as operations and the audit log name what asks there.
     """
     app = QuartTrio("triolet_admin", static_folder=None, template_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.config["PROPAGATE_EXCEPTIONS"] = False
     routes: tuple[tuple[str, str, Callable[..., Awaitable[Response]]], ...] = (
         ("GET", "/admin/models", partial(_list_models, control)),
-        ("POST", "/admin/models/<name>/<action>", partial(_order, control, who)),
+        ("POST", "/admin/models/<name>/<action>", partial(_order, control, actor)),
         ("GET", "/admin/operations/<operation_id>", partial(_show_operation, control)),
         ("GET", "/models", partial(_list_as_llama, control)),
-        ("POST", "/models/<action>", partial(_order_as_llama, control, who)),
+        ("POST", "/models/<action>", partial(_order_as_llama, control, actor)),
     )
     for method, path, view in routes:
         app.add_url_rule(path, endpoint=f"{method} {path}", view_func=view, methods=[method])
@@ -182,14 +182,14 @@ def _shown_model(
     }
 
 
-async def _order(control: Control, who: str, name: str, action: str) -> Response:
+async def _order(control: Control, actor: str, name: str, action: str) -> Response:
     if action not in ACTIONS:
         raise Refusal(404, "not_found", f"no action {action!r}; allowed: {', '.join(ACTIONS)}")
-    operation = await order(control, who, name, ACTIONS[action])
+    operation = await order(control, actor, name, ACTIONS[action])
     return _json(operation, 200 if operation.is_over else 202)
 
 
-async def order(control: Control, who: str, name: str, wanted: Wanted) -> Operation:
+async def order(control: Control, actor: str, name: str, wanted: Wanted) -> Operation:
     """Record an order, give it, and return the operation that it leads to.
 
     Raises:
@@ -199,15 +199,15 @@ async def order(control: Control, who: str, name: str, wanted: Wanted) -> Operat
     if name not in control.controller.models:
         raise Refusal(404, "model_not_found", str(UnknownModel(name, control.controller.models)))
     operation_id = control.draw_id()
-    noted = partial(audit, wanted, name, who, operation_id)
+    noted = partial(audit, wanted, name, actor, operation_id)
     try:
         await noted(Outcome.BEGUN)
         try:
-            operation = control.order(name, wanted, who, operation_id)
+            operation = control.order(name, wanted, actor, operation_id)
         except NoRoom as error:
             await noted(Outcome.FAILED, reason="NoRoom")
             raise Refusal(409, "no_room", str(error)) from None
-        if operation.id != operation_id:  # another order began it, whose entry tells its end
+        if operation.id != operation_id:  # the entry of another order tells its end
             await noted(Outcome.DONE)
     except (AuditLogError, ConfigError) as error:
         raise Refusal(503, "not_recorded", str(error)) from error
@@ -236,7 +236,7 @@ async def _list_as_llama(control: Control) -> Response:
     return _json({"object": "list", "data": models})
 
 
-async def _order_as_llama(control: Control, who: str, action: str) -> Response:
+async def _order_as_llama(control: Control, actor: str, action: str) -> Response:
     """Do what llama.cpp's router does for `{"model": NAME}`."""
     if action not in ("load", "unload"):
         raise Refusal(404, "not_found", f"no action {action!r}; allowed: load, unload")
@@ -247,7 +247,7 @@ async def _order_as_llama(control: Control, who: str, action: str) -> Response:
     name = asked.get("model")
     if not isinstance(name, str):
         raise Refusal(400, "bad_request", 'the body has no name; send {"model": NAME}')
-    await order(control, who, name, ACTIONS[action])
+    await order(control, actor, name, ACTIONS[action])
     return _json({"success": True})
 
 

@@ -24,11 +24,11 @@ AUDITED: Final = {
 
 def is_ordered(operation: Operation) -> bool:
     """Return whether somebody asked for an operation by the admin routes."""
-    return operation.who.startswith(("user:", "port:"))
+    return operation.actor.startswith(("user:", "port:"))
 
 
 async def audit(
-    wanted: Wanted, subject: str, who: str, operation_id: str, outcome: Outcome, reason: str = ""
+    wanted: Wanted, subject: str, actor: str, operation_id: str, outcome: Outcome, reason: str = ""
 ) -> None:
     """Record what was asked for by the admin routes.
 
@@ -40,7 +40,7 @@ async def audit(
             record,
             AUDITED[wanted],
             subject,
-            actor=who,
+            actor=actor,
             outcome=outcome,
             reason=reason or None,
             request_id=operation_id,

@@ -133,7 +133,7 @@ class Controller:
         self,
         name: str,
         wanted: Wanted,
-        who: str,
+        actor: str,
         now: float,
         wall: float,
         operation_id: str | None = None,
@@ -144,7 +144,7 @@ class Controller:
         Args:
           name: of the model.
           wanted: what it leads to.
-          who: asks.
+          actor: gives the order.
           now: the time.
           wall: the same since the epoch.
           operation_id: of a new operation; None to draw one.
@@ -159,7 +159,7 @@ class Controller:
             return live
         if wanted is Wanted.LOAD:
             self.outlook.refuse_hopeless(model, now)
-        operation = Operation(operation_id or self._draw_id(), name, wanted, who, wall)
+        operation = Operation(operation_id or self._draw_id(), name, wanted, actor, wall)
         self.changed[operation.id] = operation
         if live is None and model.state in GOAL[wanted]:
             _end(operation, Status.DONE, f"{name} is {model.state} already")
@@ -208,7 +208,7 @@ class Controller:
         """Take in how the supervisor did a step.
 
         Args:
-          operation: whose step it was.
+          operation: that the step was of.
           failure: why it was not done; None if it was.
           now: the time.
           wall: the same since the epoch.

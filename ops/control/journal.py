@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS operations (
     id TEXT NOT NULL UNIQUE,
     model TEXT NOT NULL,
     wanted TEXT NOT NULL,
-    who TEXT NOT NULL,
+    actor TEXT NOT NULL,
     created_at REAL NOT NULL,
     status TEXT NOT NULL,
     progress TEXT NOT NULL
@@ -70,7 +70,7 @@ BUSY_S: Final = 10.0
 """For the last transaction of a process that was killed and is not gone yet."""
 KEPT_OPERATIONS: Final = 1000
 """Operations that have ended: days of a fleet that loads a model every few minutes."""
-_OPERATION: Final = "id, model, wanted, who, created_at, status, progress"
+_OPERATION: Final = "id, model, wanted, actor, created_at, status, progress"
 
 
 class Journal:
@@ -127,7 +127,7 @@ class Journal:
                 f"INSERT INTO operations ({_OPERATION}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT "
                 "(id) DO UPDATE SET status = excluded.status, progress = excluded.progress",
                 [
-                    (o.id, o.model, o.wanted, o.who, o.created_at, o.status, o.progress)
+                    (o.id, o.model, o.wanted, o.actor, o.created_at, o.status, o.progress)
                     for o in operations
                 ],
             )
@@ -178,8 +178,10 @@ class Journal:
 
 
 def _operation(row: tuple[str, str, str, str, float, str, str]) -> Operation:
-    operation_id, model, wanted, who, created_at, status, progress = row
-    return Operation(operation_id, model, Wanted(wanted), who, created_at, Status(status), progress)
+    operation_id, model, wanted, actor, created_at, status, progress = row
+    return Operation(
+        operation_id, model, Wanted(wanted), actor, created_at, Status(status), progress
+    )
 
 
 @contextmanager

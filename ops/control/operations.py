@@ -43,7 +43,7 @@ class Operation(msgspec.Struct):
       id: random.
       model: its name.
       wanted: what it leads to.
-      who: `user:NAME` or `port:NUMBER` for the admin routes, `request` for a request that waits,
+      actor: `user:NAME` or `port:NUMBER` for the admin routes, `request` for a request that waits,
         `keep-alive`, `memory` for another model's, `failed load`, or `supervisor` where
         workers ended without an operation.
       created_at: seconds since the epoch.
@@ -54,7 +54,7 @@ class Operation(msgspec.Struct):
     id: str
     model: str
     wanted: Wanted
-    who: str
+    actor: str
     created_at: float
     status: Status = Status.WAITING
     progress: str = "accepted"

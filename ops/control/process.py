@@ -112,7 +112,7 @@ class Control:
         """Return an id for an operation."""
         return new_id()
 
-    def order(self, name: str, wanted: Wanted, who: str, operation_id: str) -> Operation:
+    def order(self, name: str, wanted: Wanted, actor: str, operation_id: str) -> Operation:
         """Take an order, and begin what follows from it.
 
         Raises:
@@ -120,7 +120,7 @@ class Control:
           NoRoom: it cannot be loaded, however long it waits.
         """
         now = trio.current_time()
-        operation = self.controller.order(name, wanted, who, now, wall(), operation_id)
+        operation = self.controller.order(name, wanted, actor, now, wall(), operation_id)
         self._settle()
         return operation
 
@@ -147,7 +147,7 @@ class Control:
         await self._measure(lambda model: not model.is_measured)
 
     async def measure(self) -> None:
-        """Measure the memory of every model whose workers are ready."""
+        """Measure the memory of every model with workers that are ready."""
         await self._measure(lambda model: True)
 
     async def _measure(self, is_wanted: Callable[[Model], bool]) -> None:
@@ -232,7 +232,7 @@ class Control:
             await audit(
                 operation.wanted,
                 operation.model,
-                operation.who,
+                operation.actor,
                 operation.id,
                 Outcome.DONE if is_done else Outcome.FAILED,
             )

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from triolet.ids import Role
+
 from .rolling import Move, restart_steps
 from .slot import RestartFailed
 
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from triolet.config import SupervisorConfig
-    from triolet.ids import Role
 
     from .group import Group
     from .rolling import Step
@@ -65,9 +66,8 @@ async def take_steps(
                     await _meet(step.name, is_met, limits.config)
                 case Move.RESTART:
                     await slot.restart(limits.worker_exit_s)
-                    await _meet(step.name, is_met, limits.config)
-                case Move.RENEW:
-                    await slot.restart(limits.worker_exit_s)
+                    if slot.spec.role is not Role.CONTROL:
+                        await _meet(step.name, is_met, limits.config)
                 case Move.REPLACE:
                     await slot.replace(limits.server_exit_s)
                 case Move.RETIRE_SPARE:

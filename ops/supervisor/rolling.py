@@ -26,8 +26,6 @@ class Move(Enum):
     RESTART = "draining, then starting afresh"
     REPLACE = "starting a successor, then draining the old one"
     RETIRE_SPARE = "draining, its work is done"
-    RENEW = "ending, then starting afresh"
-    """Of control, which no server has to meet before the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,9 @@ class Step:
         return f"{self.name}: {self.move.value}"
 
 
-WORKERS = (Role.PREFILL, Role.DECODE)
-ORDER = (*WORKERS, Role.SERVER, Role.CONTROL)
+ORDER = (Role.PREFILL, Role.DECODE, Role.CONTROL, Role.SERVER)
+_ALONE = (Role.CONTROL, Role.SERVER)
+"""Roles of no model."""
 
 
 def restart_steps(
@@ -55,7 +54,7 @@ def restart_steps(
     spares: Mapping[tuple[str, Role], ProcessSpec],
     roles: Collection[Role],
 ) -> list[Step]:
-    """Return what to do, in order: model by model, then the servers, then control.
+    """Return what to do, in order: model by model, then control, then the servers.
 
     Args:
       specs: what runs.
@@ -63,9 +62,9 @@ def restart_steps(
       roles: which processes to restart.
     """
     steps: list[Step] = []
-    models = dict.fromkeys(spec.model for spec in specs if spec.role in WORKERS)
+    models = dict.fromkeys(spec.model for spec in specs if spec.role not in _ALONE)
     for model, role in ((model, role) for model in models for role in ORDER):
-        if role not in roles or role not in WORKERS:
+        if role not in roles or role in _ALONE:
             continue
         own = [spec.name for spec in specs if (spec.model, spec.role) == (model, role)]
         spare = spares.get((model, role)) if len(own) == 1 else None
@@ -74,7 +73,8 @@ def restart_steps(
         steps += [Step(Move.RESTART, name) for name in own]
         if spare is not None:
             steps.append(Step(Move.RETIRE_SPARE, spare.name))
-    for role, move in ((Role.SERVER, Move.REPLACE), (Role.CONTROL, Move.RENEW)):
-        if role in roles:
-            steps += [Step(move, spec.name) for spec in specs if spec.role is role]
+    if Role.CONTROL in roles:
+        steps += [Step(Move.RESTART, spec.name) for spec in specs if spec.role is Role.CONTROL]
+    if Role.SERVER in roles:
+        steps += [Step(Move.REPLACE, spec.name) for spec in specs if spec.role is Role.SERVER]
     return steps

@@ -215,7 +215,7 @@ def test_a_wake_evicts_an_idle_model_once_it_was_resident_for_a_minute() -> None
         assert fleet.tick(1.0) == []
     fleet.say(("a", 0))
     (stop,) = fleet.tick()
-    assert (stop.operation.model, stop.operation.who) == ("a", "memory")
+    assert (stop.operation.model, stop.operation.actor) == ("a", "memory")
     fleet.do()
     (start,) = fleet.tick()
     assert (start.operation, start.is_start) == (b, True)
@@ -318,10 +318,10 @@ def check_steps(fleet: Fleet, steps: list[Step], busy: set[str]) -> None:
     control = fleet.control
     for step in steps:
         chosen = control.models[step.operation.model]
-        if step.operation.who in ("memory", "keep-alive"):
+        if step.operation.actor in ("memory", "keep-alive"):
             assert step.operation.model not in busy
             assert not chosen.config.pinned
-        if step.operation.who == "memory":
+        if step.operation.actor == "memory":
             assert fleet.now - chosen.since >= 60.0
     if any(step.is_start for step in steps):
         held = sum(one.size_bytes for one in control.models.values() if one.state in HOLDING)
