@@ -152,10 +152,13 @@ def _run(arguments: Sequence[str]) -> object:
     # The form in which the supervisor starts processes. Typer takes 0.1 s of a core for its parser.
     sources = gather(STDIN, (), {})
     try:
-        if role == Role.SERVER:
-            _run_server(sources, None)
-        else:
-            _run_worker(Role(role), sources, None)
+        match Role(role):
+            case Role.SERVER:
+                _run_server(sources, None)
+            case Role.CONTROL:
+                _run_control(sources)
+            case worker:
+                _run_worker(worker, sources, None)
     except typer.Exit as ending:
         return ending.exit_code
     return 0
@@ -288,6 +291,10 @@ def decode(sources: Sources, model: ModelArgument = None) -> None:
 @with_settings()
 def control(sources: Sources) -> None:
     """Decide which models of a fleet are resident; the supervisor starts it."""
+    _run_control(sources)
+
+
+def _run_control(sources: Sources) -> None:
     from ..role_process import run_role
 
     sources.refuse_for_role(Role.CONTROL)

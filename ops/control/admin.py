@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from .models import Model
     from .process import Control
+    from .worker_seconds import Version
 
 log = structlog.get_logger(__name__)
 
@@ -161,7 +162,7 @@ def _shown_model(
     model: Model,
     now: float,
     predicted_ready_s: float | None,
-    seconds: Mapping[tuple[str, str], float],
+    seconds: Mapping[Version, float],
 ) -> dict[str, Any]:
     config = model.config
     used_s = now - model.last_used_at

@@ -17,7 +17,7 @@ from triolet.sqlite import transaction
 
 from .controller import Past
 from .operations import ENDED, Operation, Status, Wanted
-from .worker_seconds import Account, Life
+from .worker_seconds import Account, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -50,20 +50,12 @@ CREATE TABLE IF NOT EXISTS load_times (
     seconds REAL NOT NULL,
     PRIMARY KEY (model, state)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS lives (      -- worker processes that run, or did when last looked
-    pid INTEGER NOT NULL,
-    began REAL NOT NULL,                -- seconds since the machine was started
-    seen REAL NOT NULL,
-    model TEXT NOT NULL,
-    digest TEXT NOT NULL,
-    PRIMARY KEY (pid, began)
-) STRICT;
 CREATE TABLE IF NOT EXISTS worker_seconds (
+    run TEXT NOT NULL,                  -- of the supervisor; empty for all but the last
     model TEXT NOT NULL,
     digest TEXT NOT NULL,
     seconds REAL NOT NULL,
-    processes INTEGER NOT NULL,
-    PRIMARY KEY (model, digest)
+    PRIMARY KEY (run, model, digest)
 ) STRICT;
 """
 BUSY_S: Final = 10.0
@@ -149,15 +141,9 @@ class Journal:
             )
 
     def account(self) -> Account:
-        """Return the worker-seconds as an earlier process left them."""
-        lives = self._connection.execute("SELECT pid, began, seen, model, digest FROM lives")
-        totals = self._connection.execute(
-            "SELECT model, digest, seconds, processes FROM worker_seconds"
-        )
-        return Account(
-            {(model, digest): (s, count) for model, digest, s, count in totals},
-            [Life(*row) for row in lives],
-        )
+        """Return the worker-seconds as they were written down last."""
+        rows = self._connection.execute("SELECT run, model, digest, seconds FROM worker_seconds")
+        return Account({(run, Version(model, digest)): s for run, model, digest, s in rows})
 
     def write_account(self, account: Account) -> None:
         """Write down the worker-seconds.
@@ -166,14 +152,10 @@ class Journal:
           sqlite3.Error: nothing of it was written.
         """
         with transaction(self._connection):
-            self._connection.execute("DELETE FROM lives")
+            self._connection.execute("DELETE FROM worker_seconds")
             self._connection.executemany(
-                "INSERT INTO lives VALUES (?, ?, ?, ?, ?)",
-                [(o.pid, o.began, o.seen, o.model, o.digest) for o in account.lives],
-            )
-            self._connection.executemany(
-                "INSERT OR REPLACE INTO worker_seconds VALUES (?, ?, ?, ?)",
-                [(*key, seconds, count) for key, (seconds, count) in account.ended.items()],
+                "INSERT INTO worker_seconds VALUES (?, ?, ?, ?)",
+                [(run, *version, seconds) for (run, version), seconds in account.known.items()],
             )
 
 

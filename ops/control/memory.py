@@ -83,19 +83,6 @@ def forget_pages(model: ControlledModelConfig) -> None:
             os.close(fd)
 
 
-def start_of(pid: int, now: float) -> float | None:
-    """Return when a process was started [seconds since the machine was], `now` where the system
-    does not say; None if it is gone."""
-    if not PROC.joinpath("self").exists():
-        return now
-    try:
-        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The name in parentheses may have spaces in it; the 22nd field is the start in clock ticks.
-    return int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-
-
 def _files(model: ControlledModelConfig) -> list[Path]:
     """Return the files of a model; none where its directory is gone."""
     root = Path(model.model_dir)

@@ -29,13 +29,13 @@ from .admin import serve_admin
 from .auditing import audit, is_ordered
 from .controller import Controller
 from .journal import opened_journal
-from .memory import budget_bytes, expected_bytes, forget_pages, held_bytes, start_of
+from .memory import budget_bytes, expected_bytes, forget_pages, held_bytes
 from .model_states import RUNNING
 from .models import WorkerSeen, WorkersSeen
 from .operations import Operation, Status, Wanted
 from .server_channel import ServerChannel
 from .supervisor_client import SupervisorClient, SupervisorFailed
-from .worker_seconds import Running
+from .worker_seconds import Version
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from triolet.control_protocol import ModelNews, Said
 
     from ..supervisor.model_status import ModelStatus
+    from ..supervisor.supervisor_socket import Models
     from .controller import Step
     from .journal import Journal
     from .models import Model
@@ -53,19 +54,14 @@ log = structlog.get_logger(__name__)
 ID_BYTES: Final = 6
 SUPERVISOR: Final = "supervisor"
 JOURNAL: Final = "journal"
-SEEN_S: Final = 10.0
-"""How often it is written down that workers still run: a process that is killed loses so much of
-the worker-seconds of those that end before the next one looks."""
+ACCOUNT_S: Final = 10.0
+"""How often worker-seconds are written down. A process that is killed loses none of them: the
+supervisor tells the next one."""
 
 
 def wall() -> float:
     """Return the seconds since the epoch."""
     return time.time()
-
-
-def uptime_s() -> float:
-    """Return the seconds since the machine was started, sleep included, as /proc counts them."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Control:
@@ -137,12 +133,12 @@ class Control:
             self._note_trouble(SUPERVISOR, str(error))
             return
         self._note_trouble(SUPERVISOR, "")
-        self.controller.note_workers(seen(listed), asked_at, trio.current_time(), wall())
+        self.controller.note_workers(seen(listed.models), asked_at, trio.current_time(), wall())
         for name, model in self.controller.models.items():
             if not model.pids:
                 are_there = await trio.Path(model.config.model_dir).exists()
                 self.controller.note_files(name, are_there=are_there, now=trio.current_time())
-        self._meter()
+        self._meter(listed)
         self._settle()
         await self._measure(lambda model: not model.is_measured)
 
@@ -239,22 +235,26 @@ class Control:
         except AuditLogError as error:
             log.error("audit_end_not_recorded", request_id=operation.id, error=str(error))
 
-    def _meter(self) -> None:
-        """Count worker-seconds."""
-        now = uptime_s()
-        running = [
-            Running(pid, began, name, model.config.digest)
-            for name, model in self.controller.models.items()
-            for pid in model.pids
-            if (began := start_of(pid, now)) is not None
-        ]
-        has_changed = self.account.see(running, now)
-        if has_changed or now - self._accounted_at >= SEEN_S:
+    def _meter(self, listed: Models) -> None:
+        """Take in worker-seconds."""
+        models = self.controller.models
+        told = {
+            Version(one.name, models[one.name].config.digest): one.worker_seconds
+            for one in listed.models
+            if one.name in models
+        }
+        self.account.note(listed.run, told)
+        now = trio.current_time()
+        if now - self._accounted_at >= ACCOUNT_S:
             self._accounted_at = now
-            try:
-                self._journal.write_account(self.account)
-            except sqlite3.Error as error:
-                self._note_trouble(JOURNAL, str(error))
+            self.write_account()
+
+    def write_account(self) -> None:
+        """Write worker-seconds down."""
+        try:
+            self._journal.write_account(self.account)
+        except sqlite3.Error as error:
+            self._note_trouble(JOURNAL, str(error))
 
     def _note_trouble(self, what: str, reason: str) -> None:
         """Log a trouble when it begins; without a reason it is over."""
@@ -293,7 +293,7 @@ async def _first_pids(supervisor: SupervisorClient) -> list[int]:
     except SupervisorFailed as error:
         log.warning("control_in_trouble", part=SUPERVISOR, reason=str(error))
         return []
-    return [w.pid for model in listed for w in model.workers if w.pid is not None]
+    return [w.pid for model in listed.models for w in model.workers if w.pid is not None]
 
 
 async def run_control(
@@ -323,7 +323,10 @@ async def run_control(
             await nursery.start(serve_admin, control, folder / ADMIN_SOCKET, config.admin_port)
             log.info("control_started", budget_bytes=budget, models=list(controller.models))
             task_status.started()
-            await control.run()
+            try:
+                await control.run()
+            finally:
+                control.write_account()
 
 
 def main(config: ControlConfig) -> None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ..supervisor.model_status import ModelStatus
-
 LIST_TIMEOUT_S: Final = 5.0
 """For the list of workers, which the supervisor has in memory."""
 
@@ -68,7 +66,7 @@ class SupervisorClient:
         """
         await self._do(StopModelRequest(name), tell)
 
-    async def models(self) -> list[ModelStatus]:
+    async def models(self) -> Models:
         """Return how each model is.
 
         Raises:
@@ -79,7 +77,7 @@ class SupervisorClient:
                 async with aclosing(ask(self._path, ModelsRequest())) as answers:
                     async for answer in answers:
                         if isinstance(answer, Models):
-                            return answer.models
+                            return answer
                         raise SupervisorFailed(f"the supervisor does not list models: {answer}")
             except (CommandFailed, msgspec.MsgspecError) as error:
                 raise SupervisorFailed(str(error)) from error

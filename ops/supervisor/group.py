@@ -90,6 +90,7 @@ class Group:
         self._new_slot = new_slot
         self._gave_up: Callable[[Group, GiveUp], None] | None = None
         self._nursery: trio.Nursery | None = None
+        self._ended_s = 0.0
         self._has_slots = trio.Event()
         self._gone = trio.Event()
         self._gone.set()
@@ -98,6 +99,7 @@ class Group:
         """Note that it runs from now on; `run` is to follow."""
         self._apply(GroupEvent.START)
         self.failure = None
+        self._ended_s = self.worker_seconds
         self._gone, self._has_slots = trio.Event(), trio.Event()
         self.slots = {}
 
@@ -163,6 +165,7 @@ class Group:
             await slot.wait_ready()
         except StartAbandoned as error:
             self.specs.remove(spec)
+            self._ended_s += slot.worker_seconds
             del self.slots[spec.name]
             message = failures[0].message if failures else str(error)
             raise RestartFailed(message) from error
@@ -180,6 +183,7 @@ class Group:
         if slot is not None:
             slot.end()
             await see_out(tuple(slot.lives), grace_s)
+            self._ended_s += slot.worker_seconds
             del self.slots[spec.name]
 
     async def leave(self, grace_s: float) -> None:
@@ -216,6 +220,11 @@ class Group:
         await self._gone.wait()
 
     @property
+    def worker_seconds(self) -> float:
+        """How long its processes have run together, all starts included [s]."""
+        return self._ended_s + sum(slot.worker_seconds for slot in self.slots.values())
+
+    @property
     def status(self) -> ModelStatus:
         """The model and its workers, as commands are told."""
         workers = [_status_of(spec, self.slots.get(spec.name)) for spec in self.specs]
@@ -227,7 +236,7 @@ class Group:
         spares = [_status_of(one, self.slots.get(one.name)) for one in self.spares.values()]
         workers += [spare for spare in spares if spare.pid is not None]
         failure = None if self.failure is None else self.failure.message
-        return ModelStatus(self.name, state, workers, failure)
+        return ModelStatus(self.name, state, workers, failure, round(self.worker_seconds, 6))
 
     def _apply(self, event: GroupEvent) -> None:
         self.phase = TRANSITIONS[self.phase][event]

@@ -43,9 +43,12 @@ class ModelStatus(msgspec.Struct, frozen=True):
       state: of its workers together.
       workers: those of its own, and stand-ins that run.
       failure: why it failed, in one line.
+      worker_seconds: how long processes of its workers have run together, since the fleet began;
+        those that have ended are counted.
     """
 
     name: str
     state: ModelState
     workers: list[WorkerStatus]
     failure: str | None = None
+    worker_seconds: float = 0.0

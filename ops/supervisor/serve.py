@@ -298,7 +298,7 @@ async def _obey(
 
     match request:
         case ModelsRequest():
-            await tell(Models(supervisor.models()))
+            await tell(Models(supervisor.models(), supervisor.run_id))
         case RestartRequest():
             done = Told("restarted", "restart_failed", {})
             await _told(partial(_restart, supervisor, readiness, request, tell), done, tell)

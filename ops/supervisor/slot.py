@@ -48,6 +48,7 @@ class Life:
       over: set once it is gone; `ending` says how.
       ending: None while it runs.
       is_leaving: it was asked to; its end is no death.
+      began_at: when it was started.
     """
 
     child: Child
@@ -55,6 +56,7 @@ class Life:
     over: trio.Event = field(default_factory=trio.Event)
     ending: Ending | None = None
     is_leaving: bool = False
+    began_at: float = field(default_factory=trio.current_time)
 
     def ask_to_leave(self, number: int) -> None:
         """Send the signal by which this kind of process leaves in order."""
@@ -84,6 +86,7 @@ class Slot:
       spec: as given.
       lives: those that run, oldest first.
       current: the one that counts; None before the first.
+      ended_s: how long its processes ran that have ended [s].
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Slot:
         self.spec = spec
         self.lives: list[Life] = []
         self.current: Life | None = None
+        self.ended_s = 0.0
         self._starter = starter
         self._config = config
         self._watcher = watcher
@@ -107,6 +111,13 @@ class Slot:
         self._policy = RestartPolicy(spec.name, config)
         self._news = trio.Event()
         self._starts: set[trio.CancelScope] = set()
+
+    @property
+    def worker_seconds(self) -> float:
+        """How long its processes have run together [s]."""
+        now = trio.current_time()
+        running = sum(now - life.began_at for life in self.lives if life.ending is None)
+        return self.ended_s + running
 
     def end(self) -> None:
         """Start nothing any more. What runs is not signalled."""
@@ -258,6 +269,7 @@ class Slot:
 
     async def _see_through(self, life: Life) -> None:
         life.ending = await life.child.run()
+        self.ended_s += trio.current_time() - life.began_at
         self._starter.ended(life.child.pid)
         self.lives.remove(life)
         if self._stop.is_set() or life.is_leaving or life is not self.current:

@@ -4,9 +4,10 @@ command, and ends all in order: servers first, so that their streams finish, the
 
 from __future__ import annotations
 
+import secrets
 import signal
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .rolling import Step
     from .view import Watcher
 
+RUN_ID_BYTES: Final = 8
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, the polite request, and a terminal that was closed: all mean a clean shutdown."""
 
@@ -52,6 +54,7 @@ class Supervisor:
 
     Attributes:
       stopping: set once the shutdown has begun, for whatever reason.
+      run_id: of this fleet, from its start to its end.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Supervisor:
         worker_drain_s: float = 0.0,
         starter: Starter | None = None,
     ) -> None:
+        self.run_id = secrets.token_hex(RUN_ID_BYTES)
         self._config = config
         self._server_exit_s = server_exit_s
         self._worker_drain_s = worker_drain_s

@@ -82,9 +82,15 @@ class Refused(msgspec.Struct, frozen=True, tag_field="event", tag="refused"):
 
 
 class Models(msgspec.Struct, frozen=True, tag_field="event", tag="models"):
-    """How each model is."""
+    """How each model is.
+
+    Attributes:
+      models: each.
+      run: of the supervisor, by an id of its own.
+    """
 
     models: list[ModelStatus]
+    run: str = ""
 
 
 Answer: TypeAlias = StepBegan | Finished | Refused | Models

@@ -44,11 +44,14 @@ class Recorder:
     logs: list[bytes] = field(default_factory=list)
     endings: list[tuple[str, Ending, Verdict | None]] = field(default_factory=list)
     failures: list[tuple[str, GiveUp]] = field(default_factory=list)
+    began: dict[str, float] = field(default_factory=dict)
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
     stops: int = 0
     news: trio.Event = field(default_factory=trio.Event)
 
     def started(self, name: str, pid: int) -> None:
         self.pids.setdefault(name, []).append(pid)
+        self.began[name] = trio.current_time()
         self._write(str(pid))
 
     def reported(self, name: str, report: Report) -> None:
@@ -62,6 +65,7 @@ class Recorder:
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         self.endings.append((name, ending, verdict))
+        self.spans.append((name, self.began[name], trio.current_time()))
 
     def failed(self, model: str, reason: GiveUp) -> None:
         self.failures.append((model, reason))

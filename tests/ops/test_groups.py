@@ -403,3 +403,22 @@ async def test_a_control_that_cannot_be_as_it_was_set_ends_the_fleet(tmp_path: P
         await fleet.run()
     assert fleet.outcome is not None
     assert fleet.outcome.exit_code == EXIT_BAD_INPUT
+
+
+@pytest.mark.slow
+async def test_worker_seconds_are_those_of_the_processes(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")
+    spans = fleet.recorder.spans
+    async with running(fleet):
+        os.kill(fleet.recorder.pids["a.decode-0"][0], signal.SIGKILL)
+        await until(lambda: fleet.lives("a.decode-0") == 2)
+        await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1")
+        await fleet.scale(Role.DECODE, "a.decode-0")
+        await fleet.stop("a")
+        await fleet.start("a")
+        await fleet.stop("a")
+        (counted, _) = fleet.supervisor.models()
+    ended = [end - began for name, began, end in spans if name.startswith("a.")]
+    assert len(ended) == 4
+    # Both are told of an end a few turns of the loop apart.
+    assert counted.worker_seconds == pytest.approx(sum(ended), abs=0.2)
