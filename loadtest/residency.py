@@ -28,7 +28,7 @@ from .campaign.client import Story, tell
 from .campaign.faults import blocks_when_settled, violations_now
 from .harness.campaign import ROOT, campaign_parser, exit_code
 from .harness.control import admin_of
-from .harness.servers import FleetLog, is_gone, running_server, wait_until
+from .harness.servers import FleetLog, is_gone, pss_of, running_server, wait_until
 from .harness.statistics import milliseconds
 
 if TYPE_CHECKING:
@@ -211,7 +211,8 @@ class Residency:
 
     def _note(self, shown: dict[str, Any]) -> None:
         self.budget_bytes = shown["budget_bytes"]
-        held = shown["held_bytes"]
+        workers = [one for model in shown["models"] for one in model["workers"]]
+        held = max(shown["held_bytes"], sum(pss_of(one["pid"]) for one in workers if one["pid"]))
         self.most_bytes = max(self.most_bytes, held)
         if held > self.budget_bytes:
             self.wrongs.append(f"{held / MIB:.0f} MiB are held of {self.budget_bytes / MIB:.0f}")

@@ -115,6 +115,7 @@ class Controller:
             size_bytes = past.sizes.get(one.name, guesses[one.name])
             model = Model(one, rest, size_bytes, now, now, now)
             model.is_guess = one.name not in past.sizes
+            model.is_measured = not model.is_guess
             self.models[one.name] = model
         for operation in past.unfinished:
             self._take_up(operation, now)
@@ -266,6 +267,7 @@ class Controller:
                 continue
             if model.state in RESTING and its.is_there:
                 self._move(model, Event.LOAD, now)  # with the fleet, or by other hands
+                model.is_measured = not model.is_guess
             if model.state in HOLDING and not its.is_there and model.live is None:
                 # Of themselves or by other hands; to end them once more does no harm.
                 model.failed_at = None if its.failure is None else now
@@ -277,11 +279,17 @@ class Controller:
 
     def note_size(self, name: str, size_bytes: int) -> None:
         """Take in how much memory a model's workers were measured to hold; 0 where the system does
-        not say."""
+        not say.
+
+        Blocks of a KV pool become memory when they are first used: at the first measurement after
+        a load hardly any have been, and all may be.
+        """
         model = self.models[name]
-        model.is_measured = True
         if size_bytes:
-            model.size_bytes, model.is_guess = size_bytes, False
+            is_first, model.is_guess = not model.is_measured, False
+            held = size_bytes + model.config.pool_bytes if is_first else model.size_bytes
+            model.size_bytes = max(held, size_bytes)
+        model.is_measured = True
 
     def note_activity(self, said: Activity, now: float) -> None:
         """Take in what a server does with its models."""

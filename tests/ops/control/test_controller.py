@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -257,6 +258,22 @@ def test_what_runs_more_than_the_budget_is_made_smaller() -> None:
     assert fleet.tick() == [], "the other one may be smaller than was guessed"
     fleet.control.note_size("b", 40)
     assert [s.operation.model for s in fleet.tick()] == ["b"]
+
+
+def test_a_pool_counts_as_memory_before_its_blocks_are_used() -> None:
+    fleet = Fleet(replace(model("a"), pool_bytes=30))
+    fleet.order("a", Wanted.LOAD)
+    fleet.settle()
+    size = fleet.control.models["a"]
+    for measured, counted in ((50, 80), (60, 80), (85, 85), (70, 85), (0, 85)):
+        fleet.control.note_size("a", measured)
+        assert size.size_bytes == counted
+    fleet.order("a", Wanted.SLEEP)
+    fleet.settle()
+    fleet.order("a", Wanted.LOAD)
+    fleet.settle()
+    fleet.control.note_size("a", 40)
+    assert size.size_bytes == 70, "these are other processes"
 
 
 def test_load_times_are_measured_and_predicted() -> None:
