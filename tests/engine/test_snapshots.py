@@ -306,12 +306,17 @@ def test_what_a_killed_process_left_of_other_weights_is_removed(
     checkpoint: Callable[[str], Checkpoint], folder: Path
 ) -> None:
     folder.mkdir(mode=0o700)
-    (folder / "0123.unfinished").write_bytes(b"half")
-    (folder / "0123.4567").write_bytes(b"half a receipt")
-    os.utime(folder / "0123.4567", (0, 0))
+    left = [folder / f"{'0123' * 8}.{suffix}" for suffix in ("unfinished", "4567")]
+    # An operator may have named a folder that holds other things too, however old.
+    others = [folder / name for name in ("notes.txt", "thesis.2024", "model.unfinished")]
+    for path in (*left, *others):
+        path.write_bytes(b"half")
+        os.utime(path, (0, 0))
+    (folder / "pictures").mkdir()
+    os.utime(folder / "pictures", (0, 0))
     assert load(checkpoint("llama").path, folder)[1] == ["kept"]
-    assert not (folder / "0123.unfinished").exists()
-    assert not (folder / "0123.4567").exists()
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in others)
 
 
 def test_without_room_on_the_disk_weights_are_packed_as_before(
