@@ -44,7 +44,7 @@ class Key(msgspec.Struct, frozen=True):
       shape: digest of the model's configuration.
       dtype: that is computed in.
       format: that weights are kept in.
-      kernels: build and arithmetic of what packed them, and how wide its panels are.
+      kernels: build and digest of the library that packed them, and digest of the code around it.
     """
 
     weights: str

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from engine.load import load_engine
 from engine.native.library import load_library
 from engine.snapshots.file import Key, SnapshotDamagedError, map_snapshot
+from engine.snapshots.makers import code_digest
 from engine.snapshots.receipts import MAX_RECEIPTS, DigestReceipts
 from engine.weights import weights_digest
 from tests import forked
@@ -171,6 +172,29 @@ def test_the_snapshot_of_another_model_or_of_other_settings_is_not_used(
     for other in others:
         first.write_bytes(other.read_bytes())
         assert load(llama, folder)[1] == ["refused", "kept"]
+
+
+def test_what_another_release_has_packed_is_not_used(
+    checkpoint: Callable[[str], Checkpoint],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, library = checkpoint("llama").path, load_library()
+    assert library is not None
+    load(path, folder)
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "weights.py").write_text("a release")
+    earlier = code_digest(tmp_path)
+    (tmp_path / "engine" / "weights.py").write_text("another")
+    monkeypatch.setattr("engine.backend.CODE_DIGEST", code_digest(tmp_path))
+    assert load(path, folder)[1] == ["kept"]
+    monkeypatch.setattr("engine.backend.CODE_DIGEST", earlier)
+    assert load(path, folder)[1] == ["kept"]
+    monkeypatch.setattr(library, "digest", "of other panels")
+    assert load(path, folder)[1] == ["kept"]
+    monkeypatch.undo()
+    assert load(path, folder)[1] == ["mapped"]
 
 
 def test_weights_that_changed_have_another_snapshot(
