@@ -40,8 +40,10 @@ MAX_CHUNK_BYTES: Final = 1 << 30
 """Of a least size that a registry may ask for; object stores behind them ask for some MiB."""
 PROGRESS_BYTES: Final = 16 << 20
 """An attempt that brought so much does not count as failed: the way is slow to lose, not broken."""
-_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_RECEIVED: Final = re.compile(r"(?:bytes=)?0-(\d+)")
+_NUMBER: Final = r"[0-9]{1,18}"
+"""Of bytes. Python reads no number of thousands of digits."""
+_RANGE: Final = re.compile(rf"bytes ({_NUMBER})-({_NUMBER})/({_NUMBER}|\*)")
+_RECEIVED: Final = re.compile(rf"(?:bytes=)?0-({_NUMBER})")
 
 
 class Progress:
@@ -270,7 +272,7 @@ class _Upload:
     def _begin(self) -> None:
         answer = self._registry.call("POST", "blobs/uploads/", f"upload of {self._name}", {202})
         least = answer.headers.get("oci-chunk-min-length", "")
-        if least.isdecimal():
+        if re.fullmatch(_NUMBER, least):
             self._chunk_bytes = min(max(self._chunk_bytes, int(least)), MAX_CHUNK_BYTES)
         self._num_sent = 0
         self._go_on_at(answer.location)

@@ -344,10 +344,11 @@ class Registry:
             content = self._whole(answer, what)
         try:
             found = msgspec.json.decode(content, type=_Token)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             found = _Token()
         token = found.token or found.access_token
-        if not token or len(content) > MAX_TOKEN_BYTES or not token.isprintable():
+        is_sound = token.isascii() and token.isprintable()  # as headers must be
+        if not token or len(content) > MAX_TOKEN_BYTES or not is_sound:
             raise RegistryFailed(f"{self}: {url.host} answers {what} with no token; try again")
         return f"Bearer {token}"
 
@@ -414,7 +415,7 @@ class Registry:
                     break
         try:
             found = msgspec.json.decode(bytes(content), type=_Complaints).errors
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             found = ()
         said = "; ".join(f"{one.code}: {one.message}" for one in found)
         return f" ({self._clean(said)[:MAX_SHOWN]})" if said else ""

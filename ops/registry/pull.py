@@ -120,7 +120,7 @@ def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
     """Return the manifest of a version that `triolet model import` has made."""
     try:
         document = msgspec.json.decode(content, type=dict[str, object])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         document = {}
     remedy = "push a version there with `triolet model push`"
     if "manifests" in document:

@@ -149,7 +149,7 @@ def _listed(registry: Registry, digest: str) -> list[_Listed]:
 def _signatures_in(registry: Registry, content: bytes, what: str) -> list[_Listed]:
     try:
         listed = msgspec.json.decode(content, type=_List)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RegistryFailed(
             f"{registry}: its {what} cannot be read: {error}; have its operator look at it"
         ) from None
@@ -187,7 +187,7 @@ def _list_by_tag(registry: Registry, digest: str, artefacts: list[Artefact]) -> 
             document = msgspec.json.decode(content or EMPTY_DOCUMENT, type=dict[str, Any])
             there = list(document.get("manifests", ()))
             missing = ours.keys() - {one["digest"] for one in there}
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
             raise RegistryFailed(
                 f"{registry}: its tag {tag} is no list of signatures; remove the tag there, and "
                 "push again"

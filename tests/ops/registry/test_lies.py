@@ -156,6 +156,47 @@ def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegist
     refused(store, liar, "has more than 4194304 bytes and is not read")
 
 
+NESTED = b'{"x":' * 100_000
+"""No parser follows that to its end."""
+
+
+@pytest.mark.parametrize(
+    ("path", "lie", "words"),
+    [
+        ("manifests/v1", Lie(200, NESTED), "cannot be read: maximum recursion depth"),
+        ("%2Bjson", Lie(200, NESTED), "its list of signatures of .* cannot be read"),
+        ("manifests/v1", Lie(404, NESTED), "status 404; see that"),
+    ],
+)
+def test_a_document_that_no_parser_reads_is_named(
+    store: ModelStore, liar: LyingRegistry, path: str, lie: Lie, words: str
+) -> None:
+    liar.lie(path, lie)
+    refused(store, liar, words)
+
+
+@pytest.mark.parametrize("token", ["\N{MICRO SIGN}", "a\nb", "[" * 100_000])
+def test_what_no_header_can_hold_is_no_token(
+    store: ModelStore, liar: LyingRegistry, token: str
+) -> None:
+    realm = f'Bearer realm="http://{liar.host}/token"'
+    liar.lie("manifests/v1", Lie(401, b"", {"www-authenticate": realm}))
+    said = token if token.startswith("[") else json.dumps({"token": token})
+    liar.lie("/token", Lie(200, said.encode()))
+    refused(store, liar, "answers the login with no token")
+
+
+def test_a_range_of_endless_digits_is_a_lie(
+    store: ModelStore, liar: LyingRegistry, weights: str
+) -> None:
+    partials = Partials(store)
+    with partials.kept(), partials.opened(weights) as file:
+        file.write(b"x")
+    said = {"content-range": f"bytes {'1' * 5000}-2/3"}
+    liar.lie(weights, Lie(206, b"y", said))
+    refused(store, liar, "is the range .* where bytes 1- were asked for")
+
+
 def test_a_model_that_the_disk_has_no_room_for_is_not_begun(
     store: ModelStore, liar: LyingRegistry
 ) -> None:
