@@ -55,7 +55,7 @@ MAX_COMPLAINT_BYTES: Final = 16 << 10
 MAX_SHOWN: Final = 300
 """Characters of what a registry says of an error."""
 PIECE_BYTES: Final = 1 << 20
-"""Read, hashed and written or sent at once: what a transfer holds in memory."""
+"""Read, hashed and sent at once at most: what a transfer holds in memory."""
 TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PARAMETER: Final = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
 
@@ -254,7 +254,8 @@ class Registry:
           Interrupted: it comes too slowly, or another transfer has failed.
         """
         begun_s, num_bytes = time.monotonic(), 0
-        for piece in answer.iter_raw(PIECE_BYTES):
+        # As they come: to wait for pieces of one size would be to wait without a look at the clock.
+        for piece in answer.iter_raw():
             num_bytes += len(piece)
             self.require_pace(begun_s, num_bytes, what)
             yield piece
@@ -408,8 +409,8 @@ class Registry:
 
     def _said(self, answer: httpx2.Response) -> str:
         content = bytearray()
-        with suppress(httpx2.TransportError, Interrupted):
-            for piece in answer.iter_raw(MAX_COMPLAINT_BYTES):
+        with suppress(httpx2.TransportError, RegistryFailed):
+            for piece in self.pieces(answer, "its refusal"):
                 content += piece
                 if len(content) >= MAX_COMPLAINT_BYTES:
                     break

@@ -6,9 +6,10 @@ import json
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import httpx2
 import pytest
 
-from ops.registry.client import ATTEMPTS, Registry, RegistryFailed
+from ops.registry.client import ATTEMPTS, Interrupted, Registry, RegistryFailed
 from ops.registry.credentials import Credentials
 from ops.registry.location import parse_location
 from ops.registry.pull import WantedVersion, pull
@@ -22,7 +23,7 @@ from .conftest import digest_in, pulled
 from .lying_registry import Lie
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from triolet.store.layout import ModelStore
 
@@ -149,6 +150,25 @@ def test_a_body_that_trickles_is_given_up(
     monkeypatch.setattr("ops.registry.client.SLOWEST_BYTES_S", 1 << 60)
     refused(store, liar, "manifest v1 is slower than .*; try again when the network is better")
     assert len(liar.asked) == ATTEMPTS
+
+
+def test_a_body_that_trickles_is_not_waited_for(
+    liar: LyingRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.registry.client.SILENCE_S", 0.0)
+    monkeypatch.setattr("ops.registry.client.SLOWEST_BYTES_S", 1 << 60)
+    sent = []
+
+    def trickle() -> Iterator[bytes]:
+        for _ in range(100):
+            sent.append(b"x")
+            yield sent[-1]
+
+    with closing(Registry(parse_location(liar.location), None)) as asked:
+        pieces = asked.pieces(httpx2.Response(200, content=trickle()), "manifest v1")
+        with pytest.raises(Interrupted, match="manifest v1 is slower than"):
+            next(pieces)
+    assert len(sent) == 1
 
 
 def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegistry) -> None:
