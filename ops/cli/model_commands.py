@@ -322,7 +322,7 @@ def collect_(
         found = collect(writer)
         counts = {"blobs": found.num_blobs, "bytes": found.num_bytes}
         if limit is not None:
-            evicted = make_room(writer, Aliases(opened), limit, Copies().has)
+            evicted = make_room(writer, Aliases(opened), limit, Copies(opened).has)
             counts |= {"evicted": len(evicted.versions), "evicted_bytes": evicted.freed_bytes}
         running.counts = counts
     say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")

@@ -178,7 +178,7 @@ class _Pull:
             stay = {digest, *self._blobs}
             most = limit_bytes - wanted
             aliases = Aliases(self._store)
-            return make_room(writer, aliases, most, Copies().has, wanted=stay).versions
+            return make_room(writer, aliases, most, Copies(self._store).has, wanted=stay).versions
 
     def run(self, content: bytes, wanted: WantedVersion, signatures: list[Artefact]) -> Pulled:
         """Fetch what is missing, then make it a version."""

@@ -110,11 +110,7 @@ def send_signatures(registry: Registry, store: ModelStore, digest: str) -> int:
       RegistryFailed: one is refused.
       StoreError: one is damaged here.
     """
-    ours = [one for one in artefacts_of(store, digest) if not isinstance(one, str)]
-    if not ours:
-        return 0
-    known = {one.digest for one in _listed(registry, digest)}
-    missing = [one for one in ours if one.digest not in known]
+    missing = unlisted_signatures(registry, store, digest)
     unlisted = []
     for one in missing:
         for media_type, content in ((EMPTY_TYPE, EMPTY_DOCUMENT), ("", one.envelope)):
@@ -126,6 +122,19 @@ def send_signatures(registry: Registry, store: ModelStore, digest: str) -> int:
     if unlisted:
         _list_by_tag(registry, digest, unlisted)
     return len(missing)
+
+
+def unlisted_signatures(registry: Registry, store: ModelStore, digest: str) -> list[Artefact]:
+    """Return the signatures of a version that a store has and a registry does not list.
+
+    Raises:
+      RegistryFailed: it cannot be asked, or lies.
+    """
+    ours = [one for one in artefacts_of(store, digest) if not isinstance(one, str)]
+    if not ours:
+        return []
+    known = {one.digest for one in _listed(registry, digest)}
+    return [one for one in ours if one.digest not in known]
 
 
 def _listed(registry: Registry, digest: str) -> list[_Listed]:
