@@ -230,9 +230,7 @@ class Snapshots:
                     kept.append((found.st_mtime_ns, found.st_size, path))
                 elif path.suffix == UNFINISHED:
                     _remove_unless_locked(path)
-                elif (
-                    path.suffix[1:].isdecimal() and now_ns() - found.st_mtime_ns > STRAY_AGE_NS
-                ):
+                elif path.suffix[1:].isdecimal() and now_ns() - found.st_mtime_ns > STRAY_AGE_NS:
                     path.unlink()
         total = num_bytes + sum(size for _, size, _ in kept)
         for _, size, path in sorted(kept):
