@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import httpx2
 
     from triolet.store.manifest import Descriptor
-    from triolet.store.partial import Partials
 
     from .client import Registry
 
@@ -81,28 +80,27 @@ def has_blob(registry: Registry, blob: Descriptor) -> bool:
     return found.status == 200
 
 
-def download(registry: Registry, partials: Partials, blob: Descriptor, progress: Progress) -> int:
-    """Bring a blob into a file of its own, from where an earlier pull broke off; return the bytes
-    that came over the network.
+def download(registry: Registry, file: IO[bytes], blob: Descriptor, progress: Progress) -> int:
+    """Bring a blob into a file, from where an earlier pull broke off; return the bytes that came
+    over the network.
 
     Raises:
       RegistryFailed: it cannot be had, or is not what its digest says. What came stays for the
         next pull, unless it is wrong.
-      StoreError: it cannot be written.
+      OSError: it cannot be written.
     """
-    with partials.opened(blob.digest) as file:
-        one = _Download(registry, blob, file, progress)
-        is_resumed = one.num_bytes > 0
-        fetched = one.fill()
-        if is_resumed and not one.is_right:
-            # What was here before may have been wrong, and not what came now.
-            one.begin_anew()
-            fetched += one.fill()
-        if not one.is_right:
-            one.begin_anew()
-            raise one.lie(f"has the digest {one.last_digest}")
-        os.fsync(file.fileno())
-        return fetched
+    one = _Download(registry, blob, file, progress)
+    is_resumed = one.num_bytes > 0
+    fetched = one.fill()
+    if is_resumed and not one.is_right:
+        # What was here before may have been wrong, and not what came now.
+        one.begin_anew()
+        fetched += one.fill()
+    if not one.is_right:
+        one.begin_anew()
+        raise one.lie(f"has the digest {one.last_digest}")
+    os.fsync(file.fileno())
+    return fetched
 
 
 class _Download:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 
+from ops.models.importing import Wanted, import_model
 from ops.registry.client import ATTEMPTS, Interrupted, Registry, RegistryFailed
 from ops.registry.credentials import Credentials
 from ops.registry.location import parse_location
 from ops.registry.pull import WantedVersion, pull
 from ops.registry.push import push
+from tests.gguf_files import write_tiny
+from triolet.config import WeightFormat
 from triolet.errors import StoreError
 from triolet.store.manifest import canonical
 from triolet.store.partial import Partials
@@ -24,6 +27,7 @@ from .lying_registry import Lie
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from triolet.store.layout import ModelStore
 
@@ -174,6 +178,27 @@ def test_a_body_that_trickles_is_not_waited_for(
 def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegistry) -> None:
     liar.lie("manifests/v1", Lie(200, b" " * (5 << 20)))
     refused(store, liar, "has more than 4194304 bytes and is not read")
+
+
+def test_what_an_import_brings_meanwhile_is_not_fetched_and_leaves_nothing(
+    store: ModelStore,
+    liar: LyingRegistry,
+    weights: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ops.registry.transfers.MAX_TRANSFERS", 1)
+    file = write_tiny(tmp_path / "tiny.gguf")
+
+    def meanwhile(_: Asked) -> None:
+        import_model(store, Wanted(str(file), "chat", "v1", None, WeightFormat.DTYPE, False))
+
+    liar.lie(weights, meanwhile)
+    assert pulled(store, liar.location).digest == digest_in(liar.store) == digest_in(store)
+    assert [one.path for one in liar.asked if "/blobs/" in one.path] == [
+        f"/v2/chat/blobs/{weights}"
+    ]
+    assert list(Partials(store).folder.glob("*.part")) == []
 
 
 NESTED = b'{"x":' * 100_000
