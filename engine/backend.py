@@ -114,6 +114,7 @@ def build_model(
         else:
             key = Key(
                 weights=snapshots.weights_digest(),
+                place=snapshots.place,
                 shape=model_config.digest,
                 dtype=str(dtype),
                 format=weights.value,

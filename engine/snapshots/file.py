@@ -41,6 +41,7 @@ class Key(msgspec.Struct, frozen=True):
 
     Attributes:
       weights: digest of the model's own weights.
+      place: of their files. That digest can be forged; in a store the place cannot be.
       shape: digest of the model's configuration.
       dtype: that is computed in.
       format: that weights are kept in.
@@ -48,6 +49,7 @@ class Key(msgspec.Struct, frozen=True):
     """
 
     weights: str
+    place: str
     shape: str
     dtype: str
     format: str

@@ -74,6 +74,11 @@ class Snapshots:
         self._is_on = is_on and config.keep and self._num_bytes() >= config.min_bytes
         self._digest = ""
 
+    @property
+    def place(self) -> str:
+        """Where the weights lie, links followed: for a version of a store the SHA-256 of each."""
+        return "\n".join(str(path.resolve()) for path in self._files)
+
     def weights_digest(self) -> str:
         """Return the digest of the model's weights, from a receipt if they have not changed."""
         self._digest = self._digest or self._find_digest()

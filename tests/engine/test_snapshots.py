@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -195,6 +196,19 @@ def test_what_another_release_has_packed_is_not_used(
     assert load(path, folder)[1] == ["kept"]
     monkeypatch.undo()
     assert load(path, folder)[1] == ["mapped"]
+
+
+def test_weights_from_elsewhere_have_a_snapshot_of_their_own(
+    checkpoint: Callable[[str], Checkpoint], folder: Path, tmp_path: Path
+) -> None:
+    signed = checkpoint("llama").path
+    forged = tmp_path / "forged"
+    shutil.copytree(checkpoint("llama").path, forged)
+    # Equal bytes, in place of other weights with an equal digest.
+    assert load(forged, folder)[1] == ["kept"]
+    assert load(signed, folder)[1] == ["kept"]
+    (tmp_path / "link").symlink_to(signed)
+    assert load(tmp_path / "link", folder)[1] == ["mapped"]
 
 
 def test_weights_that_changed_have_another_snapshot(
@@ -393,4 +407,4 @@ def test_a_file_without_the_expected_key_is_no_snapshot(
 ) -> None:
     load(checkpoint("llama").path, folder)
     with snapshot_of(folder).open("rb") as file, pytest.raises(SnapshotDamagedError, match="holds"):
-        map_snapshot(file.fileno(), Key("other", "", "", "", ""))
+        map_snapshot(file.fileno(), Key("other", "", "", "", "", ""))
