@@ -137,6 +137,28 @@ def test_a_pull_makes_its_room_first(
     assert size_of(full) <= small
 
 
+def test_a_pull_and_what_it_evicts_are_recorded(
+    full: ModelStore, repository: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = {name: Aliases(full).resolve(parse_reference(name)) for name in NAMES}
+    limit = str(size_of(full) - 1)
+    where = ("--store", str(full.root), "--audit", str(tmp_path / "log"))
+    assert main(("model", "gc", "--store-limit", limit, *where)) == 0
+    command = ("model", "pull", f"{repository}/a:v1", "--tag", "again", "--store-limit", limit)
+    assert main((*command, *where)) == 0
+    capsys.readouterr()
+    assert main(("audit", "export", "--audit", str(tmp_path / "log"))) == 0
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    subjects = [(one["action"], one["subject"]) for one in entries if one["outcome"] == "done"]
+    assert subjects == [
+        ("log.begin", ""),
+        ("model.rm", f"a@{digest['a']}"),
+        ("model.gc", str(full.root)),
+        ("model.rm", f"b@{digest['b']}"),
+        ("model.pull", f"{repository}/a:v1 as a:again"),
+    ]
+
+
 def test_what_is_named_served_or_only_here_stays(
     full: ModelStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
