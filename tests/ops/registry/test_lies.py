@@ -10,15 +10,17 @@ import httpx2
 import pytest
 
 from ops.models.importing import Wanted, import_model
+from ops.models.stored import with_stored_model
 from ops.registry.client import ATTEMPTS, Interrupted, Registry, RegistryFailed
 from ops.registry.credentials import Credentials
 from ops.registry.location import parse_location
 from ops.registry.pull import WantedVersion, pull
 from ops.registry.push import push
+from ops.settings.form import Settings
 from tests.gguf_files import write_tiny
-from triolet.config import WeightFormat
+from triolet.config import FleetConfig, WeightFormat
 from triolet.errors import StoreError
-from triolet.store.manifest import canonical
+from triolet.store.manifest import ENGINE_TYPE, SAMPLING_TYPE, canonical, digest_of
 from triolet.store.partial import Partials
 from triolet.store.reference import parse_reference
 
@@ -218,6 +220,24 @@ def test_a_document_that_no_parser_reads_is_named(
 ) -> None:
     liar.lie(path, lie)
     refused(store, liar, words)
+
+
+@pytest.mark.parametrize("media_type", [SAMPLING_TYPE, ENGINE_TYPE])
+def test_a_version_with_settings_that_cannot_be_read_is_named_and_not_served(
+    store: ModelStore, liar: LyingRegistry, media_type: str
+) -> None:
+    document = json.loads(liar.store.read(liar.digest, 1 << 20))
+    others = [one for one in document["layers"] if one["mediaType"] != media_type]
+    nested = {"mediaType": media_type, "digest": digest_of(NESTED), "size": len(NESTED)}
+    liar.lie("manifests/v1", Lie(200, canonical({**document, "layers": [*others, nested]})))
+    liar.lie(digest_of(NESTED), Lie(200, NESTED))
+    pulled(store, liar.location)
+    settings = Settings(fleet=FleetConfig(model="chat:v1", store=str(store.root)))
+    with (
+        pytest.raises(StoreError, match=r"chat@sha256:.* has (settings|sampling defaults) that"),
+        with_stored_model(settings),
+    ):
+        pytest.fail("it is served")
 
 
 @pytest.mark.parametrize("token", ["\N{MICRO SIGN}", "a\nb", "[" * 100_000])
