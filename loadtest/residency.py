@@ -45,7 +45,7 @@ DEMO: Final = ROOT / "triolet" / "demo"
 NAMES: Final = ("a", "b", "c", "d")
 NUM_RESIDENT: Final = 2
 """Models that fit into memory at the same time."""
-ROOM: Final = 1.4
+ROOM: Final = 1.2
 """Of the budget over what so many models were measured to hold: their buffers grow with load."""
 SCALE: Final = 1.01
 """By which the last norm of a model differs from that of the one before: other tokens, sooner or

@@ -55,7 +55,7 @@ class Packing:
 
     Args:
       config: the model's shape.
-      reader: reads the tensors; used up by one pass.
+      reader: reads the tensors.
       library: packs.
       is_int8: round weights to int8, those of norms and biases excepted.
       on_progress: told the share of layers that are packed.

@@ -69,8 +69,6 @@ class Snapshots:
     ) -> None:
         self._config = config
         self._files = files
-        named = config.folder
-        self.folder = cache_home() / "triolet" / "packed" if named is None else Path(named)
         self._is_on = is_on and config.keep and self._num_bytes() >= config.min_bytes
         self._digest = ""
 
@@ -78,6 +76,23 @@ class Snapshots:
     def place(self) -> str:
         """Where the weights lie, links followed: for a version of a store the SHA-256 of each."""
         return "\n".join(str(path.resolve()) for path in self._files)
+
+    @property
+    def folder(self) -> Path:
+        """Where they are.
+
+        Raises:
+          _NotKeptError: no folder is named, and this user has no home.
+        """
+        if self._config.folder is not None:
+            return Path(self._config.folder)
+        try:
+            return cache_home() / "triolet" / "packed"
+        except RuntimeError as error:
+            raise _NotKeptError(
+                "this user has no home directory: set XDG_CACHE_HOME, or "
+                "worker.engine.snapshots.folder"
+            ) from error
 
     def weights_digest(self) -> str:
         """Return the digest of the model's weights, from a receipt if they have not changed."""
@@ -87,9 +102,9 @@ class Snapshots:
     def _find_digest(self) -> str:
         if not self._is_on:
             return weights_digest(self._files)
-        receipts = DigestReceipts(self.folder)
         try:
             self._take_folder()
+            receipts = DigestReceipts(self.folder)
             digest = receipts.find(self._files)
             if digest is None:
                 began_at_ns = now_ns()
@@ -128,7 +143,8 @@ class Snapshots:
 
     def _give_up(self, error: OSError | _NotKeptError) -> None:
         self._is_on = False
-        log.warning("packed_weights_not_kept", folder=str(self.folder), reason=str(error))
+        named = self._config.folder or "triolet/packed in this user's cache"
+        log.warning("packed_weights_not_kept", folder=named, reason=str(error))
 
     def _take_folder(self) -> None:
         make_private_folder(self.folder)

@@ -6,9 +6,8 @@ alike. What is measured:
 
 - start: from `triolet serve` to ready and a first token.
 - crash: from SIGKILL of the decode worker to the first token of a request that comes then.
-- wake: from the start of both workers to a first token, after they were told to leave. It stands
-  for a model that sleeps: no worker runs, its files are in the page cache, its server keeps its
-  text, and a request waits for it.
+- wake: from a request for a model that sleeps to its first token: no worker runs, its files are in
+  the page cache, its server keeps its text.
 - staged: the same without a snapshot of its weights: the model is here and has never run.
 
 Beside the seconds stand the processor seconds that the busiest new worker had used by then, which
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 from rich.console import Console
 
+from ..harness.control import admin_of
 from ..harness.lines import LineProcess
 from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running, seconds_of, wait_until
 from ..harness.streams import COMPLETIONS, Clients, completion, post
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DEMO: Final = "demo"
-WORKERS: Final = ("prefill-0", "decode-0")
+LARGE: Final = "large"
+"""Name of the model that sleeps: models with names have a control."""
 PROMPT: Final = (10, 11, 12, 13)
 """Ids that every model here knows."""
 REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 4, stream=True))
@@ -53,9 +54,6 @@ LARGE_REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 2, stream=True, **SA
 WAIT_S: Final = 60.0
 STABLE_S: Final = 0.2
 """Of `supervisor.stable_s` here: a process that was ready for so long died for the first time."""
-ASLEEP_S: Final = 0.5
-"""Of `supervisor.restart_delay_s` here: between the end of a worker that was told to leave and its
-next start, in which the request comes."""
 REST_S: Final = (0.7, 1.3)
 """Between two measurements, longest and shortest by turns: at other moments between heartbeats."""
 GOALS: Final = {"crash": 0.7, "wake": 0.3, "staged": 1.5, "start": 2.5}
@@ -82,7 +80,6 @@ class Kind:
         assignments = (
             f"supervisor.templates={str(self.has_templates).lower()}",
             f"supervisor.stable_s={STABLE_S}",
-            f"supervisor.restart_delay_s={ASLEEP_S}",
             f"worker.engine.snapshots.keep={str(self.has_snapshots).lower()}",
             f"worker.engine.snapshots.folder={packed}",
         )
@@ -131,38 +128,32 @@ class Fleet:
     Args:
       server: ready.
       request: that its model answers.
+      model: name of it; empty where it has none.
     """
 
-    def __init__(self, server: ServerProcess, request: bytes) -> None:
+    def __init__(self, server: ServerProcess, request: bytes, model: str = "") -> None:
         self._server = server
         self._request = request
+        self._model = model
+        prefix = f"{model}." if model else ""
+        self._workers = (f"{prefix}prefill-0", f"{prefix}decode-0")
         first_token_at(server.url, request)
 
     def crash(self) -> Wait:
         """Kill the decode worker and wait for a first token."""
         killed_at = time.time()
-        os.kill(self._server.log.pids()["decode-0"], signal.SIGKILL)
-        return self._wait_since(killed_at, ["decode-0"])
+        victim = self._workers[1]
+        os.kill(self._server.log.pids()[victim], signal.SIGKILL)
+        return self._wait_since(killed_at, [victim])
 
     def wake(self) -> Wait:
-        """Let both workers leave, ask, and wait from their start for a first token.
+        """Let the model sleep, ask, and wait for a first token."""
+        trio.run(self._sleep)
+        return self._wait_since(time.time(), self._workers)
 
-        The supervisor starts each again after its delay, which is not counted: what wakes a model
-        begins with that start.
-        """
-        log = self._server.log
-        pids = log.pids()
-        num_left = {name: len(log.of("process_left", name=name)) for name in WORKERS}
-        for name in WORKERS:
-            os.kill(pids[name], signal.SIGTERM)
-
-        def left() -> list[dict[str, Any]]:
-            found = (log.of("process_left", name=name)[num_left[name] :] for name in WORKERS)
-            return [line for lines in found for line in lines]
-
-        trio.run(wait_until, lambda: len(left()) == len(WORKERS), WAIT_S, "both workers leave")
-        starts_at = [seconds_of(line) + float(line["restart_in_s"]) for line in left()]
-        return self._wait_since(max(starts_at), WORKERS)
+    async def _sleep(self) -> None:
+        async with admin_of(self._server.url) as admin:
+            await admin.sleep(self._model)
 
     def _wait_since(self, began_at: float, started: Sequence[str]) -> Wait:
         token_at = first_token_at(self._server.url, self._request)
@@ -180,7 +171,7 @@ class Fleet:
                 len([one for one in ready if one["name"] == name])
                 == len(log.of("process_started", name=name))
                 and time.time() - seconds_of(newest[name]) > STABLE_S
-                for name in WORKERS
+                for name in self._workers
             )
 
         trio.run(wait_until, is_sound, WAIT_S, "all workers are ready")
@@ -306,14 +297,14 @@ def crashes(measured: Measured, packed: Path, logs: Path, turns: int) -> None:
 
 
 def wakes(measured: Measured, model: Path, packed: Path, logs: Path, turns: int) -> None:
-    """Let the workers of a larger model leave and come again, with and without its snapshot."""
+    """Let a larger model sleep and wake, with and without its snapshot."""
     with ExitStack() as stack:
         fleets = {}
         for kind in KINDS:
             log = logs / f"wake-{kind.name.replace(' ', '-')}.log"
-            command = [*TRIOLET, "serve", str(model), "--set", "worker.engine.weights=int8"]
+            command = [*TRIOLET, "serve", f"{LARGE}={model}", "--set", "worker.engine.weights=int8"]
             server = ServerProcess([*command, *kind.options(packed)], log)
-            fleets[kind] = Fleet(stack.enter_context(running(server)), LARGE_REQUEST)
+            fleets[kind] = Fleet(stack.enter_context(running(server)), LARGE_REQUEST, LARGE)
         for rest_s in rests(turns):
             for kind, fleet in fleets.items():
                 fleet.settle()

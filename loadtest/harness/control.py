@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
+import trio
 
 from ops.running_fleets import find_fleet
 from triolet.control_protocol import ADMIN_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+
+POLL_S: Final = 0.02
 
 
 class Admin:
@@ -30,6 +34,14 @@ class Admin:
             return dict((await self._client.get("/admin/models")).json())
         except httpx2.TransportError:
             return None
+
+    async def sleep(self, name: str) -> None:
+        """Let the workers of a model end, and return when they have."""
+        asked = (await self._client.post(f"/admin/models/{name}/sleep")).json()
+        while asked["status"] not in ("done", "failed"):
+            await trio.sleep(POLL_S)
+            asked = (await self._client.get(f"/admin/operations/{asked['id']}")).json()
+        assert asked["status"] == "done", asked
 
 
 @asynccontextmanager

@@ -47,7 +47,7 @@ def fleet(tmp_path: Path) -> Iterator[FleetProcess]:
 
 @pytest.mark.proof
 async def test_workers_join_and_leave_under_live_streams(fleet: FleetProcess, whole: bool) -> None:
-    asks = long_asks(STREAMS, max_tokens=120, seed=3)
+    asks = long_asks(STREAMS, max_tokens=40, seed=3)
     undisturbed = await ask_all(fleet.url, asks, STREAMS, lambda _: None)
     expected = {story.ask.number: story.answer for story in undisturbed}
     stories: list[Story] = []

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from .driver import generate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from engine.batch import Sampled
     from engine.load import Engine
@@ -69,6 +69,16 @@ NO_ROOM = (
     "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n" + LOAD + "load()"
 )
 """A file that may not grow further refuses a write as a full disk does."""
+HOMELESS = """
+import os, sys
+from pathlib import Path
+from engine.snapshots.folder import Snapshots
+from triolet.config import SnapshotConfig
+for name in ("HOME", "XDG_CACHE_HOME"):
+    os.environ.pop(name, None)
+os.setuid(54321)
+print(Snapshots(SnapshotConfig(min_bytes=0), [Path(sys.argv[1])]).weights_digest())
+"""
 
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="the kernels are not built here")
@@ -366,6 +376,18 @@ def test_without_room_on_the_disk_weights_are_packed_as_before(
     assert process.returncode == 0, errors
     assert b"packed_weights_not_kept" in output + errors
     assert [path for path in folder.iterdir() if path.suffix != ".digest"] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without a home")
+def test_a_user_without_a_home_has_no_snapshots(
+    folder: Path, processes: list[forked.Popen]
+) -> None:
+    process = started(HOMELESS, Path("/bin/sh"), folder)
+    processes.append(process)
+    output, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, errors
+    assert weights_digest([Path("/bin/sh")]).encode() in output
+    assert b"this user has no home directory: set XDG_CACHE_HOME" in output + errors
 
 
 def test_a_receipt_says_the_digest_of_files_that_have_not_changed(tmp_path: Path) -> None:

@@ -151,8 +151,10 @@ async def test_models_are_one_line_of_json(tmp_path: Path) -> None:
                 "state": "running",
                 "workers": [{"name": "a.decode-0", "role": "decode", "pid": 7, "is_ready": True}],
                 "failure": None,
+                "worker_seconds": 0.0,
             }
         ],
+        "run": "",
     }
 
 
