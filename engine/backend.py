@@ -25,6 +25,7 @@ from .native.pieces import Packing
 from .rope import RotaryTable
 from .runner import Runner
 from .snapshots.file import Key
+from .snapshots.makers import CODE_DIGEST
 from .weights import WeightReader, load_weights
 
 if TYPE_CHECKING:
@@ -113,10 +114,11 @@ def build_model(
         else:
             key = Key(
                 weights=snapshots.weights_digest(),
+                place=snapshots.place,
                 shape=model_config.digest,
                 dtype=str(dtype),
                 format=weights.value,
-                kernels=f"{library.build}-{library.arithmetic}-{library.panel}-{sys.byteorder}",
+                kernels=f"{library.build}-{library.digest}-{CODE_DIGEST}-{sys.byteorder}",
             )
             pieces = snapshots.load(key, packing, torch.get_num_threads())
         rotary = RotaryTable(model_config.rope, model_config.head_dim, max_model_len, device)

@@ -41,13 +41,15 @@ class Key(msgspec.Struct, frozen=True):
 
     Attributes:
       weights: digest of the model's own weights.
+      place: of their files. That digest can be forged; in a store the place cannot be.
       shape: digest of the model's configuration.
       dtype: that is computed in.
       format: that weights are kept in.
-      kernels: build and arithmetic of what packed them, and how wide its panels are.
+      kernels: build and digest of the library that packed them, and digest of the code around it.
     """
 
     weights: str
+    place: str
     shape: str
     dtype: str
     format: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 import sys
 import time
@@ -25,7 +26,6 @@ from ..native.packing import own_pages
 from ..native.pieces import ReusedPages
 from ..weights import weights_digest
 from .file import SnapshotDamagedError, map_snapshot, write_snapshot
-from .receipts import SUFFIX as RECEIPT_SUFFIX
 from .receipts import DigestReceipts
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ a sign of life. A billion weights take some three seconds."""
 BUILD_POLL_S: Final = 0.005
 STRAY_AGE_NS: Final = 3600 * 10**9
 """After which a receipt that a killed process left unfinished is removed."""
+_OWN_STEM: Final = re.compile(r"[0-9a-f]{32}")
+"""Of each file that is written here. An operator may name a folder that holds other things."""
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -69,6 +71,11 @@ class Snapshots:
         self._files = files
         self._is_on = is_on and config.keep and self._num_bytes() >= config.min_bytes
         self._digest = ""
+
+    @property
+    def place(self) -> str:
+        """Where the weights lie, links followed: for a version of a store the SHA-256 of each."""
+        return "\n".join(str(path.resolve()) for path in self._files)
 
     @property
     def folder(self) -> Path:
@@ -238,11 +245,13 @@ class Snapshots:
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):  # another process has removed it
                 found = path.stat()
+                if not _OWN_STEM.fullmatch(path.stem):
+                    continue
                 if path.suffix == SUFFIX:
                     kept.append((found.st_mtime_ns, found.st_size, path))
                 elif path.suffix == UNFINISHED:
                     _remove_unless_locked(path)
-                elif path.suffix != RECEIPT_SUFFIX and now_ns() - found.st_mtime_ns > STRAY_AGE_NS:
+                elif path.suffix[1:].isdecimal() and now_ns() - found.st_mtime_ns > STRAY_AGE_NS:
                     path.unlink()
         total = num_bytes + sum(size for _, size, _ in kept)
         for _, size, path in sorted(kept):

@@ -322,15 +322,15 @@ def collect_(
         found = collect(writer)
         counts = {"blobs": found.num_blobs, "bytes": found.num_bytes}
         if limit is not None:
-            evicted = make_room(writer, Aliases(opened), limit, Copies().has)
+            evicted = make_room(writer, Aliases(opened), limit, Copies(opened).has)
             counts |= {"evicted": len(evicted.versions), "evicted_bytes": evicted.freed_bytes}
+            note_evicted(evicted.versions, audit)
         running.counts = counts
     say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")
     for digest in found.in_use:
         say(f"{digest} has been removed and stays while it is served")
     if limit is None:
         return
-    say_evicted(evicted.versions)
     say(f"{show_size(evicted.freed_bytes)} evicted, {show_size(evicted.left_bytes)} left")
     if evicted.left_bytes > limit:
         raise CommandFailed(
@@ -348,10 +348,15 @@ def show_processes(port: FleetPortOption = None, as_json: JsonOption = False) ->
     run_ps(port, as_json=as_json)
 
 
-def say_evicted(versions: Sequence[Source]) -> None:
-    """Write which versions went, and how they come back."""
+def note_evicted(versions: Sequence[Source], audit: Path | None) -> None:
+    """Write which versions went, to the audit log too, and how they come back."""
+    from triolet.audit_log.recording import record
+
     for one in versions:
         say(f"{one.name}@{one.digest} is evicted; `{one.command}` brings it back")
+    for one in versions:
+        version = f"{one.name}@{one.digest}"
+        record(Action.MODEL_REMOVE, version, folder=audit, before=one.digest)
 
 
 def opened_store(store: Path | None) -> ModelStore:

@@ -16,9 +16,9 @@ from .model_commands import (
     LimitOption,
     RefArgument,
     StoreOption,
+    note_evicted,
     opened_store,
     say,
-    say_evicted,
     say_signers,
 )
 from .options import AuditOption  # noqa: TC001 (typer reads annotations)
@@ -119,13 +119,13 @@ def pull_(
     wanted = WantedVersion(model, None if label is None else tag_of(model, label), limit)
     with (
         _registry(place, username, is_insecure=insecure) as registry,
-        recorded(Action.MODEL_PULL, str(place), folder=audit) as running,
+        recorded(Action.MODEL_PULL, f"{place} as {wanted.tag or model}", folder=audit) as running,
         _progress(model) as on_bytes,
     ):
 
         def on_evicted(versions: list[Source]) -> None:
             running.counts = {"evicted": len(versions)}
-            say_evicted(versions)
+            note_evicted(versions, audit)
 
         found = pull(store_of(store), registry, wanted, on_bytes, on_evicted)
         running.after = found.digest

@@ -84,7 +84,7 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
     with opened(store, digest) as (view, manifest):
         path = view
         if (view / GGUF_WEIGHTS).is_symlink():
-            path = gguf_directory(view / GGUF_WEIGHTS, _gguf_extra(store, manifest))
+            path = gguf_directory(view / GGUF_WEIGHTS, _gguf_extra(store, manifest, version))
         settings = replace(settings, fleet=replace(settings.fleet, model=str(path)))
         name = settings.server.model_name or reference.name
         server = replace(settings.server, model_name=name, model_digest=digest)
@@ -99,13 +99,21 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
         yield settings
 
 
-def _gguf_extra(store: ModelStore, manifest: Manifest) -> dict[str, dict[str, object]]:
+def _gguf_extra(
+    store: ModelStore, manifest: Manifest, version: str
+) -> dict[str, dict[str, object]]:
     """Return what the version says beside the GGUF file."""
     layer = manifest.layer(SAMPLING_TYPE)
     if layer is None:
         return {}
     content = store.read(layer.digest, MAX_DOCUMENT_BYTES)
-    return {SAMPLING_FILE: msgspec.json.decode(content, type=dict[str, object])}
+    try:
+        return {SAMPLING_FILE: msgspec.json.decode(content, type=dict[str, object])}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreError(
+            f"{version} has sampling defaults that cannot be read: {error}; import the model "
+            "again, or get another version from where it was made"
+        ) from error
 
 
 def _as_imported(
@@ -118,7 +126,7 @@ def _as_imported(
     try:
         content = store.read(layer.digest, MAX_DOCUMENT_BYTES)
         pinned = msgspec.json.decode(content, type=_Engine)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
             f"{version} has settings that this Triolet does not know: {error}; use the one that "
             "imported it, or import the model again"

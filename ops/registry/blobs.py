@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import httpx2
 
     from triolet.store.manifest import Descriptor
-    from triolet.store.partial import Partials
 
     from .client import Registry
 
@@ -40,8 +39,10 @@ MAX_CHUNK_BYTES: Final = 1 << 30
 """Of a least size that a registry may ask for; object stores behind them ask for some MiB."""
 PROGRESS_BYTES: Final = 16 << 20
 """An attempt that brought so much does not count as failed: the way is slow to lose, not broken."""
-_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_RECEIVED: Final = re.compile(r"(?:bytes=)?0-(\d+)")
+_NUMBER: Final = r"[0-9]{1,18}"
+"""Of bytes. Python reads no number of thousands of digits."""
+_RANGE: Final = re.compile(rf"bytes ({_NUMBER})-({_NUMBER})/({_NUMBER}|\*)")
+_RECEIVED: Final = re.compile(rf"(?:bytes=)?0-({_NUMBER})")
 
 
 class Progress:
@@ -79,28 +80,27 @@ def has_blob(registry: Registry, blob: Descriptor) -> bool:
     return found.status == 200
 
 
-def download(registry: Registry, partials: Partials, blob: Descriptor, progress: Progress) -> int:
-    """Bring a blob into a file of its own, from where an earlier pull broke off; return the bytes
-    that came over the network.
+def download(registry: Registry, file: IO[bytes], blob: Descriptor, progress: Progress) -> int:
+    """Bring a blob into a file, from where an earlier pull broke off; return the bytes that came
+    over the network.
 
     Raises:
       RegistryFailed: it cannot be had, or is not what its digest says. What came stays for the
         next pull, unless it is wrong.
-      StoreError: it cannot be written.
+      OSError: it cannot be written.
     """
-    with partials.opened(blob.digest) as file:
-        one = _Download(registry, blob, file, progress)
-        is_resumed = one.num_bytes > 0
-        fetched = one.fill()
-        if is_resumed and not one.is_right:
-            # What was here before may have been wrong, and not what came now.
-            one.begin_anew()
-            fetched += one.fill()
-        if not one.is_right:
-            one.begin_anew()
-            raise one.lie(f"has the digest {one.last_digest}")
-        os.fsync(file.fileno())
-        return fetched
+    one = _Download(registry, blob, file, progress)
+    is_resumed = one.num_bytes > 0
+    fetched = one.fill()
+    if is_resumed and not one.is_right:
+        # What was here before may have been wrong, and not what came now.
+        one.begin_anew()
+        fetched += one.fill()
+    if not one.is_right:
+        one.begin_anew()
+        raise one.lie(f"has the digest {one.last_digest}")
+    os.fsync(file.fileno())
+    return fetched
 
 
 class _Download:
@@ -270,7 +270,7 @@ class _Upload:
     def _begin(self) -> None:
         answer = self._registry.call("POST", "blobs/uploads/", f"upload of {self._name}", {202})
         least = answer.headers.get("oci-chunk-min-length", "")
-        if least.isdecimal():
+        if re.fullmatch(_NUMBER, least):
             self._chunk_bytes = min(max(self._chunk_bytes, int(least)), MAX_CHUNK_BYTES)
         self._num_sent = 0
         self._go_on_at(answer.location)

@@ -55,7 +55,7 @@ MAX_COMPLAINT_BYTES: Final = 16 << 10
 MAX_SHOWN: Final = 300
 """Characters of what a registry says of an error."""
 PIECE_BYTES: Final = 1 << 20
-"""Read, hashed and written or sent at once: what a transfer holds in memory."""
+"""Read, hashed and sent at once at most: what a transfer holds in memory."""
 TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PARAMETER: Final = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
 
@@ -254,7 +254,8 @@ class Registry:
           Interrupted: it comes too slowly, or another transfer has failed.
         """
         begun_s, num_bytes = time.monotonic(), 0
-        for piece in answer.iter_raw(PIECE_BYTES):
+        # As they come: to wait for pieces of one size would be to wait without a look at the clock.
+        for piece in answer.iter_raw():
             num_bytes += len(piece)
             self.require_pace(begun_s, num_bytes, what)
             yield piece
@@ -344,10 +345,11 @@ class Registry:
             content = self._whole(answer, what)
         try:
             found = msgspec.json.decode(content, type=_Token)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             found = _Token()
         token = found.token or found.access_token
-        if not token or len(content) > MAX_TOKEN_BYTES or not token.isprintable():
+        is_sound = token.isascii() and token.isprintable()  # as headers must be
+        if not token or len(content) > MAX_TOKEN_BYTES or not is_sound:
             raise RegistryFailed(f"{self}: {url.host} answers {what} with no token; try again")
         return f"Bearer {token}"
 
@@ -407,14 +409,14 @@ class Registry:
 
     def _said(self, answer: httpx2.Response) -> str:
         content = bytearray()
-        with suppress(httpx2.TransportError, Interrupted):
-            for piece in answer.iter_raw(MAX_COMPLAINT_BYTES):
+        with suppress(httpx2.TransportError, RegistryFailed):
+            for piece in self.pieces(answer, "its refusal"):
                 content += piece
                 if len(content) >= MAX_COMPLAINT_BYTES:
                     break
         try:
             found = msgspec.json.decode(bytes(content), type=_Complaints).errors
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             found = ()
         said = "; ".join(f"{one.code}: {one.message}" for one in found)
         return f" ({self._clean(said)[:MAX_SHOWN]})" if said else ""

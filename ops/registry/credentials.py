@@ -4,7 +4,6 @@ what `docker login` has stored. Never from an argument: every user of a machine 
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import subprocess
 from pathlib import Path
@@ -126,7 +125,7 @@ def _stored(found: _Auth, host: str, path: Path) -> Credentials:
         return Credentials(found.username, found.password, str(path))
     try:
         username, colon, password = base64.b64decode(found.auth, validate=True).partition(b":")
-    except binascii.Error:
+    except ValueError:
         username, colon, password = b"", b"", b""
     if not colon or not username:
         raise ConfigError(f"{path} holds a broken `auth` for {host}; log in again")

@@ -69,17 +69,6 @@ def find_manifest(
     return answer.content
 
 
-def has_manifest(registry: Registry, reference: str) -> bool:
-    """Return whether a registry has a manifest.
-
-    Raises:
-      RegistryFailed: it does not say.
-    """
-    what, path = f"manifest {reference}", f"manifests/{reference}"
-    accepted = {"accept": MANIFEST_TYPE}
-    return registry.call("HEAD", path, what, {200, 404}, headers=accepted).status == 200
-
-
 def put_manifest(
     registry: Registry, reference: str, content: bytes, media_type: str = MANIFEST_TYPE
 ) -> bool:

@@ -120,7 +120,7 @@ def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
     """Return the manifest of a version that `triolet model import` has made."""
     try:
         document = msgspec.json.decode(content, type=dict[str, object])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         document = {}
     remedy = "push a version there with `triolet model push`"
     if "manifests" in document:
@@ -178,7 +178,7 @@ class _Pull:
             stay = {digest, *self._blobs}
             most = limit_bytes - wanted
             aliases = Aliases(self._store)
-            return make_room(writer, aliases, most, Copies().has, wanted=stay).versions
+            return make_room(writer, aliases, most, Copies(self._store).has, wanted=stay).versions
 
     def run(self, content: bytes, wanted: WantedVersion, signatures: list[Artefact]) -> Pulled:
         """Fetch what is missing, then make it a version."""
@@ -193,6 +193,9 @@ class _Pull:
                 with explained(self._store.root):
                     for one in gone:
                         self._partials.keep(writer, one.digest)
+                    for one in missing:
+                        # Left where another pull or an import was first.
+                        self._partials.path(one.digest).unlink(missing_ok=True)
                 digest = writer.put(content)
                 entry = Entry(wanted.name, digest, len(content))
                 writer.set_entries({*self._store.entries(), entry})
@@ -226,7 +229,12 @@ class _Pull:
 
     def _fetch(self, blobs: list[Descriptor]) -> int:
         def fetch(one: Descriptor) -> int:
-            return download(self._registry, self._partials, one, self._progress)
+            with self._partials.opened(one.digest) as file:
+                if is_whole(self._store, one):
+                    # It has become a blob since it was missed: another pull or an import was first.
+                    self._progress.at(one.digest, one.size)
+                    return 0
+                return download(self._registry, file, one, self._progress)
 
         num_bytes = for_each(self._registry, blobs, fetch)
         self._here |= num_bytes.keys()

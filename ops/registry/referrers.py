@@ -110,11 +110,7 @@ def send_signatures(registry: Registry, store: ModelStore, digest: str) -> int:
       RegistryFailed: one is refused.
       StoreError: one is damaged here.
     """
-    ours = [one for one in artefacts_of(store, digest) if not isinstance(one, str)]
-    if not ours:
-        return 0
-    known = {one.digest for one in _listed(registry, digest)}
-    missing = [one for one in ours if one.digest not in known]
+    missing = unlisted_signatures(registry, store, digest)
     unlisted = []
     for one in missing:
         for media_type, content in ((EMPTY_TYPE, EMPTY_DOCUMENT), ("", one.envelope)):
@@ -126,6 +122,19 @@ def send_signatures(registry: Registry, store: ModelStore, digest: str) -> int:
     if unlisted:
         _list_by_tag(registry, digest, unlisted)
     return len(missing)
+
+
+def unlisted_signatures(registry: Registry, store: ModelStore, digest: str) -> list[Artefact]:
+    """Return the signatures of a version that a store has and a registry does not list.
+
+    Raises:
+      RegistryFailed: it cannot be asked, or lies.
+    """
+    ours = [one for one in artefacts_of(store, digest) if not isinstance(one, str)]
+    if not ours:
+        return []
+    known = {one.digest for one in _listed(registry, digest)}
+    return [one for one in ours if one.digest not in known]
 
 
 def _listed(registry: Registry, digest: str) -> list[_Listed]:
@@ -149,7 +158,7 @@ def _listed(registry: Registry, digest: str) -> list[_Listed]:
 def _signatures_in(registry: Registry, content: bytes, what: str) -> list[_Listed]:
     try:
         listed = msgspec.json.decode(content, type=_List)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RegistryFailed(
             f"{registry}: its {what} cannot be read: {error}; have its operator look at it"
         ) from None
@@ -187,7 +196,7 @@ def _list_by_tag(registry: Registry, digest: str, artefacts: list[Artefact]) -> 
             document = msgspec.json.decode(content or EMPTY_DOCUMENT, type=dict[str, Any])
             there = list(document.get("manifests", ()))
             missing = ours.keys() - {one["digest"] for one in there}
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
             raise RegistryFailed(
                 f"{registry}: its tag {tag} is no list of signatures; remove the tag there, and "
                 "push again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from structlog.testing import capture_logs
 from engine.load import load_engine
 from engine.native.library import load_library
 from engine.snapshots.file import Key, SnapshotDamagedError, map_snapshot
+from engine.snapshots.makers import code_digest
 from engine.snapshots.receipts import MAX_RECEIPTS, DigestReceipts
 from engine.weights import weights_digest
 from tests import forked
@@ -183,6 +185,42 @@ def test_the_snapshot_of_another_model_or_of_other_settings_is_not_used(
         assert load(llama, folder)[1] == ["refused", "kept"]
 
 
+def test_what_another_release_has_packed_is_not_used(
+    checkpoint: Callable[[str], Checkpoint],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, library = checkpoint("llama").path, load_library()
+    assert library is not None
+    load(path, folder)
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "weights.py").write_text("a release")
+    earlier = code_digest(tmp_path)
+    (tmp_path / "engine" / "weights.py").write_text("another")
+    monkeypatch.setattr("engine.backend.CODE_DIGEST", code_digest(tmp_path))
+    assert load(path, folder)[1] == ["kept"]
+    monkeypatch.setattr("engine.backend.CODE_DIGEST", earlier)
+    assert load(path, folder)[1] == ["kept"]
+    monkeypatch.setattr(library, "digest", "of other panels")
+    assert load(path, folder)[1] == ["kept"]
+    monkeypatch.undo()
+    assert load(path, folder)[1] == ["mapped"]
+
+
+def test_weights_from_elsewhere_have_a_snapshot_of_their_own(
+    checkpoint: Callable[[str], Checkpoint], folder: Path, tmp_path: Path
+) -> None:
+    signed = checkpoint("llama").path
+    forged = tmp_path / "forged"
+    shutil.copytree(checkpoint("llama").path, forged)
+    # Equal bytes, in place of other weights with an equal digest.
+    assert load(forged, folder)[1] == ["kept"]
+    assert load(signed, folder)[1] == ["kept"]
+    (tmp_path / "link").symlink_to(signed)
+    assert load(tmp_path / "link", folder)[1] == ["mapped"]
+
+
 def test_weights_that_changed_have_another_snapshot(
     checkpoint: Callable[[str], Checkpoint], folder: Path, tmp_path: Path
 ) -> None:
@@ -316,12 +354,17 @@ def test_what_a_killed_process_left_of_other_weights_is_removed(
     checkpoint: Callable[[str], Checkpoint], folder: Path
 ) -> None:
     folder.mkdir(mode=0o700)
-    (folder / "0123.unfinished").write_bytes(b"half")
-    (folder / "0123.4567").write_bytes(b"half a receipt")
-    os.utime(folder / "0123.4567", (0, 0))
+    left = [folder / f"{'0123' * 8}.{suffix}" for suffix in ("unfinished", "4567")]
+    # An operator may have named a folder that holds other things too, however old.
+    others = [folder / name for name in ("notes.txt", "thesis.2024", "model.unfinished")]
+    for path in (*left, *others):
+        path.write_bytes(b"half")
+        os.utime(path, (0, 0))
+    (folder / "pictures").mkdir()
+    os.utime(folder / "pictures", (0, 0))
     assert load(checkpoint("llama").path, folder)[1] == ["kept"]
-    assert not (folder / "0123.unfinished").exists()
-    assert not (folder / "0123.4567").exists()
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in others)
 
 
 def test_without_room_on_the_disk_weights_are_packed_as_before(
@@ -386,4 +429,4 @@ def test_a_file_without_the_expected_key_is_no_snapshot(
 ) -> None:
     load(checkpoint("llama").path, folder)
     with snapshot_of(folder).open("rb") as file, pytest.raises(SnapshotDamagedError, match="holds"):
-        map_snapshot(file.fileno(), Key("other", "", "", "", ""))
+        map_snapshot(file.fileno(), Key("other", "", "", "", "", ""))

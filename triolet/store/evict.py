@@ -32,7 +32,7 @@ class Stays(StrEnum):
     NAMED = "named by an alias or by a tag that it was not pulled with"
     SERVED = "served"
     ONLY_HERE = "in no registry that is known"
-    NOT_THERE = "not in its registry, or that cannot be reached"
+    NOT_THERE = "not in its registry with all blobs and signatures, or that cannot be reached"
 
 
 class Evicted(NamedTuple):

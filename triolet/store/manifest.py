@@ -191,7 +191,7 @@ def read_manifest(content: bytes, digest: str, remedy: str = "import the model a
     """
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"manifest {digest} cannot be read: {error}; {remedy}") from error
     if manifest.artifact_type != ARTIFACT_TYPE:
         raise StoreError(

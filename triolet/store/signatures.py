@@ -8,7 +8,6 @@ id can be checked by it alone. The same key and version always give the same byt
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import re
 import stat
@@ -241,7 +240,7 @@ def envelope_of(manifest: bytes, digest: str) -> Descriptor:
     """
     try:
         found = msgspec.json.decode(manifest, type=_Artefact)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise SignatureFault(f"its manifest cannot be read: {error}") from None
     (layer,) = found.layers
     if found.artifact_type != SIGNATURE_TYPE or layer.media_type != ENVELOPE_TYPE:
@@ -270,7 +269,7 @@ def signer(artefact: Artefact, digest: str) -> str:
         payload = base64.b64decode(envelope.payload, validate=True)
         signed = base64.b64decode(given.sig, validate=True)
         statement = msgspec.json.decode(payload, type=_Statement)
-    except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise SignatureFault(f"its envelope cannot be read: {error}") from None
     if not KEY_ID.fullmatch(given.keyid):
         raise SignatureFault("its key is none of Ed25519, or is not named")

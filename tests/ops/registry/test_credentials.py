@@ -151,6 +151,7 @@ def test_a_helper_of_docker_is_asked(docker: Path, monkeypatch: pytest.MonkeyPat
     [
         ("{", "cannot be read"),
         (json.dumps({"auths": {HOST: {"auth": "%%"}}}), "holds a broken `auth` for"),
+        (json.dumps({"auths": {HOST: {"auth": "\N{MICRO SIGN}"}}}), "holds a broken `auth` for"),
         (json.dumps({"auths": {HOST: {"auth": "YQ=="}}}), "holds a broken `auth` for"),
         (json.dumps({"auths": {HOST: {"identitytoken": "secret"}}}), "holds an identity token"),
     ],

@@ -6,15 +6,21 @@ import json
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import httpx2
 import pytest
 
-from ops.registry.client import ATTEMPTS, Registry, RegistryFailed
+from ops.models.importing import Wanted, import_model
+from ops.models.stored import with_stored_model
+from ops.registry.client import ATTEMPTS, Interrupted, Registry, RegistryFailed
 from ops.registry.credentials import Credentials
 from ops.registry.location import parse_location
 from ops.registry.pull import WantedVersion, pull
 from ops.registry.push import push
+from ops.settings.form import Settings
+from tests.gguf_files import write_tiny
+from triolet.config import FleetConfig, WeightFormat
 from triolet.errors import StoreError
-from triolet.store.manifest import canonical
+from triolet.store.manifest import ENGINE_TYPE, SAMPLING_TYPE, canonical, digest_of
 from triolet.store.partial import Partials
 from triolet.store.reference import parse_reference
 
@@ -22,7 +28,8 @@ from .conftest import digest_in, pulled
 from .lying_registry import Lie
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from triolet.store.layout import ModelStore
 
@@ -151,9 +158,108 @@ def test_a_body_that_trickles_is_given_up(
     assert len(liar.asked) == ATTEMPTS
 
 
+def test_a_body_that_trickles_is_not_waited_for(
+    liar: LyingRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.registry.client.SILENCE_S", 0.0)
+    monkeypatch.setattr("ops.registry.client.SLOWEST_BYTES_S", 1 << 60)
+    sent = []
+
+    def trickle() -> Iterator[bytes]:
+        for _ in range(100):
+            sent.append(b"x")
+            yield sent[-1]
+
+    with closing(Registry(parse_location(liar.location), None)) as asked:
+        pieces = asked.pieces(httpx2.Response(200, content=trickle()), "manifest v1")
+        with pytest.raises(Interrupted, match="manifest v1 is slower than"):
+            next(pieces)
+    assert len(sent) == 1
+
+
 def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegistry) -> None:
     liar.lie("manifests/v1", Lie(200, b" " * (5 << 20)))
     refused(store, liar, "has more than 4194304 bytes and is not read")
+
+
+def test_what_an_import_brings_meanwhile_is_not_fetched_and_leaves_nothing(
+    store: ModelStore,
+    liar: LyingRegistry,
+    weights: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ops.registry.transfers.MAX_TRANSFERS", 1)
+    file = write_tiny(tmp_path / "tiny.gguf")
+
+    def meanwhile(_: Asked) -> None:
+        import_model(store, Wanted(str(file), "chat", "v1", None, WeightFormat.DTYPE, False))
+
+    liar.lie(weights, meanwhile)
+    assert pulled(store, liar.location).digest == digest_in(liar.store) == digest_in(store)
+    assert [one.path for one in liar.asked if "/blobs/" in one.path] == [
+        f"/v2/chat/blobs/{weights}"
+    ]
+    assert list(Partials(store).folder.glob("*.part")) == []
+
+
+NESTED = b'{"x":' * 100_000
+"""No parser follows that to its end."""
+
+
+@pytest.mark.parametrize(
+    ("path", "lie", "words"),
+    [
+        ("manifests/v1", Lie(200, NESTED), "cannot be read: maximum recursion depth"),
+        ("%2Bjson", Lie(200, NESTED), "its list of signatures of .* cannot be read"),
+        ("manifests/v1", Lie(404, NESTED), "status 404; see that"),
+    ],
+)
+def test_a_document_that_no_parser_reads_is_named(
+    store: ModelStore, liar: LyingRegistry, path: str, lie: Lie, words: str
+) -> None:
+    liar.lie(path, lie)
+    refused(store, liar, words)
+
+
+@pytest.mark.parametrize("media_type", [SAMPLING_TYPE, ENGINE_TYPE])
+def test_a_version_with_settings_that_cannot_be_read_is_named_and_not_served(
+    store: ModelStore, liar: LyingRegistry, media_type: str
+) -> None:
+    document = json.loads(liar.store.read(liar.digest, 1 << 20))
+    others = [one for one in document["layers"] if one["mediaType"] != media_type]
+    nested = {"mediaType": media_type, "digest": digest_of(NESTED), "size": len(NESTED)}
+    liar.lie("manifests/v1", Lie(200, canonical({**document, "layers": [*others, nested]})))
+    liar.lie(digest_of(NESTED), Lie(200, NESTED))
+    pulled(store, liar.location)
+    settings = Settings(fleet=FleetConfig(model="chat:v1", store=str(store.root)))
+    with (
+        pytest.raises(StoreError, match=r"chat@sha256:.* has (settings|sampling defaults) that"),
+        with_stored_model(settings),
+    ):
+        pytest.fail("it is served")
+
+
+@pytest.mark.parametrize("token", ["\N{MICRO SIGN}", "a\nb", "[" * 100_000])
+def test_what_no_header_can_hold_is_no_token(
+    store: ModelStore, liar: LyingRegistry, token: str
+) -> None:
+    realm = f'Bearer realm="http://{liar.host}/token"'
+    liar.lie("manifests/v1", Lie(401, b"", {"www-authenticate": realm}))
+    said = token if token.startswith("[") else json.dumps({"token": token})
+    liar.lie("/token", Lie(200, said.encode()))
+    refused(store, liar, "answers the login with no token")
+
+
+def test_a_range_of_endless_digits_is_a_lie(
+    store: ModelStore, liar: LyingRegistry, weights: str
+) -> None:
+    partials = Partials(store)
+    with partials.kept(), partials.opened(weights) as file:
+        file.write(b"x")
+    said = {"content-range": f"bytes {'1' * 5000}-2/3"}
+    liar.lie(weights, Lie(206, b"y", said))
+    refused(store, liar, "is the range .* where bytes 1- were asked for")
 
 
 def test_a_model_that_the_disk_has_no_room_for_is_not_begun(

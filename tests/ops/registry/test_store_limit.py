@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ops.cli import main
 from ops.models.importing import Wanted, import_model
@@ -25,14 +26,19 @@ from triolet.store.evict import Stays, make_room, size_of
 from triolet.store.layout import ModelStore
 from triolet.store.partial import Partials
 from triolet.store.reference import parse_reference, tag_of
+from triolet.store.signatures import key_id, sign, signatures_of
 from triolet.store.sources import Source, Sources
 from triolet.store.verify import verify
 from triolet.store.view import opened
+
+from .conftest import pulled
+from .lying_registry import Lie
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .docker_registry import DockerRegistry
+    from .lying_registry import LyingRegistry
 
 NAMES = ("a", "b", "c")
 
@@ -77,7 +83,7 @@ def names(store: ModelStore) -> list[str]:
 def room(store: ModelStore, most_bytes: int) -> dict[Stays, int]:
     """Evict, and return what stays and why."""
     with store.writing() as writer:
-        return dict(make_room(writer, Aliases(store), most_bytes, Copies().has).stays)
+        return dict(make_room(writer, Aliases(store), most_bytes, Copies(store).has).stays)
 
 
 def test_the_longest_unused_goes_and_comes_back(
@@ -117,7 +123,7 @@ def test_a_pull_makes_its_room_first(
 ) -> None:
     limit = size_of(full)
     with full.writing() as writer:
-        make_room(writer, Aliases(full), limit - 1, Copies().has)
+        make_room(writer, Aliases(full), limit - 1, Copies(full).has)
     assert names(full) == ["b", "c"]
     fetched(full, repository, "a", limit)
     assert names(full) == ["a", "b", "c"], "nothing goes that need not"
@@ -129,6 +135,28 @@ def test_a_pull_makes_its_room_first(
     assert names(full) == ["b", "c"]
     assert f" is evicted; `triolet model pull {repository}/a@" in capsys.readouterr().err
     assert size_of(full) <= small
+
+
+def test_a_pull_and_what_it_evicts_are_recorded(
+    full: ModelStore, repository: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = {name: Aliases(full).resolve(parse_reference(name)) for name in NAMES}
+    limit = str(size_of(full) - 1)
+    where = ("--store", str(full.root), "--audit", str(tmp_path / "log"))
+    assert main(("model", "gc", "--store-limit", limit, *where)) == 0
+    command = ("model", "pull", f"{repository}/a:v1", "--tag", "again", "--store-limit", limit)
+    assert main((*command, *where)) == 0
+    capsys.readouterr()
+    assert main(("audit", "export", "--audit", str(tmp_path / "log"))) == 0
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    subjects = [(one["action"], one["subject"]) for one in entries if one["outcome"] == "done"]
+    assert subjects == [
+        ("log.begin", ""),
+        ("model.rm", f"a@{digest['a']}"),
+        ("model.gc", str(full.root)),
+        ("model.rm", f"b@{digest['b']}"),
+        ("model.pull", f"{repository}/a:v1 as a:again"),
+    ]
 
 
 def test_what_is_named_served_or_only_here_stays(
@@ -175,12 +203,44 @@ def test_what_its_registry_has_lost_stays(full: ModelStore, repository: str) -> 
     assert names(full) == ["a", "b"]
 
 
+def test_what_its_registry_has_in_part_stays(store: ModelStore, liar: LyingRegistry) -> None:
+    digest = pulled(store, liar.location).digest
+    content = store.read(digest, 1 << 20)
+    weights = max(liar.manifest.blobs, key=lambda one: one.size).digest
+    for method in ("HEAD", "GET"):
+        liar.lie(f"manifests/{digest}", Lie(200, content), method)
+    for lie in (("GET", f"manifests/{digest}", b"<html>"), ("HEAD", weights, b"")):
+        method, path, said = lie
+        told = liar.lies.get((method, path))
+        liar.lie(path, Lie(200 if said else 404, said), method)
+        assert room(store, 0) == {Stays.NOT_THERE: 1}
+        liar.lies[method, path] = told or Lie(200, liar.store.blob_path(weights).read_bytes())
+    assert room(store, 0) == {}
+    assert store.entries() == ()
+
+
+def test_a_version_with_a_signature_that_is_only_here_stays(
+    full: ModelStore, repository: str
+) -> None:
+    digest = Aliases(full).resolve(parse_reference("a:v1"))
+    key = Ed25519PrivateKey.generate()
+    with full.writing() as writer:
+        sign(writer, digest, key)
+    assert room(full, 0) == {Stays.NOT_THERE: 1}
+    assert names(full) == ["a"]
+    command = ("model", "push", "a:v1", f"{repository}/a:v1", "--store", str(full.root))
+    assert main(command) == 0
+    assert room(full, 0) == {}
+    assert fetched(full, repository, "a") == digest
+    assert signatures_of(full, digest).keys == (key_id(key),)
+
+
 def test_a_pull_that_no_room_can_be_made_for_evicts_nothing(
     full: ModelStore, repository: str
 ) -> None:
     aliases = Aliases(full)
     with full.writing() as writer:
-        make_room(writer, aliases, size_of(full) - 1, Copies().has)
+        make_room(writer, aliases, size_of(full) - 1, Copies(full).has)
     aliases.move(tag_of("b", "keep"), aliases.resolve(parse_reference("b")))
     with pytest.raises(
         StoreError, match=r"more than its limit, .*: 1 named by .*nothing was evict"

@@ -132,6 +132,8 @@ def statement(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
         (resigned([]), "cannot be read"),
         (changed(signature(DIGEST, 10, ALICE), signatures=[]), "cannot be read"),
         (changed(signature(DIGEST, 10, ALICE), payload="%"), "cannot be read"),
+        (changed(signature(DIGEST, 10, ALICE), payload="\N{MICRO SIGN}"), "cannot be read"),
+        (Artefact(b'{"x":' * 3000, b"{}"), "manifest cannot be read"),
         (
             changed(
                 signature(DIGEST, 10, ALICE), signatures=[{"keyid": key_id(BOB), "sig": "QUFB"}]
