@@ -165,8 +165,9 @@ class Group:
             await slot.wait_ready()
         except StartAbandoned as error:
             self.specs.remove(spec)
-            self._ended_s += slot.worker_seconds
-            del self.slots[spec.name]
+            if not slot.lives:  # otherwise what ends the group sees them out
+                self._ended_s += slot.worker_seconds
+                del self.slots[spec.name]
             message = failures[0].message if failures else str(error)
             raise RestartFailed(message) from error
         was_ready = True
