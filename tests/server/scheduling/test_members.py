@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ import trio
 
 from server.contract.generation import Finished
 from server.scheduling.members import MemberFile
+from server.scheduling.workers import Worker
 from triolet.errors import ConfigError, RequestError
 from triolet.ids import Role
 from triolet.members import MAX_MEMBERS, Member, read_members, written_members
@@ -113,6 +115,24 @@ async def test_without_members_requests_are_refused_until_there_are_some(
         await cluster.fleet.wait_ready()
         token_ids, end = await read_all(cluster.fleet.submit(make_request(1, max_tokens=10)))
         assert (token_ids, type(end)) == (completion_ids(0, 10), Finished)
+
+
+async def test_nothing_stays_of_workers_that_have_left(autojump_clock: MockClock) -> None:
+    def num_workers() -> int:
+        gc.collect()
+        return sum(isinstance(one, Worker) for one in gc.get_objects())
+
+    async with running() as cluster:
+        before = num_workers()
+        await second(cluster)
+        for _ in range(3):
+            # One that answers, one that is nowhere.
+            cluster.fleet.set_members([PREFILL, FIRST, SECOND, (Role.DECODE, "mem://nowhere")])
+            await trio.sleep(2.0)
+            await read_all(cluster.fleet.submit(make_request(1, max_tokens=10)))
+            cluster.fleet.set_members([PREFILL, FIRST])
+            await trio.sleep(2.0)
+        assert num_workers() == before
 
 
 async def test_twenty_changes_under_load_cost_no_stream(autojump_clock: MockClock) -> None:
