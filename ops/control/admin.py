@@ -243,7 +243,7 @@ async def _order_as_llama(control: Control, actor: str, action: str) -> Response
         raise Refusal(404, "not_found", f"no action {action!r}; allowed: load, unload")
     try:
         asked = msgspec.json.decode(await request.get_data(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal(400, "bad_request", f"the body is no object of JSON: {error}") from None
     name = asked.get("model")
     if not isinstance(name, str):
