@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -9,7 +10,7 @@ import structlog
 import trio
 from trio.lowlevel import ParkingLot
 
-from triolet.control_protocol import LineBuffer, Models, decode_said, encode_line
+from triolet.control_protocol import Activity, LineBuffer, Models, decode_said, encode_line
 
 from .sockets import bind_private
 
@@ -42,6 +43,7 @@ class ServerChannel:
         self._hear = hear
         self._news = news
         self._changed = ParkingLot()
+        self._numbers = count()
 
     def publish(self) -> None:
         """Tell every server what has changed."""
@@ -72,10 +74,14 @@ class ServerChannel:
             nursery.cancel_scope.cancel()
 
     async def _listen(self, stream: trio.SocketStream) -> None:
-        lines = LineBuffer()
+        lines, number = LineBuffer(), next(self._numbers)
         while data := await stream.receive_some(READ_BYTES):
             for line in lines.feed(data):
-                self._hear(decode_said(line))
+                said = decode_said(line)
+                if isinstance(said, Activity):
+                    # A server that hands over and its successor have one name.
+                    said = msgspec.structs.replace(said, server=f"{said.server}/{number}")
+                self._hear(said)
 
     async def _tell(self, stream: trio.SocketStream, connection: trio.CancelScope) -> None:
         told: tuple[ModelNews, ...] | None = None

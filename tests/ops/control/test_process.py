@@ -108,6 +108,8 @@ async def test_what_cannot_be_is_refused_with_the_reason() -> None:
         ):
             answer = await ask_soon(folder, method, path)
             assert (answer[0], message in answer[1]["error"]["message"]) == (status, True), answer
+        answer = await ask_soon(folder, "POST", "/models/load", content=b'{"model":"\xff"}')
+        assert answer[0] == 400
         supervisor.failures["chat"] = "never"
         for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}):
             answer = await ask_soon(folder, "GET", "/admin/models", headers=headers)
@@ -184,19 +186,39 @@ async def test_a_server_wakes_a_model_hears_of_it_and_keeps_it_while_it_is_busy(
         assert supervisor.requests == [("start_model", "chat")]
 
 
-async def test_a_server_that_speaks_nonsense_is_cut_off_and_others_are_not() -> None:
+async def test_what_runs_in_a_server_that_hands_over_counts_beside_its_successor() -> None:
+    async with controlled("chat") as (folder, _):
+        path = str(folder / CONTROL_SOCKET)
+        async with (
+            await trio.open_unix_socket(path) as old,
+            await trio.open_unix_socket(path) as new,
+        ):
+            await ServerEnd(old).use(2)
+            await ServerEnd(new).use(1)
+            num_requests = 0
+            with trio.fail_after(PATIENCE_S):
+                while num_requests != 3:
+                    _, listed = await ask_soon(folder, "GET", "/admin/models")
+                    num_requests = listed["models"][0]["requests"]
+
+
+@pytest.mark.parametrize("nonsense", [b'{"say":"rm"}\n', b'{"say":"\xff"}\n'])
+async def test_a_server_that_speaks_nonsense_is_cut_off_and_others_are_not(
+    nonsense: bytes,
+) -> None:
     async with controlled("chat") as (folder, _):
         path = str(folder / CONTROL_SOCKET)
         async with (
             await trio.open_unix_socket(path) as bad,
             await trio.open_unix_socket(path) as good,
         ):
-            await bad.send_all(b'{"say":"rm"}\n')
+            await bad.send_all(nonsense)
             while await bad.receive_some(65_536):
                 pass
             await ServerEnd(good).hear("staged")
 
 
+PATIENCE_S = 10.0
 MOMENTS = ("accepted", "asked", "started")
 
 
