@@ -94,7 +94,9 @@ class Scaling:
         """
         self._present[self._place(model)] = set(names)
         workers = [
-            worker for worker in self._workers.values() if worker.name in self._present[worker.model]
+            worker
+            for worker in self._workers.values()
+            if worker.name in self._present[worker.model]
         ]
         addresses = {one.name: control_address(self._directory, one) for one in workers}
         members = tuple(

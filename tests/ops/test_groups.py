@@ -387,7 +387,7 @@ async def test_a_worker_that_was_being_added_ends_with_the_fleet(tmp_path: Path)
     fleet = Fleet(tmp_path / "journal", *names, config=replace(CONFIG, worker_exit_s=0.1))
 
     async def add() -> None:
-        with pytest.raises(RestartFailed, match="a.decode-1 is being stopped"):
+        with pytest.raises(RestartFailed, match=r"a\.decode-1 is being stopped"):
             await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1:silent")
 
     with trio.fail_after(20.0):
