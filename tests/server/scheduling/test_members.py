@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from server.contract.generation import Finished
-from server.scheduling.members import MemberFile
+from server.scheduling.members import MemberFile, by_model
 from server.scheduling.workers import Worker
 from triolet.errors import ConfigError, RequestError
 from triolet.ids import Role
@@ -183,6 +183,21 @@ def test_a_file_of_members_is_read_as_it_was_written() -> None:
 def test_a_file_with_an_error_counts_for_nothing(content: bytes, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_members(content, "F")
+
+
+def test_each_model_has_its_members_and_an_unknown_one_is_an_error() -> None:
+    own = [
+        Member(Role.DECODE, "a"),
+        Member(Role.DECODE, "b", "chat"),
+        Member(Role.PREFILL, "c", "x"),
+    ]
+    assert by_model(own, ["chat", "x", "y"]) == {
+        "chat": [(Role.DECODE, "a"), (Role.DECODE, "b")],
+        "x": [(Role.PREFILL, "c")],
+        "y": [],
+    }
+    with pytest.raises(ConfigError, match="the member at c is of model 'x'; this server has chat"):
+        by_model(own, ["chat"])
 
 
 async def until(is_so: Callable[[], bool]) -> None:
