@@ -18,7 +18,7 @@ from werkzeug.exceptions import HTTPException
 
 from triolet.audit_log.events import Outcome, os_user
 from triolet.control_protocol import ModelState
-from triolet.errors import AuditLogError, ConfigError
+from triolet.errors import AuditLogError
 
 from .auditing import audit
 from .operations import NoRoom, Operation, UnknownModel, Wanted
@@ -210,7 +210,7 @@ async def order(control: Control, actor: str, name: str, wanted: Wanted) -> Oper
             raise Refusal(409, "no_room", str(error)) from None
         if operation.id != operation_id:  # the entry of another order tells its end
             await noted(Outcome.DONE)
-    except (AuditLogError, ConfigError) as error:
+    except AuditLogError as error:
         raise Refusal(503, "not_recorded", str(error)) from error
     return operation
 

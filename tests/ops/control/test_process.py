@@ -13,6 +13,8 @@ import msgspec
 import pytest
 import trio
 
+from ops.control.auditing import audit
+from ops.control.operations import Wanted
 from ops.control.process import run_control
 from tests.ops.control.fleets import (
     ControlProcess,
@@ -25,6 +27,7 @@ from tests.ops.control.fleets import (
     states,
     supervised,
 )
+from triolet.audit_log.events import Outcome
 from triolet.audit_log.recording import default_folder
 from triolet.audit_log.verification import read_entries, take_snapshot
 from triolet.control_protocol import (
@@ -37,6 +40,7 @@ from triolet.control_protocol import (
     decode_told,
     encode_line,
 )
+from triolet.errors import AuditLogError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -82,6 +86,18 @@ async def test_an_order_is_done_shown_and_recorded() -> None:
         path = f"/admin/operations/{operation['id']}"
         assert (await ask_soon(folder, "GET", path))[1]["progress"] == "chat is staged"
         assert await _recorded(done["id"]) == [("model.load", "begun"), ("model.load", "done")]
+
+
+async def test_what_cannot_be_recorded_is_not_done_and_ends_nothing() -> None:
+    async with controlled("chat") as (folder, supervisor):
+        default_folder().mkdir(parents=True, mode=0o755)
+        (default_folder() / "of another program").touch()
+        status, answer = await ask_soon(folder, "POST", "/admin/models/chat/load")
+        assert (status, "holds other files too" in answer["error"]["message"]) == (503, True)
+        with pytest.raises(AuditLogError, match="holds other files too"):
+            # As at the end of an order that was recorded when the folder was still private.
+            await audit(Wanted.LOAD, "chat", "port:1", "id", Outcome.DONE)
+        assert not supervisor.requests
 
 
 async def _recorded(operation_id: str) -> list[tuple[str, str]]:
