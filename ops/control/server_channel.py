@@ -43,10 +43,12 @@ class ServerChannel:
         self._hear = hear
         self._news = news
         self._changed = ParkingLot()
+        self._num_changes = 0
         self._numbers = count()
 
     def publish(self) -> None:
         """Tell every server what has changed."""
+        self._num_changes += 1
         self._changed.unpark_all()
 
     async def run(
@@ -86,7 +88,7 @@ class ServerChannel:
     async def _tell(self, stream: trio.SocketStream, connection: trio.CancelScope) -> None:
         told: tuple[ModelNews, ...] | None = None
         while True:
-            news = self._news()
+            num_changes, news = self._num_changes, self._news()
             if news != told:
                 with trio.move_on_after(SEND_TIMEOUT_S) as sending:
                     try:
@@ -98,5 +100,6 @@ class ServerChannel:
                     connection.cancel()
                     return
                 told = news
-            with trio.move_on_after(AGAIN_S):
-                await self._changed.park()
+            if num_changes == self._num_changes:  # else it has changed while this was sent
+                with trio.move_on_after(AGAIN_S):
+                    await self._changed.park()

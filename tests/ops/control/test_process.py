@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -13,9 +14,11 @@ import msgspec
 import pytest
 import trio
 
+from ops.control import server_channel
 from ops.control.auditing import audit
 from ops.control.operations import Wanted
 from ops.control.process import run_control
+from ops.control.server_channel import ServerChannel
 from tests.ops.control.fleets import (
     ControlProcess,
     FakeSupervisor,
@@ -36,6 +39,8 @@ from triolet.control_protocol import (
     Activity,
     LineBuffer,
     ModelActivity,
+    ModelNews,
+    ModelState,
     Wake,
     decode_told,
     encode_line,
@@ -45,8 +50,6 @@ from triolet.errors import AuditLogError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from triolet.control_protocol import ModelNews
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +203,30 @@ async def test_a_server_wakes_a_model_hears_of_it_and_keeps_it_while_it_is_busy(
         await server.use(1)
         await server.hear("serving")
         assert supervisor.requests == [("start_model", "chat")]
+
+
+async def test_what_changes_while_servers_are_told_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_channel, "AGAIN_S", math.inf)
+    states = [ModelState.WARM, ModelState.LOADING]
+
+    def news() -> tuple[ModelNews, ...]:
+        """Return the state, which changes as soon as it was looked at."""
+        state = states[-1]
+        if len(states) > 1:
+            states.pop()
+            channel.publish()
+        return (ModelNews("chat", "", state, 0.0, 0),)
+
+    channel = ServerChannel(lambda said: None, news)
+    with fleet_folder() as folder:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(channel.run, folder / CONTROL_SOCKET)
+            with trio.fail_after(PATIENCE_S):
+                async with await trio.open_unix_socket(str(folder / CONTROL_SOCKET)) as stream:
+                    await ServerEnd(stream).hear("warm")
+            nursery.cancel_scope.cancel()
 
 
 async def test_what_runs_in_a_server_that_hands_over_counts_beside_its_successor() -> None:
