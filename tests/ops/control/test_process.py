@@ -8,6 +8,7 @@ import random
 import signal
 import stat
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -133,6 +134,16 @@ async def test_what_cannot_be_is_refused_with_the_reason() -> None:
         for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}):
             answer = await ask_soon(folder, "GET", "/admin/models", headers=headers)
             assert answer[0] == 403
+
+
+async def test_a_model_whose_file_system_gives_errors_is_absent() -> None:
+    with fleet_folder() as folder:
+        config = config_of(folder, "chat")
+        broken = tuple(replace(one, model_dir="/" + 300 * "x") for one in config.models)
+        async with supervised(folder, "chat"), trio.open_nursery() as nursery:
+            await nursery.start(run_control, replace(config, models=broken))
+            assert await states(folder) == {"chat": "absent"}
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_load_that_fails_says_why() -> None:
