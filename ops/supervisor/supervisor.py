@@ -336,7 +336,7 @@ class Supervisor:
     @property
     def runs_models(self) -> bool:
         """Whether any model has workers that run or are to run."""
-        return any(group is not self._servers for group in self._running)
+        return any(group.phase is Phase.RUNNING for group in self._models.values())
 
     def models(self) -> list[ModelStatus]:
         """Return how each model is."""

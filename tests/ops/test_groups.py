@@ -381,6 +381,15 @@ async def test_a_model_starts_without_a_worker_that_is_removed_meanwhile(tmp_pat
 
 
 @pytest.mark.slow
+async def test_control_alone_runs_no_model(tmp_path: Path) -> None:
+    names = ("server-0", "control", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, stopped=("a",))) as fleet:
+        assert not fleet.supervisor.runs_models
+        await fleet.start("a")
+        assert fleet.supervisor.runs_models
+
+
+@pytest.mark.slow
 async def test_a_worker_that_was_being_added_ends_with_the_fleet(tmp_path: Path) -> None:
     names = ("server-0", "a.decode-0")
     # The new one heeds no request to leave.
