@@ -59,8 +59,10 @@ class RunningFleet(msgspec.Struct, frozen=True):
 
 
 def write_note(directory: Path, note: Note) -> None:
-    """Let commands find a fleet."""
-    (directory / NOTE).write_bytes(msgspec.json.encode(note))
+    """Let commands find a fleet; one that reads meanwhile finds the note before."""
+    new = directory / f"{NOTE}.new"
+    new.write_bytes(msgspec.json.encode(note))
+    os.replace(new, directory / NOTE)
 
 
 def find_fleet(port: int | None) -> RunningFleet:

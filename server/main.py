@@ -40,7 +40,7 @@ from .jobs.storage import Storage
 from .metrics.metrics import Metrics
 from .scheduling.control_link import ControlLink
 from .scheduling.links import Links
-from .scheduling.members import MemberFile
+from .scheduling.members import MemberFile, by_model
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
 from .text.grammars import Grammars
@@ -353,9 +353,8 @@ async def _heed_members(config: ServerConfig, fleets: Fleets) -> None:
     assert config.members_file is not None
 
     def use(members: tuple[Member, ...]) -> None:
-        for place, (name, fleet) in enumerate(fleets.by_model.items()):
-            names = (name,) if place else ("", name)
-            fleet.set_members((one.role, one.address) for one in members if one.model in names)
+        for name, own in by_model(members, list(fleets.by_model)).items():
+            fleets.by_model[name].set_members(own)
 
     await MemberFile(config.members_file, config.members_poll_s).run(use)
 

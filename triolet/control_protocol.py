@@ -7,7 +7,7 @@ there. Control tells the states of all models at once and after each change.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -96,9 +96,17 @@ class Models(msgspec.Struct, frozen=True, tag_field="tell", tag="models"):
 
 
 Said: TypeAlias = Activity | Wake
+T = TypeVar("T")
 
 _SAID: Final[msgspec.json.Decoder[Said]] = msgspec.json.Decoder(Said)
 _TOLD: Final = msgspec.json.Decoder(Models)
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+    try:
+        return decoder.decode(line)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def encode_line(message: Said | Models) -> bytes:
@@ -112,7 +120,7 @@ def decode_said(line: bytes) -> Said:
     Raises:
       msgspec.MsgspecError: it is nothing of the kind.
     """
-    return _SAID.decode(line)
+    return _decoded(_SAID, line)
 
 
 def decode_told(line: bytes) -> Models:
@@ -121,7 +129,7 @@ def decode_told(line: bytes) -> Models:
     Raises:
       msgspec.MsgspecError: it is nothing of the kind.
     """
-    return _TOLD.decode(line)
+    return _decoded(_TOLD, line)
 
 
 class LineBuffer:

@@ -267,9 +267,10 @@ def _require_addresses(config: ServerConfig, about: str) -> None:
         ("prefill", config.prefill_addresses or not is_prefill_needed),
         ("decode", config.decode_addresses),
     ):
-        if not addresses:
+        if not addresses and config.members_file is None:
             raise ConfigError(
-                f"{about}no {role} worker is named; give --set server.{role}_addresses=ADDRESS"
+                f"{about}no {role} worker is named; give --set server.{role}_addresses=ADDRESS, or "
+                "a server.members_file"
             )
 
 

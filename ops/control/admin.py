@@ -18,7 +18,7 @@ from werkzeug.exceptions import HTTPException
 
 from triolet.audit_log.events import Outcome, os_user
 from triolet.control_protocol import ModelState
-from triolet.errors import AuditLogError, ConfigError
+from triolet.errors import AuditLogError
 
 from .auditing import audit
 from .operations import NoRoom, Operation, UnknownModel, Wanted
@@ -210,7 +210,7 @@ async def order(control: Control, actor: str, name: str, wanted: Wanted) -> Oper
             raise Refusal(409, "no_room", str(error)) from None
         if operation.id != operation_id:  # the entry of another order tells its end
             await noted(Outcome.DONE)
-    except (AuditLogError, ConfigError) as error:
+    except AuditLogError as error:
         raise Refusal(503, "not_recorded", str(error)) from error
     return operation
 
@@ -243,7 +243,7 @@ async def _order_as_llama(control: Control, actor: str, action: str) -> Response
         raise Refusal(404, "not_found", f"no action {action!r}; allowed: load, unload")
     try:
         asked = msgspec.json.decode(await request.get_data(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal(400, "bad_request", f"the body is no object of JSON: {error}") from None
     name = asked.get("model")
     if not isinstance(name, str):

@@ -9,6 +9,7 @@ import trio
 
 from triolet.audit_log.events import Action, Outcome
 from triolet.audit_log.recording import record
+from triolet.errors import AuditLogError, ConfigError
 
 from .operations import Wanted
 
@@ -35,14 +36,17 @@ async def audit(
     Raises:
       AuditLogError: it was not recorded.
     """
-    await trio.to_thread.run_sync(
-        partial(
-            record,
-            AUDITED[wanted],
-            subject,
-            actor=actor,
-            outcome=outcome,
-            reason=reason or None,
-            request_id=operation_id,
+    try:
+        await trio.to_thread.run_sync(
+            partial(
+                record,
+                AUDITED[wanted],
+                subject,
+                actor=actor,
+                outcome=outcome,
+                reason=reason or None,
+                request_id=operation_id,
+            )
         )
-    )
+    except ConfigError as error:
+        raise AuditLogError(str(error)) from error

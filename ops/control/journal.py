@@ -182,6 +182,8 @@ def opened_journal(folder: Path) -> Iterator[Journal]:
         raise _unusable(path, error) from error
     try:
         try:
+            # For as long as it is open: two fleets would take up one another's operations.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
             with transaction(connection):
@@ -203,6 +205,6 @@ def opened_journal(folder: Path) -> Iterator[Journal]:
 
 def _unusable(path: Path, error: Exception) -> ConfigError:
     return ConfigError(
-        f"the journal {path} cannot be used: {error}; make room there, or give another "
-        "control.state_dir"
+        f"the journal {path} cannot be used: {error}; make room there, end the fleet that has it "
+        "open, or give another control.state_dir"
     )

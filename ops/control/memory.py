@@ -64,7 +64,7 @@ def _held(pid: int) -> int:
 def expected_bytes(model: ControlledModelConfig) -> int:
     """Return what a model's workers will hold together, before that was measured: the weights,
     which they map in common, the pools, and what each process takes."""
-    weights = sum(path.stat().st_size for path in _files(model) if path.suffix in WEIGHTS)
+    weights = sum(size for path, size in _files(model).items() if path.suffix in WEIGHTS)
     return weights + OVERHEAD_BYTES * model.num_workers + model.pool_bytes
 
 
@@ -83,9 +83,20 @@ def forget_pages(model: ControlledModelConfig) -> None:
             os.close(fd)
 
 
-def _files(model: ControlledModelConfig) -> list[Path]:
-    """Return the files of a model; none where its directory is gone."""
+def _files(model: ControlledModelConfig) -> dict[Path, int]:
+    """Return the files of a model with their sizes; none where its directory is gone or its file
+    system does not answer."""
     root = Path(model.model_dir)
-    if root.is_file():
-        return [root]
-    return [path for path in sorted(root.glob("*")) if path.is_file()]
+    try:
+        paths = [root] if root.is_file() else sorted(root.glob("*"))
+        return {path: path.stat().st_size for path in paths if path.is_file()}
+    except OSError:
+        return {}
+
+
+def has_files(model: ControlledModelConfig) -> bool:
+    """Return whether a model's directory or file is there, and its file system answers."""
+    try:
+        return Path(model.model_dir).exists()
+    except OSError:
+        return False

@@ -29,7 +29,7 @@ from .admin import serve_admin
 from .auditing import audit, is_ordered
 from .controller import Controller
 from .journal import opened_journal
-from .memory import budget_bytes, expected_bytes, forget_pages, held_bytes
+from .memory import budget_bytes, expected_bytes, forget_pages, has_files, held_bytes
 from .model_states import RUNNING
 from .models import WorkerSeen, WorkersSeen
 from .operations import Operation, Status, Wanted
@@ -136,7 +136,7 @@ class Control:
         self.controller.note_workers(seen(listed.models), asked_at, trio.current_time(), wall())
         for name, model in self.controller.models.items():
             if not model.pids:
-                are_there = await trio.Path(model.config.model_dir).exists()
+                are_there = await trio.to_thread.run_sync(has_files, model.config)
                 self.controller.note_files(name, are_there=are_there, now=trio.current_time())
         self._meter(listed)
         self._settle()

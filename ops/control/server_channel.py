@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -9,7 +10,7 @@ import structlog
 import trio
 from trio.lowlevel import ParkingLot
 
-from triolet.control_protocol import LineBuffer, Models, decode_said, encode_line
+from triolet.control_protocol import Activity, LineBuffer, Models, decode_said, encode_line
 
 from .sockets import bind_private
 
@@ -42,9 +43,12 @@ class ServerChannel:
         self._hear = hear
         self._news = news
         self._changed = ParkingLot()
+        self._num_changes = 0
+        self._numbers = count()
 
     def publish(self) -> None:
         """Tell every server what has changed."""
+        self._num_changes += 1
         self._changed.unpark_all()
 
     async def run(
@@ -72,15 +76,19 @@ class ServerChannel:
             nursery.cancel_scope.cancel()
 
     async def _listen(self, stream: trio.SocketStream) -> None:
-        lines = LineBuffer()
+        lines, number = LineBuffer(), next(self._numbers)
         while data := await stream.receive_some(READ_BYTES):
             for line in lines.feed(data):
-                self._hear(decode_said(line))
+                said = decode_said(line)
+                if isinstance(said, Activity):
+                    # A server that hands over and its successor have one name.
+                    said = msgspec.structs.replace(said, server=f"{said.server}/{number}")
+                self._hear(said)
 
     async def _tell(self, stream: trio.SocketStream, connection: trio.CancelScope) -> None:
         told: tuple[ModelNews, ...] | None = None
         while True:
-            news = self._news()
+            num_changes, news = self._num_changes, self._news()
             if news != told:
                 with trio.move_on_after(SEND_TIMEOUT_S) as sending:
                     try:
@@ -92,5 +100,6 @@ class ServerChannel:
                     connection.cancel()
                     return
                 told = news
-            with trio.move_on_after(AGAIN_S):
-                await self._changed.park()
+            if num_changes == self._num_changes:  # else it has changed while this was sent
+                with trio.move_on_after(AGAIN_S):
+                    await self._changed.park()

@@ -165,8 +165,9 @@ class Group:
             await slot.wait_ready()
         except StartAbandoned as error:
             self.specs.remove(spec)
-            self._ended_s += slot.worker_seconds
-            del self.slots[spec.name]
+            if not slot.lives:  # otherwise what ends the group sees them out
+                self._ended_s += slot.worker_seconds
+                del self.slots[spec.name]
             message = failures[0].message if failures else str(error)
             raise RestartFailed(message) from error
         was_ready = True
@@ -212,8 +213,14 @@ class Group:
             raise StartAbandoned(f"{self.name} is being stopped")
         slots = self.slots  # of this start, whatever follows
         await self._has_slots.wait()
-        for spec in self.specs:
-            await slots[spec.name].wait_ready()
+        for spec in tuple(self.specs):
+            try:
+                if spec.name in slots:
+                    await slots[spec.name].wait_ready()
+            except StartAbandoned:
+                if spec in self.specs or self.phase is not Phase.RUNNING:
+                    raise
+                # It was removed meanwhile; the others are waited for.
 
     async def wait_gone(self) -> None:
         """Wait until none of its processes is there."""

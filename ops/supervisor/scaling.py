@@ -15,6 +15,7 @@ from triolet.members import Member, written_members
 
 from ..running_fleets import write_note
 from .plan import control_address
+from .slot import RestartFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,6 +53,9 @@ class Scaling:
         self._directory = directory
         self._specs = specs
         self._spares = plan.spares
+        # Also those of a plan that was refused, or is not reached yet: which of them are there,
+        # `_present` says.
+        self._workers = {worker.name: worker for worker in plan.workers}
         self._present = {
             place: {worker.name for worker in plan.workers if worker.model == place}
             for place in range(len(plan.models))
@@ -79,13 +83,20 @@ class Scaling:
         names = {one.name for one in own}
         specs = [spec for spec in self._specs(plan) if spec.name in names]
         self._plan = plan
+        self._workers.update((worker.name, worker) for worker in plan.workers)
         return specs
 
     def note(self, model: str, names: Sequence[str]) -> None:
-        """Tell servers and commands which workers a model has now."""
+        """Tell servers and commands which workers a model has now.
+
+        Raises:
+          RestartFailed: a file cannot be written.
+        """
         self._present[self._place(model)] = set(names)
         workers = [
-            worker for worker in self._plan.workers if worker.name in self._present[worker.model]
+            worker
+            for worker in self._workers.values()
+            if worker.name in self._present[worker.model]
         ]
         addresses = {one.name: control_address(self._directory, one) for one in workers}
         members = tuple(
@@ -97,9 +108,15 @@ class Scaling:
             for one in (*workers, *self._spares)
         )
         new = self._directory / f"{MEMBERS}.new"
-        new.write_bytes(written_members(members))
-        os.replace(new, self._directory / MEMBERS)
-        write_note(self._directory, msgspec.structs.replace(self._note, workers=addresses))
+        try:
+            new.write_bytes(written_members(members))
+            os.replace(new, self._directory / MEMBERS)
+            write_note(self._directory, msgspec.structs.replace(self._note, workers=addresses))
+        except OSError as error:
+            raise RestartFailed(
+                f"cannot write which workers {model or 'the fleet'} has: {error}; make room in "
+                f"{self._directory}, and ask again"
+            ) from error
 
     def _place(self, model: str) -> int:
         names = [one.name for one in self._plan.models]

@@ -289,6 +289,8 @@ class Supervisor:
             stopped meanwhile, or a worker cannot be started. What was not changed yet stays.
         """
         group = self._models[""] if model == "" and "" in self._models else self._to_change(model)
+        if self.stopping.is_set():
+            raise RestartFailed("the fleet is being stopped")
         if self._restarting:
             raise RestartFailed("a restart or a scaling is under way already; wait for its end")
         present = [spec for spec in group.specs if spec.role is role]
@@ -334,7 +336,7 @@ class Supervisor:
     @property
     def runs_models(self) -> bool:
         """Whether any model has workers that run or are to run."""
-        return any(group is not self._servers for group in self._running)
+        return any(group.phase is Phase.RUNNING for group in self._models.values())
 
     def models(self) -> list[ModelStatus]:
         """Return how each model is."""

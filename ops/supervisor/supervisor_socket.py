@@ -148,7 +148,12 @@ async def _serve_one(command: Command, stream: trio.SocketStream) -> None:
     async with stream:
         try:
             request = await _request(stream)
-        except (msgspec.MsgspecError, trio.TooSlowError, trio.BrokenResourceError) as error:
+        except (
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            trio.TooSlowError,
+            trio.BrokenResourceError,
+        ) as error:
             await tell(Refused(f"this supervisor does not understand the request: {error}"))
         else:
             await command(request, tell)

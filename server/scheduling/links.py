@@ -142,6 +142,7 @@ class _Connections:
                 if was_answered:
                     patience_s = self._link.redial_s
         # Here, where nothing waits for it any more.
+        self._losses.pop(worker, None)
         self.connections.pop(worker).close()
 
     def lose(self, worker: Worker, cause: str, now: float) -> None:

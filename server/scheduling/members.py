@@ -15,11 +15,34 @@ from triolet.members import MAX_MEMBERS_BYTES, read_members
 from triolet.watched_file import WatchedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from triolet.ids import Role
     from triolet.members import Member
 
 log = structlog.get_logger(__name__)
+
+
+def by_model(members: Iterable[Member], names: Sequence[str]) -> dict[str, list[tuple[Role, str]]]:
+    """Return the role and address of each member by its model.
+
+    Args:
+      members: those that name no model are of the first.
+      names: of the models of this server.
+
+    Raises:
+      ConfigError: a member is of another model.
+    """
+    found: dict[str, list[tuple[Role, str]]] = {name: [] for name in names}
+    for member in members:
+        name = member.model or names[0]
+        if name not in found:
+            raise ConfigError(
+                f"the member at {member.address} is of model {name!r}; this server has "
+                f"{', '.join(names)}"
+            )
+        found[name].append((member.role, member.address))
+    return found
 
 
 class MemberFile:
@@ -38,15 +61,13 @@ class MemberFile:
         """Apply each version of the file.
 
         Args:
-          use: gets the members.
+          use: gets the members; raises ConfigError where it cannot use them.
         """
         while True:
             if self._file.has_settled():
                 self._file.note_tried()
                 try:
-                    members = read_members(self._file.read(), str(self._file.path))
+                    use(read_members(self._file.read(), str(self._file.path)))
                 except ConfigError as error:
                     log.error("members_refused", reason=str(error))
-                else:
-                    use(members)
             await trio.sleep(self._poll_s)

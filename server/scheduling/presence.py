@@ -98,6 +98,8 @@ class Presence:
 
     def _refusal(self, news: ModelNews) -> RequestError:
         why = "there is no room for it, or its last load failed; the log of control says which"
+        if news.state is ModelState.ABSENT:
+            why = f"its files are gone; `triolet model load {news.name}` says from where"
         if self._lost_at is not None:
             why = "the control of this fleet is away"
         return no_worker(

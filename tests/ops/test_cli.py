@@ -67,6 +67,11 @@ CONTROL = "--set worker.control_address=ipc:///tmp/nowhere"
         ),
         ("server", ["no decode worker", "--set server.decode_addresses=ADDRESS"]),
         ("server --set server.prefill_addresses=ipc:///p", ["no decode worker"]),
+        (
+            "server /no/such/model --set server.members_file=members.json",
+            ["/no/such/model does not exist"],
+        ),
+        ("serve --set server.members_file=members.json", ["for a role that runs alone"]),
         ("serve --host 0.0.0.0", ["host is '0.0.0.0'", "--allow-remote-clients"]),
         ("serve --set worker.control_address=ipc:///x", ["for a role that runs alone"]),
         ("prefill", ["prefill.control_address is missing"]),

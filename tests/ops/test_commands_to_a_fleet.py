@@ -174,6 +174,7 @@ async def test_what_a_command_began_goes_on_without_it(tmp_path: Path) -> None:
         b"\n",
         b'{"request": "restart"}\n',
         b'{"request": "start_model"}\n',
+        b'{"request": "\xff"}\n',
         b"x" * (MAX_LINE_BYTES + 1),
         b"",
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -362,6 +363,50 @@ async def test_only_one_thing_changes_a_model_at_a_time(tmp_path: Path) -> None:
                     await command
             may_go_on.set()
         assert fleet.lives("a.decode-1") == 1
+
+
+@pytest.mark.slow
+async def test_a_model_starts_without_a_worker_that_is_removed_meanwhile(tmp_path: Path) -> None:
+    names = ("a.decode-0", "a.decode-1:silent", "b.decode-0")
+    config = replace(CONFIG, worker_exit_s=0.1)
+    fleet = Fleet(tmp_path / "journal", *names, stopped=("a",), config=config)
+    with trio.fail_after(20.0):
+        async with running(fleet):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fleet.start, "a")
+                await until(lambda: fleet.supervisor.models()[0].workers[0].is_ready)
+                await trio.testing.wait_all_tasks_blocked()
+                await fleet.scale(Role.DECODE, "a.decode-0")
+            assert fleet.states["a"] is ModelState.RUNNING
+
+
+@pytest.mark.slow
+async def test_control_alone_runs_no_model(tmp_path: Path) -> None:
+    names = ("server-0", "control", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, stopped=("a",))) as fleet:
+        assert not fleet.supervisor.runs_models
+        await fleet.start("a")
+        assert fleet.supervisor.runs_models
+
+
+@pytest.mark.slow
+async def test_a_worker_that_was_being_added_ends_with_the_fleet(tmp_path: Path) -> None:
+    names = ("server-0", "a.decode-0")
+    # The new one heeds no request to leave.
+    fleet = Fleet(tmp_path / "journal", *names, config=replace(CONFIG, worker_exit_s=0.1))
+
+    async def add() -> None:
+        with pytest.raises(RestartFailed, match=r"a\.decode-1 is being stopped"):
+            await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1:silent")
+
+    with trio.fail_after(20.0):
+        async with running(fleet), trio.open_nursery() as nursery:
+            nursery.start_soon(add)
+            await until(lambda: fleet.lives("a.decode-1") == 1)
+            fleet.supervisor.stop()
+            with pytest.raises(RestartFailed, match="the fleet is being stopped"):
+                await fleet.scale(Role.DECODE, "a.decode-0")
+    assert "a.decode-1" in {name for name, _, _ in fleet.recorder.endings}
 
 
 @pytest.mark.slow

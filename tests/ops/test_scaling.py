@@ -11,6 +11,7 @@ from ops.cli.fleet_commands import run_scale
 from ops.running_fleets import NOTE, Note
 from ops.supervisor.plan import Door, FleetPlan, plan_processes
 from ops.supervisor.scaling import MEMBERS, Scaling
+from ops.supervisor.slot import RestartFailed
 from triolet.config import Pinning
 from triolet.errors import ConfigError
 from triolet.ids import Role
@@ -71,6 +72,28 @@ def test_one_of_several_models_grows(tmp_path: Path) -> None:
     by_model = {model for model, _, _ in members(tmp_path)}
     assert by_model == {"chat", "code"}
     assert ("code", "prefill", "m1.prefill-1.control") in members(tmp_path)
+
+
+def test_workers_that_run_stay_members_when_another_number_was_planned_and_refused(
+    tmp_path: Path,
+) -> None:
+    one = scaling(of_models("chat", "code"), tmp_path)
+    one.plan("chat", Role.DECODE, 3)
+    running = ["chat.prefill-0", "chat.decode-0", "chat.decode-1", "chat.decode-2"]
+    one.note("chat", running)
+    one.plan("chat", Role.DECODE, 1)  # what the supervisor may refuse, as during a restart
+    one.plan("code", Role.PREFILL, 2)
+    one.note("code", ["code.prefill-0", "code.prefill-1", "code.decode-0"])
+    note = msgspec.json.decode((tmp_path / NOTE).read_bytes(), type=Note)
+    assert {name for name in note.workers if name.startswith("chat.")} == set(running)
+    assert len([model for model, _, _ in members(tmp_path) if model == "chat"]) == 6
+
+
+def test_a_file_that_cannot_be_written_is_a_refusal(tmp_path: Path) -> None:
+    one = scaling(plan(), tmp_path)
+    (tmp_path / MEMBERS).mkdir()
+    with pytest.raises(RestartFailed, match=r"cannot write which workers .*make room"):
+        one.note("", ["prefill-0", "decode-0"])
 
 
 @pytest.mark.parametrize(

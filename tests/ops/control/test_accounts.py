@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ops.control import journal as journals
 from ops.control.journal import FILE_NAME, KEPT_OPERATIONS, opened_journal
 from ops.control.memory import expected_bytes, forget_pages, held_bytes
 from ops.control.models import Model
@@ -90,6 +91,19 @@ def test_a_journal_of_another_kind_is_refused_and_left_as_it_is(tmp_path: Path) 
     with pytest.raises(ConfigError, match="cannot be used"), opened_journal(tmp_path):
         pass
     assert (tmp_path / FILE_NAME).read_text().startswith("no database")
+
+
+def test_one_fleet_at_a_time_has_a_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "BUSY_S", 0.01)
+    with (
+        opened_journal(tmp_path),
+        pytest.raises(ConfigError, match=r"is locked; .*end the fleet that has it open"),
+        opened_journal(tmp_path),
+    ):
+        pass
+    with opened_journal(tmp_path) as journal:
+        journal.write([Operation("one", "chat", Wanted.LOAD, "request", 0.0)], [], {})
+        assert journal.operation("one") is not None
 
 
 def test_memory_of_a_process_is_as_the_kernel_says(tmp_path: Path) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
 import stat
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 import trio
 
+from ops.control import server_channel
+from ops.control.auditing import audit
+from ops.control.operations import Wanted
 from ops.control.process import run_control
+from ops.control.server_channel import ServerChannel
 from tests.ops.control.fleets import (
     ControlProcess,
     FakeSupervisor,
@@ -25,6 +31,7 @@ from tests.ops.control.fleets import (
     states,
     supervised,
 )
+from triolet.audit_log.events import Outcome
 from triolet.audit_log.recording import default_folder
 from triolet.audit_log.verification import read_entries, take_snapshot
 from triolet.control_protocol import (
@@ -33,16 +40,17 @@ from triolet.control_protocol import (
     Activity,
     LineBuffer,
     ModelActivity,
+    ModelNews,
+    ModelState,
     Wake,
     decode_told,
     encode_line,
 )
+from triolet.errors import AuditLogError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from triolet.control_protocol import ModelNews
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +92,18 @@ async def test_an_order_is_done_shown_and_recorded() -> None:
         assert await _recorded(done["id"]) == [("model.load", "begun"), ("model.load", "done")]
 
 
+async def test_what_cannot_be_recorded_is_not_done_and_ends_nothing() -> None:
+    async with controlled("chat") as (folder, supervisor):
+        default_folder().mkdir(parents=True, mode=0o755)
+        (default_folder() / "of another program").touch()
+        status, answer = await ask_soon(folder, "POST", "/admin/models/chat/load")
+        assert (status, "holds other files too" in answer["error"]["message"]) == (503, True)
+        with pytest.raises(AuditLogError, match="holds other files too"):
+            # As at the end of an order that was recorded when the folder was still private.
+            await audit(Wanted.LOAD, "chat", "port:1", "id", Outcome.DONE)
+        assert not supervisor.requests
+
+
 async def _recorded(operation_id: str) -> list[tuple[str, str]]:
     """Wait until the end of an operation is recorded; return what is recorded of it."""
     while True:
@@ -108,10 +128,22 @@ async def test_what_cannot_be_is_refused_with_the_reason() -> None:
         ):
             answer = await ask_soon(folder, method, path)
             assert (answer[0], message in answer[1]["error"]["message"]) == (status, True), answer
+        answer = await ask_soon(folder, "POST", "/models/load", content=b'{"model":"\xff"}')
+        assert answer[0] == 400
         supervisor.failures["chat"] = "never"
         for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}):
             answer = await ask_soon(folder, "GET", "/admin/models", headers=headers)
             assert answer[0] == 403
+
+
+async def test_a_model_whose_file_system_gives_errors_is_absent() -> None:
+    with fleet_folder() as folder:
+        config = config_of(folder, "chat")
+        broken = tuple(replace(one, model_dir="/" + 300 * "x") for one in config.models)
+        async with supervised(folder, "chat"), trio.open_nursery() as nursery:
+            await nursery.start(run_control, replace(config, models=broken))
+            assert await states(folder) == {"chat": "absent"}
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_load_that_fails_says_why() -> None:
@@ -184,19 +216,63 @@ async def test_a_server_wakes_a_model_hears_of_it_and_keeps_it_while_it_is_busy(
         assert supervisor.requests == [("start_model", "chat")]
 
 
-async def test_a_server_that_speaks_nonsense_is_cut_off_and_others_are_not() -> None:
+async def test_what_changes_while_servers_are_told_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_channel, "AGAIN_S", math.inf)
+    states = [ModelState.WARM, ModelState.LOADING]
+
+    def news() -> tuple[ModelNews, ...]:
+        """Return the state, which changes as soon as it was looked at."""
+        state = states[-1]
+        if len(states) > 1:
+            states.pop()
+            channel.publish()
+        return (ModelNews("chat", "", state, 0.0, 0),)
+
+    channel = ServerChannel(lambda said: None, news)
+    with fleet_folder() as folder:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(channel.run, folder / CONTROL_SOCKET)
+            with trio.fail_after(PATIENCE_S):
+                async with await trio.open_unix_socket(str(folder / CONTROL_SOCKET)) as stream:
+                    await ServerEnd(stream).hear("warm")
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_runs_in_a_server_that_hands_over_counts_beside_its_successor() -> None:
+    async with controlled("chat") as (folder, _):
+        path = str(folder / CONTROL_SOCKET)
+        async with (
+            await trio.open_unix_socket(path) as old,
+            await trio.open_unix_socket(path) as new,
+        ):
+            await ServerEnd(old).use(2)
+            await ServerEnd(new).use(1)
+            num_requests = 0
+            with trio.fail_after(PATIENCE_S):
+                while num_requests != 3:
+                    _, listed = await ask_soon(folder, "GET", "/admin/models")
+                    num_requests = listed["models"][0]["requests"]
+
+
+@pytest.mark.parametrize("nonsense", [b'{"say":"rm"}\n', b'{"say":"\xff"}\n'])
+async def test_a_server_that_speaks_nonsense_is_cut_off_and_others_are_not(
+    nonsense: bytes,
+) -> None:
     async with controlled("chat") as (folder, _):
         path = str(folder / CONTROL_SOCKET)
         async with (
             await trio.open_unix_socket(path) as bad,
             await trio.open_unix_socket(path) as good,
         ):
-            await bad.send_all(b'{"say":"rm"}\n')
+            await bad.send_all(nonsense)
             while await bad.receive_some(65_536):
                 pass
             await ServerEnd(good).hear("staged")
 
 
+PATIENCE_S = 10.0
 MOMENTS = ("accepted", "asked", "started")
 
 

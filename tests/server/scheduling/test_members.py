@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from server.contract.generation import Finished
-from server.scheduling.members import MemberFile
+from server.scheduling.members import MemberFile, by_model
+from server.scheduling.workers import Worker
 from triolet.errors import ConfigError, RequestError
 from triolet.ids import Role
 from triolet.members import MAX_MEMBERS, Member, read_members, written_members
@@ -115,6 +117,24 @@ async def test_without_members_requests_are_refused_until_there_are_some(
         assert (token_ids, type(end)) == (completion_ids(0, 10), Finished)
 
 
+async def test_nothing_stays_of_workers_that_have_left(autojump_clock: MockClock) -> None:
+    def num_workers() -> int:
+        gc.collect()
+        return sum(isinstance(one, Worker) for one in gc.get_objects())
+
+    async with running() as cluster:
+        before = num_workers()
+        await second(cluster)
+        for _ in range(3):
+            # One that answers, one that is nowhere.
+            cluster.fleet.set_members([PREFILL, FIRST, SECOND, (Role.DECODE, "mem://nowhere")])
+            await trio.sleep(2.0)
+            await read_all(cluster.fleet.submit(make_request(1, max_tokens=10)))
+            cluster.fleet.set_members([PREFILL, FIRST])
+            await trio.sleep(2.0)
+        assert num_workers() == before
+
+
 async def test_twenty_changes_under_load_cost_no_stream(autojump_clock: MockClock) -> None:
     async with running() as cluster:
         await second(cluster)
@@ -163,6 +183,21 @@ def test_a_file_of_members_is_read_as_it_was_written() -> None:
 def test_a_file_with_an_error_counts_for_nothing(content: bytes, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_members(content, "F")
+
+
+def test_each_model_has_its_members_and_an_unknown_one_is_an_error() -> None:
+    own = [
+        Member(Role.DECODE, "a"),
+        Member(Role.DECODE, "b", "chat"),
+        Member(Role.PREFILL, "c", "x"),
+    ]
+    assert by_model(own, ["chat", "x", "y"]) == {
+        "chat": [(Role.DECODE, "a"), (Role.DECODE, "b")],
+        "x": [(Role.PREFILL, "c")],
+        "y": [],
+    }
+    with pytest.raises(ConfigError, match="the member at c is of model 'x'; this server has chat"):
+        by_model(own, ["chat"])
 
 
 async def until(is_so: Callable[[], bool]) -> None:

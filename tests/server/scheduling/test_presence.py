@@ -72,7 +72,7 @@ def test_a_request_waits_for_a_model_that_can_be_had(state: ModelState) -> None:
     [
         (S.SLEEPING, 700.0, "tiny is sleeping and is loaded now; it is expected in 700 s"),
         (S.SLEEPING, None, "tiny is sleeping and cannot be loaded now: there is no room"),
-        (S.ABSENT, None, "tiny is absent and cannot be loaded now"),
+        (S.ABSENT, None, "now: its files are gone; `triolet model load tiny` says from where"),
         (S.SERVING, 0.0, "is there to take this request"),
         (None, None, "is there to take this request"),
     ],
