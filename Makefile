@@ -26,7 +26,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadsc
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-audit bench-admission bench-fairness bench-wire bench-front bench-serve gpu-lease sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart residency soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-audit bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize bench-interference clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -53,7 +53,7 @@ install: $(VENV)/.installed  ## create .venv and install Triolet into it
 install-dev: $(VENV)/.installed-dev
 
 # Programs that tests use beside Python's: their tests are skipped, with a reason, where they are missing.
-SYSTEM_PACKAGES := chromium redis-server zsh prometheus
+SYSTEM_PACKAGES := chromium redis-server zsh prometheus docker-registry skopeo
 MISSING_PACKAGES = $(strip $(foreach name,$(SYSTEM_PACKAGES),$(if $(shell command -v $(name)),,$(name))))
 
 system-deps:
@@ -129,7 +129,7 @@ faults: install-dev  ## every fault in every phase of a request, against real pr
 simulate: install-dev  ## the protocol in virtual time with seeded faults (SEEDS=3000, FIRST=0, REPLAY=seed)
 	$(BIN)/python -m ops.simulation $(if $(REPLAY),--replay $(REPLAY) --story,--seeds $(SEEDS) --first $(FIRST))
 
-simulate-mutants: install-dev  ## take guards away, alone and in pairs; the simulator must notice each
+simulate-mutants: install-dev  ## take guards away, alone and together; the simulator must notice each
 	$(BIN)/python -m ops.simulation.mutants
 
 simulate-cancels: install-dev  ## COUNT=100000 clients leave at random moments, in virtual time
@@ -154,6 +154,9 @@ document: install-dev  ## ask a server for all that its OpenAPI document allows 
 bench-kills: install-dev  ## kill workers and server under 800 requests; compare every answer, time every pause
 	$(BIN)/python -m loadtest.kills $(ARGS)
 
+residency: install-dev  ## four models with memory for two, random traffic and kills (MINUTES=5)
+	$(BIN)/python -m loadtest.residency --minutes $(MINUTES) $(ARGS)
+
 soak: install-dev  ## everything at once while workers die, with audits all along (MINUTES=5)
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(ARGS)
 
@@ -174,6 +177,9 @@ bench-front: install-dev  ## CPU, delay and memory of streamed tokens beside uvi
 
 bench-serve: bench-model  ## whole servers over HTTP side by side: 1, 8, 32 streams and a real trace (ARGS="--trace FILE")
 	$(BIN)/python -m loadtest.bench.serve $(ARGS)
+
+bench-start: bench-model  ## how long clients wait for a killed, a sleeping and a new model, with and without templates and snapshots
+	$(BIN)/python -m loadtest.bench.start $(ARGS)
 
 bench-wire: install-dev  ## the KV path beside bare sockets, and its share of a prompt's time
 	$(BIN)/python -m loadtest.bench.wire $(ARGS)

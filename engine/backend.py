@@ -5,6 +5,7 @@ Knows which backends there are and what each can do; knows no kernel.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +20,12 @@ from .gpu.build import build_parts, capture
 from .model import TorchModel, Transformer
 from .native.library import load_library
 from .native.model import NativeModel, PackedModel
+from .native.packing import own_pages
+from .native.pieces import Packing
 from .rope import RotaryTable
 from .runner import Runner
+from .snapshots.file import Key
+from .snapshots.makers import CODE_DIGEST
 from .weights import WeightReader, load_weights
 
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from .kv_pool import KVPool
     from .model_config import ModelConfig
     from .runner import StepModel
+    from .snapshots.folder import Snapshots
     from .weights import Checkpoint
 
 _HIDDEN_SIZE_MULTIPLE: Final = 16
@@ -78,6 +84,7 @@ def build_model(
     pool: KVPool,
     max_model_len: int,
     on_progress: Callable[[float], None],
+    snapshots: Snapshots | None = None,
 ) -> StepModel:
     """Read the weights and return what computes with them.
 
@@ -89,6 +96,7 @@ def build_model(
       pool: where its KV goes; gives the dtype and the device too.
       max_model_len: positions that can occur.
       on_progress: told the share of layers that are loaded.
+      snapshots: where packed weights are kept; None for nowhere.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
@@ -96,8 +104,26 @@ def build_model(
     """
     dtype, device = pool.layout.dtype, pool.blocks.device
     if backend == NATIVE.name:
+        library = load_library()
+        assert library is not None, "choose_backend has looked"
+        reader = WeightReader(model_config, checkpoint, dtype, device)
         is_int8 = weights is WeightFormat.INT8
-        return _native(model_config, checkpoint, pool, max_model_len, is_int8, on_progress)
+        packing = Packing(model_config, reader, library, is_int8, on_progress)
+        if snapshots is None:
+            pieces = dict(packing.pieces(own_pages, torch.get_num_threads()))
+        else:
+            key = Key(
+                weights=snapshots.weights_digest(),
+                place=snapshots.place,
+                shape=model_config.digest,
+                dtype=str(dtype),
+                format=weights.value,
+                kernels=f"{library.build}-{library.digest}-{CODE_DIGEST}-{sys.byteorder}",
+            )
+            pieces = snapshots.load(key, packing, torch.get_num_threads())
+        rotary = RotaryTable(model_config.rope, model_config.head_dim, max_model_len, device)
+        packed = PackedModel(model_config, pieces, rotary, pool)
+        return NativeModel(packed, library, model_config.vocab_size)
     tensors = load_weights(model_config, checkpoint, dtype, device, on_progress)
     attention = create_attention(backend, pool, model_config.num_heads, max_model_len)
     return TorchModel(Transformer(model_config, tensors, max_model_len), attention)
@@ -111,6 +137,7 @@ def build_runner(
     config: EngineConfig,
     max_model_len: int,
     on_progress: Callable[[str, float], None],
+    snapshots: Snapshots | None = None,
 ) -> Runner:
     """Read the weights and return what computes steps with them.
 
@@ -123,6 +150,7 @@ def build_runner(
       max_model_len: positions that can occur.
       on_progress: told (stage, share of it done): `weights`, and `graphs` where decode steps are
         captured.
+      snapshots: where packed weights are kept; None for nowhere.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
@@ -131,7 +159,14 @@ def build_runner(
     on_weights = partial(on_progress, "weights")
     if backend not in FUSED:
         model = build_model(
-            backend, config.weights, model_config, checkpoint, pool, max_model_len, on_weights
+            backend,
+            config.weights,
+            model_config,
+            checkpoint,
+            pool,
+            max_model_len,
+            on_weights,
+            snapshots,
         )
         return Runner(model, config.block_size, pool, masks=config.masks)
     dtype, device = pool.layout.dtype, pool.blocks.device
@@ -148,20 +183,3 @@ def build_runner(
                 "worker.engine.gpu.cuda_graphs=false"
             ) from error
     return Runner(parts.model, config.block_size, pool, parts.decoder, config.masks)
-
-
-def _native(
-    model_config: ModelConfig,
-    checkpoint: Checkpoint,
-    pool: KVPool,
-    max_model_len: int,
-    is_int8: bool,
-    on_progress: Callable[[float], None],
-) -> StepModel:
-    library = load_library()
-    assert library is not None, "choose_backend has looked"
-    device = pool.blocks.device
-    reader = WeightReader(model_config, checkpoint, pool.layout.dtype, device)
-    rotary = RotaryTable(model_config.rope, model_config.head_dim, max_model_len, device)
-    packed = PackedModel(model_config, reader, rotary, pool, library, is_int8, on_progress)
-    return NativeModel(packed, library, model_config.vocab_size)

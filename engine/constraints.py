@@ -40,6 +40,9 @@ log = structlog.get_logger()
 
 MAX_COMPILED: Final = 64
 """Grammars that are kept compiled for the next request: clients send the same ones again."""
+READ_AFTER_S: Final = 1.0
+"""From a worker's start until the tokenizer is read that only grammars need, unless one comes
+before: it takes 50 ms of a core, while a request may wait for the worker."""
 REPLAYED_TOKENS: Final = 16
 """Tokens followed between two looks at the clock."""
 
@@ -69,10 +72,11 @@ class Constraints:
         self._lanes = Lanes(self._config)
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._tokenizer: Future[LLTokenizer] | None = None
+        self._is_wanted = threading.Event()
 
     def prepare(self) -> None:
-        """Begin to read the tokenizer, so that the first request does not wait for it, and start
-        all threads, so that an audit finds as many after it as before."""
+        """Begin to read the tokenizer soon, so that no request waits for it, and start all threads,
+        so that an audit finds as many after it as before."""
         if self._tokenizer is None and self._tokenizer_path.exists():
             self._tokenizer = self._compiling.submit(self._read_tokenizer)
             self._lanes.prepare()
@@ -80,6 +84,7 @@ class Constraints:
     def constrain(self, grammar: Grammar) -> GrammarConstraint:
         """Return what keeps one sequence within a grammar, which is compiled meanwhile."""
         self.prepare()
+        self._is_wanted.set()
         compiled = self._compiled.get(grammar)
         if compiled is None:
             compiled = self._compiled[grammar] = self._compiling.submit(self._compile, grammar)
@@ -100,6 +105,7 @@ class Constraints:
         return ReasoningConstraint(reasoning, answer, self._vocab_size, self._eos_token_ids)
 
     def _read_tokenizer(self) -> LLTokenizer:
+        self._is_wanted.wait(READ_AFTER_S)
         text = self._tokenizer_path.read_text(encoding="utf-8")
         return build_tokenizer(text, self._eos_token_ids, self._vocab_size)
 

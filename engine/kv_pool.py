@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from triolet.errors import ConfigError, RemoteProtocolError
+from triolet.memory import available_memory_bytes, zeroed_memory
 
 from .gpu.staging import Staging
 
@@ -32,6 +33,21 @@ _SCANNED_BLOCKS = 64
 
 def _physical_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _host_blocks(num_bytes: int) -> torch.Tensor:
+    """Return bytes that are zero, without writing a zero: a pool of gigabytes is there at once, and
+    takes memory as its blocks are used.
+
+    Raises:
+      MemoryError: there is not that much now.
+    """
+    # Linux would promise it, and kill the process when the blocks come to be used.
+    available = available_memory_bytes()
+    most = _physical_bytes() if available is None else available
+    if num_bytes > most:
+        raise MemoryError(f"this machine has {most} bytes left")
+    return torch.frombuffer(zeroed_memory(num_bytes), dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +94,13 @@ class KVPool:
         self.num_blocks = num_blocks
         self.bytes_per_block = layout.bytes_per_block
         num_bytes = num_blocks * layout.bytes_per_block
+        shape = (num_blocks, *layout.shape)
         try:
-            if device.type == "cpu" and num_bytes > _physical_bytes():
-                # Linux would promise it, and kill the process when the blocks come to be used.
-                raise MemoryError(f"this machine has {_physical_bytes()} bytes in all")
-            self.blocks = torch.zeros(num_blocks, *layout.shape, dtype=layout.dtype, device=device)
-        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            if device.type == "cpu":
+                self.blocks = _host_blocks(num_bytes).view(layout.dtype).view(shape)
+            else:
+                self.blocks = torch.zeros(shape, dtype=layout.dtype, device=device)
+        except (RuntimeError, MemoryError, OSError) as error:  # torch.OutOfMemoryError is the first
             raise ConfigError(
                 f"kv_pool_bytes is {num_bytes}, and {device} has not that much memory; lower it "
                 f"({layout.bytes_per_block} bytes hold {layout.block_size} tokens)"

@@ -5,13 +5,13 @@ Knows the order of loading and how large the pool becomes; every complaint names
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import torch
-import xxhash
 
 from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
@@ -19,7 +19,7 @@ from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
 
 from .arithmetic import arithmetic
-from .attention.traits import ALL_TRAITS
+from .attention.traits import ALL_TRAITS, NATIVE
 from .backend import build_runner, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
@@ -28,10 +28,11 @@ from .host_tier import HostTier
 from .int8_wire import Int8Wire
 from .kv_pool import KVLayout, KVPool
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
-from .pace import MEASURED_TOKENS, Pace, pace_of
+from .pace import MEASURED_TOKENS, TRIED_TOKENS, Pace, pace_of
 from .prefix_cache import PrefixCache
 from .preflight.check import chosen_device, dtype_for, fit_model_len, with_pool_size
-from .weights import Checkpoint, open_weights, weights_digest
+from .snapshots.folder import Snapshots
+from .weights import Checkpoint, open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 TORCH_DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
 _NUM_WARM_UPS: Final = 5
+_GREEDY: Final = SamplingParams(temperature=0.0)
+_BY_THE_HOST: Final = SamplingParams(temperature=1.0, top_p=0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,7 @@ def load_engine(
       ConfigError: a setting cannot work with this model or this machine.
     """
     on_progress("config", 0.0)
-    model_config = load_model_config(model_dir)
-    eos_token_ids = load_eos_token_ids(model_dir)
+    model_config, eos_token_ids = load_model_config(model_dir), load_eos_token_ids(model_dir)
     device = _device(config)
     checkpoint = open_checkpoint(model_dir)
     config = replace(config, device=str(device), dtype=dtype_for(config, checkpoint.dtype))
@@ -110,19 +112,20 @@ def load_engine(
     if config.kv_pool_bytes is None:
         config = with_pool_size(config, model_config, layout.bytes_per_block, _free_bytes(device))
     max_model_len, reason = fit_model_len(config, model_config, layout.bytes_per_block)
-    num_blocks = (config.kv_pool_bytes or 0) // layout.bytes_per_block
     on_progress("digest", 0.0)
-    digest = weights_digest(checkpoint.files)
+    snapshots = Snapshots(config.snapshots, checkpoint.files, is_on=open_checkpoint is open_weights)
+    digest = snapshots.weights_digest()
     computed_by = arithmetic(backend, device, model_config)
     fingerprint = _fingerprint(digest, config, model_config, computed_by)
     on_progress("kv_pool", 0.0)
-    pool = KVPool(layout, num_blocks, device, config.gpu.pinned_bytes)
+    pool = KVPool(layout, _num_blocks(config, layout), device, config.gpu.pinned_bytes)
     runner = build_runner(
-        backend, model_config, checkpoint, pool, config, max_model_len, on_progress
+        backend, model_config, checkpoint, pool, config, max_model_len, on_progress, snapshots
     )
-    ledger = BlockLedger(num_blocks, poison=pool if config.poison_freed_blocks else None)
+    ledger = BlockLedger(pool.num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)
-    pace = warm_up(runner, ledger, config, max_model_len, partial(on_progress, "warm_up"))
+    first_steps = try_out if backend == NATIVE.name else warm_up
+    pace = first_steps(runner, ledger, config, max_model_len, partial(on_progress, "warm_up"))
     on_progress("warm_up", 1.0)
     return Engine(
         runner,
@@ -138,6 +141,10 @@ def load_engine(
         pace,
         _constraints(model_dir, model_config, eos_token_ids, config.masks),
     )
+
+
+def _num_blocks(config: EngineConfig, layout: KVLayout) -> int:
+    return (config.kv_pool_bytes or 0) // layout.bytes_per_block
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -182,9 +189,8 @@ def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_comp
     Weights and layout, or it would mean nothing; and what its bits depend on, or a sequence that
     goes on elsewhere, or upon another request's cached prefix, would not be the same sequence.
     """
-    shape = xxhash.xxh3_64(repr(model).encode()).hexdigest()  # norms, rotary scaling and so on
     return (
-        f"{digest}:{shape}:{config.chosen_dtype}:weights={config.weights}:layers={model.num_layers}"
+        f"{digest}:{model.digest}:{config.chosen_dtype}:weights={config.weights}:layers={model.num_layers}"
         f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
         f":by={who_computes}"
         + (f":wire={config.kv_wire}" if config.kv_wire is not KvWire.EXACT else "")
@@ -223,6 +229,25 @@ def _prefix_cache(
     )
 
 
+@contextmanager
+def _leased(ledger: BlockLedger, num_tokens: int, config: EngineConfig) -> Iterator[list[int]]:
+    """Give blocks for tokens that no request asked for.
+
+    Raises:
+      ConfigError: the pool leaves no memory to compute in.
+    """
+    blocks = ledger.lease("warm-up", -(-num_tokens // config.block_size))
+    try:
+        yield blocks
+    except CapacityError as error:
+        raise ConfigError(
+            f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {config.device} no memory to "
+            "compute in: lower it"
+        ) from error
+    finally:
+        ledger.release("warm-up")
+
+
 def warm_up(
     runner: Runner,
     ledger: BlockLedger,
@@ -249,10 +274,8 @@ def warm_up(
     """
     num_prompt = max(1, min(MEASURED_TOKENS, config.max_num_batched_tokens, max_model_len - 1))
     num_tokens = min(num_prompt + 1, max_model_len)
-    blocks = ledger.lease("warm-up", -(-num_tokens // config.block_size))
-    greedy = SamplingParams(temperature=0.0)
-    prompt = StepRow([0] * num_prompt, 0, blocks, SampleSpec(greedy, 0))
-    try:
+    with _leased(ledger, num_tokens, config) as blocks:
+        prompt = StepRow([0] * num_prompt, 0, blocks, SampleSpec(_GREEDY, 0))
         runner.step([prompt])
         on_progress(1 / _NUM_WARM_UPS)
         began_at = perf_counter()
@@ -262,13 +285,42 @@ def warm_up(
             for number, rows in enumerate(_decode_steps(num_prompt, blocks, config), start=2):
                 on_progress(number / _NUM_WARM_UPS)
                 runner.step(rows)
-    except CapacityError as error:
-        raise ConfigError(
-            f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {config.device} no memory to "
-            "compute in: lower it"
-        ) from error
-    finally:
-        ledger.release("warm-up")
+    return pace_of(num_prompt, elapsed_s, config)
+
+
+def try_out(
+    runner: Runner,
+    ledger: BlockLedger,
+    config: EngineConfig,
+    max_model_len: int,
+    on_progress: Callable[[float], None],
+) -> Pace:
+    """Time a prompt and decode from it, where kernels are compiled already: a longer warm-up would
+    spare the first request nothing, and it waits for the warm-up too.
+
+    Args:
+      runner: computes steps.
+      ledger: of its pool, empty.
+      config: sizes of steps.
+      max_model_len: the longest sequence.
+      on_progress: told the share of steps that are done.
+
+    Returns:
+      The pace.
+
+    Raises:
+      ConfigError: the pool leaves no memory to compute in.
+    """
+    num_prompt = max(1, min(TRIED_TOKENS, config.max_num_batched_tokens, max_model_len - 1))
+    num_tokens = min(num_prompt + 1, max_model_len)
+    with _leased(ledger, num_tokens, config) as blocks:
+        began_at = perf_counter()
+        runner.step([StepRow([0] * num_prompt, 0, blocks, SampleSpec(_GREEDY, 0))])
+        elapsed_s = perf_counter() - began_at
+        on_progress(0.5)
+        if num_tokens > num_prompt:
+            specs = [SampleSpec(params, 1) for params in (_GREEDY, _BY_THE_HOST)]
+            runner.step([StepRow([0], num_prompt, blocks, one, is_decode=True) for one in specs])
     return pace_of(num_prompt, elapsed_s, config)
 
 
@@ -277,12 +329,7 @@ def _decode_steps(
 ) -> Iterator[list[StepRow]]:
     """Yield steps with a row that decodes: plain, sampled by the host, beside a prompt's chunk."""
     chunk = StepRow([0] * min(num_prompt, config.prompt_chunk_tokens), 0, blocks)
-    plain = SamplingParams(temperature=0.0)
-    for params, others in (
-        (plain, []),
-        (SamplingParams(temperature=1.0, top_p=0.9), []),
-        (plain, [chunk]),
-    ):
+    for params, others in ((_GREEDY, []), (_BY_THE_HOST, []), (_GREEDY, [chunk])):
         yield [
             StepRow([0], num_prompt, blocks, SampleSpec(params, 1), is_decode=True),
             *others,

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import xxhash
+
 from triolet.errors import ModelError
 
 from .rope_config import RopeConfig, read_rope
@@ -60,6 +62,11 @@ class ModelConfig:
     has_qk_norm: bool
     max_position_embeddings: int
     sliding_window: int | None
+
+    @property
+    def digest(self) -> str:
+        """Of all of it: norms, rotary scaling and so on."""
+        return xxhash.xxh3_64(repr(self).encode()).hexdigest()
 
     @property
     def max_model_len(self) -> int:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 MEASURED_TOKENS: Final = 64
 """Tokens of the step that is timed: as many as a full decode step has rows, and enough for the
 matrices to be used as in prefill."""
+TRIED_TOKENS: Final = 16
+"""The same where the start shall be short. A step of n tokens takes a + b * n: told from 16 tokens
+the first budget is a fifth too small, told from 64 a fifth too large; each step mends it."""
 MIN_FILL: Final = 0.5
 """A step that used less of the budget says little of a full one: it reads all weights, too."""
 MOST_TIMES_WIDER: Final = 4

@@ -27,15 +27,18 @@ SUPERVISOR_SOCKET: Final = "supervisor"
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What a supervisor writes down.
+    """What a supervisor writes down. Fields beyond the port have defaults, because the supervisor
+    may be of the release before: `triolet restart` of the new one has to find it.
 
     Attributes:
       port: that clients connect to.
-      processes: names of the fleet's own, without stand-ins.
+      url: base address for clients of this machine.
+      workers: where each one is reached, by its name; without stand-ins.
     """
 
     port: int
-    processes: tuple[str, ...]
+    url: str = ""
+    workers: dict[str, str] = {}
 
 
 class RunningFleet(msgspec.Struct, frozen=True):
@@ -56,8 +59,10 @@ class RunningFleet(msgspec.Struct, frozen=True):
 
 
 def write_note(directory: Path, note: Note) -> None:
-    """Let commands find a fleet."""
-    (directory / NOTE).write_bytes(msgspec.json.encode(note))
+    """Let commands find a fleet; one that reads meanwhile finds the note before."""
+    new = directory / f"{NOTE}.new"
+    new.write_bytes(msgspec.json.encode(note))
+    os.replace(new, directory / NOTE)
 
 
 def find_fleet(port: int | None) -> RunningFleet:

@@ -31,15 +31,18 @@ if TYPE_CHECKING:
 SERVER_MODULES: Final = (
     "server.main",
     "engine.preflight.check",
+    "ops.cli.commands",
     "ops.model_directory",
+    "ops.models.stored",
     "ops.settings.sources",
 )
 WORKER_MODULES: Final = (
     "decode.worker",
     "prefill.worker",
+    "ops.cli.commands",
     "ops.model_directory",
+    "ops.models.stored",
     "ops.settings.sources",
-    "pydantic",
 )
 """What processes of a role import; a module that is missing here costs each of them its import."""
 

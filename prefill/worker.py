@@ -105,6 +105,7 @@ def _identity(config: WorkerConfig, engine: EnginePort, draw_epoch: Callable[[],
         engine,
         max_num_seqs=config.engine.max_num_seqs,
         max_waiting_tokens=config.max_waiting_tokens,
+        model_digest=config.model_digest,
         draw_epoch=draw_epoch,
     )
 

@@ -29,15 +29,18 @@ from triolet.process import return_large_blocks
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.units import MIB
 
-from .api.peers import Peers
+from .api.peers import ALONE, Peers
 from .api.request_scope import ServerState
+from .api.served_models import ModelTable, ServedModel
 from .api.services import Services
 from .app import build_app
 from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics.metrics import Metrics
+from .scheduling.control_link import ControlLink
 from .scheduling.links import Links
+from .scheduling.members import MemberFile, by_model
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
 from .text.grammars import Grammars
@@ -48,18 +51,21 @@ from .text.model_files import (
     read_page_words,
     read_sampling_defaults,
 )
-from .text.tokenizer import TextModel
+from .text.tokenizer import TextModel, text_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Set
     from socket import socket
 
     from quart_trio import QuartTrio
 
+    from transport.link import Network
     from triolet.config import ServerConfig
+    from triolet.members import Member
+    from triolet.tenants import Prices
 
     from .tenants.quotas import Quotas
-    from .text.threads import Turns
+    from .text.threads import FairLimiter, Turns
 
 log = structlog.get_logger(__name__)
 
@@ -76,8 +82,6 @@ that, and the loop asks anew after each call of the system: beside one large bod
 some hundred steps a second."""
 CLOSE_SHARE: Final = 0.5
 """Of the grace after the drain: for writing what is left. The rest is for leaving."""
-ALONE: Final = "server"
-"""What workers and audits call the only server on a port."""
 SPEND_SUFFIX: Final = ".spend.sqlite3"
 """Beside the file of tenants."""
 NO_TEMPLATE: Final = "it cannot chat: use /v1/completions, or serve a model that is made for chats"
@@ -104,66 +108,161 @@ async def serve(
     """
     with ExitStack() as sockets:
         listening = _listen(config, sockets)
-        text = _load_text(config)
+        threads = text_threads(config.tokenize_threads, config.turns)
+        texts = {one.model_name: _load_text(one, threads) for one in config.of_models}
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
-            metrics = Metrics(config.model_name, config.metrics_compat)
+            metrics = Metrics(*_metrics_names(config))
             tenancy, tenant_file = _tenancy(config, metrics)
             peers = Peers(config.peers) if config.peers else None
-            grammars = _grammars(config, text, metrics)
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
-            own_name = peers.own_name if peers else ALONE
-            fleet = Links(config, text, network, metrics.fleet, own_name, charges=quotas)
+            fleets = Fleets(config, texts, network, metrics, quotas)
+            models = [_served_model(one, texts, fleets, metrics) for one in config.of_models]
             services = Services(
                 config,
-                fleet,
-                text,
+                ModelTable(models),
                 metrics,
-                grammars,
-                read_sampling_defaults(config.model_dir),
                 state or ServerState(),
                 count_connections=lambda: edge.connections,
-                embedding=read_embedding_model(config.model_dir),
-                card=read_model_card(config.model_dir),
-                page_words=_page_words(config, text),
                 peers=peers,
                 tenancy=tenancy,
                 quotas=quotas,
             )
             storage = sockets.enter_context(_storage(config))
             edge = Edge(app := build_app(services, storage), config)
-            _show(metrics, fleet, edge, services, text.turns, grammars.turns)
+            _show(metrics, fleets, edge, services, threads.turns)
             async with trio.open_nursery() as nursery:
-                for part in (quotas.store, fleet, services.kept, grammars):
+                grammars = [model.grammars for model in models]
+                for part in (quotas.store, *fleets, services.kept, *grammars):
                     await nursery.start(part.run)
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.state, edge, config.handover_s)
-                nursery.start_soon(_run_beside, services, app, storage, fleet, tenant_file)
+                nursery.start_soon(_run_beside, services, app, storage, fleets, tenant_file)
+                if config.control_socket is not None:
+                    link = ControlLink(config.control_socket, fleets.own_name, fleets.by_model)
+                    nursery.start_soon(link.run)
                 await services.state.draining.wait()
-                await _drain(fleet, peers, edge, config, on_drained)
+                await _drain(fleets, peers, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
 
 
+class Fleets:
+    """The workers of all models: those of each have a queue and links of their own.
+
+    Args:
+      config: of the server.
+      texts: by model.
+      network: makes the links of all.
+      metrics: observe each.
+      quotas: of the tenants, whatever model they ask.
+
+    Attributes:
+      own_name: of this server among those on its port.
+      by_model: the workers of each model, by its name.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        texts: Mapping[str, TextModel],
+        network: Network,
+        metrics: Metrics,
+        quotas: Quotas,
+    ) -> None:
+        self.own_name = own_name = ALONE if config.peers is None else config.peers.name
+        is_only = len(texts) == 1
+        self.by_model: dict[str, Links] = {
+            one.model_name: Links(
+                one,
+                texts[one.model_name],
+                network,
+                metrics.fleets[one.model_name],
+                own_name if is_only else f"{own_name}.{one.model_name}",
+                charges=quotas,
+                takes_unversioned=is_only,
+            )
+            for one in config.of_models
+        }
+
+    def __iter__(self) -> Iterator[Links]:
+        return iter(self.by_model.values())
+
+    async def drain(self) -> None:
+        """Refuse new requests for any model from now on, and wait until none runs."""
+        async with trio.open_nursery() as nursery:
+            for fleet in self:
+                nursery.start_soon(fleet.drain)
+
+    def cancel_tenants(self, tenants: Set[str]) -> None:
+        """End all requests of tenants that were disabled or removed."""
+        for fleet in self:
+            fleet.cancel_tenants(tenants)
+
+    def hold_s(self) -> float:
+        """Return the longest time [s] that a line of a batch is held: for interactive requests of
+        any model, since models on one machine share its cores; of several only of those with
+        workers, since requests that wait for others need no cores yet."""
+        is_only = len(self.by_model) == 1
+        holding = [fleet for fleet in self if fleet.hold_s() > 0]
+        return max(
+            (fleet.hold_s() for fleet in holding if is_only or fleet.status().is_ready), default=0.0
+        )
+
+
+def _served_model(
+    config: ServerConfig, texts: Mapping[str, TextModel], fleets: Fleets, metrics: Metrics
+) -> ServedModel:
+    """Return one model with all that requests need of it."""
+    name, model_dir = config.model_name, config.model_dir
+    text = texts[name]
+    grammars = Grammars(
+        Path(model_dir) / "tokenizer.json",
+        text.eos_token_ids,
+        config.grammar,
+        partial(metrics.grammar_checked, name),
+        # A process for each of many models that sleep would take memory for nothing.
+        starts_at_once=len(texts) == 1,
+    )
+    return ServedModel(
+        config,
+        fleets.by_model[name],
+        text,
+        grammars,
+        read_sampling_defaults(model_dir),
+        embedding=read_embedding_model(model_dir),
+        card=read_model_card(model_dir),
+        page_words=_page_words(config, text),
+    )
+
+
+def _metrics_names(config: ServerConfig) -> tuple[str, ...]:
+    """Return what `Metrics` takes: the first model's name, what else it is shown as, the others."""
+    first, *others = (one.model_name for one in config.of_models)
+    return (first, config.metrics_compat, *others)
+
+
 def _show(
-    metrics: Metrics,
-    fleet: Links,
-    edge: Edge,
-    services: Services,
-    texts: Turns[Any],
-    grammars: Turns[Any],
+    metrics: Metrics, fleets: Fleets, edge: Edge, services: Services, texts: Turns[Any]
 ) -> None:
     """Let the metrics show what there is of everything."""
-    metrics.watch(fleet.status, *edge.counters)
-    lines = {"text": texts, "parser": services.parser_threads.turns, "grammar": grammars}
+    first, *others = fleets.by_model.items()
+    metrics.watch(
+        first[1].status, *edge.counters, others={name: fleet.status for name, fleet in others}
+    )
+    lines = {
+        "text": [texts],
+        "parser": [services.parser_threads.turns],
+        "grammar": [model.grammars.turns for model in services.models],
+    }
     bodies = services.bodies
     metrics.http.watch_door(lines, lambda: bodies.held_bytes, bodies.refused)
 
 
 async def _drain(
-    fleet: Links,
+    fleets: Fleets,
     peers: Peers | None,
     edge: Edge,
     config: ServerConfig,
@@ -172,7 +271,7 @@ async def _drain(
     """Let what runs here finish, and what runs elsewhere for clients that are connected here; then
     close connections."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(fleet.drain)
+        nursery.start_soon(fleets.drain)
         if peers is not None:
             nursery.start_soon(peers.drain, config.drain_timeout_s)
     if on_drained is not None:
@@ -197,8 +296,12 @@ def _quotas(config: ServerConfig, metrics: Metrics, tenancy: Tenancy) -> Iterato
         quotas = replace(quotas, servers=max(quotas.servers, len(config.peers.paths)))
     if tenants.file is not None and quotas.spend_file is None and not quotas.is_shared:
         quotas = replace(quotas, spend_file=tenants.file + SPEND_SUFFIX)
-    prices = partial(tenancy.prices_of, config.model_name, *config.model_aliases)
-    with opened_quotas(quotas, metrics.quotas, prices) as opened:
+    names = {one.model_name: (one.model_name, *one.model_aliases) for one in config.of_models}
+
+    def prices_of(model: str) -> Prices:
+        return tenancy.prices_of(*names[model])
+
+    with opened_quotas(quotas, metrics.quotas, prices_of) as opened:
         metrics.quotas.watch(opened)
         yield opened
 
@@ -231,36 +334,50 @@ async def _run_beside(
     services: Services,
     app: QuartTrio,
     storage: Storage | None,
-    fleet: Links,
+    fleets: Fleets,
     tenant_file: TenantFile | None,
 ) -> None:
     """Do what no client waits for: batches, and looking for other tenants."""
     async with trio.open_nursery() as nursery:
         if storage is not None:
-            nursery.start_soon(_run_batches, services, app, storage, fleet)
+            nursery.start_soon(_run_batches, services, app, storage, fleets)
         nursery.start_soon(services.recent.run)
+        if services.config.members_file is not None:
+            nursery.start_soon(_heed_members, services.config, fleets)
         if tenant_file is not None:
-            nursery.start_soon(tenant_file.run, services.tenancy, fleet.cancel_tenants)
+            nursery.start_soon(tenant_file.run, services.tenancy, fleets.cancel_tenants)
 
 
-async def _run_batches(services: Services, app: QuartTrio, storage: Storage, fleet: Links) -> None:
+async def _heed_members(config: ServerConfig, fleets: Fleets) -> None:
+    """Let each model have the workers that the file of members names."""
+    assert config.members_file is not None
+
+    def use(members: tuple[Member, ...]) -> None:
+        for name, own in by_model(members, list(fleets.by_model)).items():
+            fleets.by_model[name].set_members(own)
+
+    await MemberFile(config.members_file, config.members_poll_s).run(use)
+
+
+async def _run_batches(
+    services: Services, app: QuartTrio, storage: Storage, fleets: Fleets
+) -> None:
     """Run batches until this process is about to leave; a successor goes on with them."""
     config, on_line = services.config, services.metrics.http.batch_line
-    runner = BatchRunner(storage, config.batches, app, config.host, fleet.hold_s, on_line)
+    runner = BatchRunner(storage, config.batches, app, config.host, fleets.hold_s, on_line)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
         await services.state.leaving.wait()
         nursery.cancel_scope.cancel()
 
 
-def _load_text(config: ServerConfig) -> TextModel:
+def _load_text(config: ServerConfig, threads: FairLimiter) -> TextModel:
     return TextModel.load(
         config.model_dir,
-        tokenize_threads=config.tokenize_threads,
         tokenize_timeout_s=config.tokenize_timeout_s,
         tool_parser=config.tool_parser,
-        turns=config.turns,
         reasoning_parser=config.reasoning_parser,
+        threads=threads,
     )
 
 
@@ -268,15 +385,6 @@ def _page_words(config: ServerConfig, text: TextModel) -> PageWords:
     if not text.has_chat_template:
         log.warning("no_chat_template", model=config.model_name, advice=NO_TEMPLATE)
     return read_page_words(config.model_dir, has_chat_template=text.has_chat_template)
-
-
-def _grammars(config: ServerConfig, text: TextModel, metrics: Metrics) -> Grammars:
-    return Grammars(
-        Path(config.model_dir) / "tokenizer.json",
-        text.eos_token_ids,
-        config.grammar,
-        metrics.grammar_checked,
-    )
 
 
 async def _hand_over(state: ServerState, edge: Edge, handover_s: float) -> None:

@@ -5,6 +5,7 @@ Decides, sends nothing. Every refusal is a GOODBYE whose reason an operator can 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from triolet.ids import Role
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from .frames import SharedRing
 
+_VERSIONED: Final = re.compile(r"(sha256:[0-9a-f]{64})/.*", re.DOTALL)
+"""A fingerprint that names a version, and behind it what a worker computes with."""
 _WITHOUT_MODEL: Final = (Role.SERVER, Role.OPERATOR)
 
 
@@ -85,6 +88,45 @@ def check_welcome(
     if fingerprint and welcome.fingerprint != fingerprint:
         return goodbye(_models_apart(peer, welcome.fingerprint, me, fingerprint))
     return None
+
+
+def versioned(fingerprint: str, model_digest: str) -> str:
+    """Return a fingerprint that names the model's version; as it is for a model in no store.
+
+    Args:
+      fingerprint: of what a worker computes with.
+      model_digest: sha256:… of the version, which pins its tokenizer and template too.
+    """
+    return f"{model_digest}/{fingerprint}" if model_digest else fingerprint
+
+
+def version_of(fingerprint: str) -> str:
+    """Return the digest of the model's version that a fingerprint names; empty if it names none."""
+    found = _VERSIONED.fullmatch(fingerprint)
+    return found[1] if found else ""
+
+
+def check_version(
+    welcome: Welcome, *, me: PeerId, model: str, model_digest: str, takes_unversioned: bool
+) -> Goodbye | None:
+    """Return why a server cannot use a worker for one of its models, or None if it can.
+
+    Args:
+      welcome: of the worker.
+      me: the server.
+      model: its name, for the reason.
+      model_digest: of its version; empty for a directory that is in no store.
+      takes_unversioned: whether no version on one side goes with any on the other. So it is where
+        one model is served: in a rolling restart a worker may be of a release that named none.
+    """
+    theirs = version_of(welcome.fingerprint)
+    if theirs == model_digest or (takes_unversioned and not (theirs and model_digest)):
+        return None
+    return goodbye(
+        f"{welcome.peer.peer_id} has {theirs or 'a model that is in no store'} and {me} reaches it "
+        f"as a worker of {model}, which is {model_digest or 'in no store'}: the addresses of two "
+        "models are mixed up, or the worker was started with another version"
+    )
 
 
 def agree_version(their_oldest: int, their_newest: int) -> int | None:

@@ -133,12 +133,21 @@ class Connection(Protocol):
         """
         ...
 
+    async def wait_broken(self) -> None:
+        """Return once the connection has broken since this was last called, or since it was made.
+
+        For one task. What was sent just before may be lost; a peer that is frozen or cut off breaks
+        nothing.
+        """
+        ...
+
     def statistics(self) -> LinkStatistics:
         """Return the counters."""
         ...
 
     def close(self) -> None:
-        """Close. Idempotent; receivers get ClosedResourceError. What is unsent may be lost."""
+        """Close. Idempotent; every task that waits gets ClosedResourceError. What is unsent may be
+        lost."""
         ...
 
 

@@ -240,6 +240,7 @@ class MemoryConnection:
         self._gate = FrameGate(max_frame_bytes)
         self._outgoing: Pipe | None = None
         self._attached = ParkingLot()
+        self._broken = trio.Event()
         self._sent_frames = 0
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
@@ -266,6 +267,12 @@ class MemoryConnection:
         self.send_parts_nowait(encode_message(frame, payload))
         self._sent_frames += 1
 
+    async def wait_broken(self) -> None:
+        """Return once the connection has broken since the last call."""
+        await self._broken.wait()
+        self.inbox.require_open()
+        self._broken = trio.Event()
+
     def send_parts_nowait(self, parts: Sequence[bytes | memoryview]) -> None:
         """Hand over anything, also what is no frame: as an enemy would."""
         self.inbox.require_open()
@@ -285,6 +292,7 @@ class MemoryConnection:
             self.inbox.is_closed = True
             self.inbox.wake()
             self._attached.unpark_all()
+            self._broken.set()
             self._on_close(self)
 
     def attach(self, number: bytes, outgoing: Pipe, incoming: Pipe) -> None:
@@ -301,6 +309,7 @@ class MemoryConnection:
         if self._outgoing is not None:
             outgoing, self._outgoing = self._outgoing, None
             outgoing.room.unpark_all()
+            self._broken.set()
 
     async def _wait_for_room(self) -> None:
         if self._outgoing is not None:

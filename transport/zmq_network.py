@@ -53,12 +53,14 @@ class HandshakeLog:
     Attributes:
       address: the same place, for people.
       is_connected: whether the last handshake succeeded and the connection holds.
+      num_breaks: connections that were there and are no more.
       trouble: why there is none, and what to do; empty if there is one or nothing is known.
     """
 
     def __init__(self, place: Address, keys: KeyDirectory | None, identity: bytes) -> None:
         self.address = str(place)
         self.is_connected = False
+        self.num_breaks = 0
         self.trouble = ""
         self._place = place
         self._keys = keys
@@ -67,6 +69,7 @@ class HandshakeLog:
 
     def note(self, event: int, value: int) -> None:
         """Take in what a monitor said."""
+        self.num_breaks += self.is_connected
         self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         if self.is_connected:
             self.trouble = ""
@@ -215,6 +218,8 @@ class ZmqNetwork:
         raw.set(zmq.RCVHWM, hwm)
         raw.set(zmq.MAXMSGSIZE, max_frame_bytes)
         raw.set(zmq.HANDSHAKE_IVL, round(self._config.handshake_s * 1000))
+        if isinstance(place, IpcAddress):
+            raw.set(zmq.RECONNECT_IVL, round(self._config.local_reconnect_s * 1000))
         # ZeroMQ's own heartbeats stay off: where a connection breaks whose input waits for us to
         # read, or that another one has taken over, their timer aborts the process (libzmq 4.3.5).
         if isinstance(place, TcpAddress):
@@ -333,6 +338,9 @@ class ZmqConnection:
         self._raw = raw
         self._handshakes = handshakes
         self._monitor = raw.get_monitor_socket(WATCHED_EVENTS)
+        self._monitor_fd = int(self._monitor.get(zmq.FD))
+        self._told_breaks = 0
+        self._is_watched = False
         self._socket = ZmqSocket(raw, copied_parts=1)
         self._gate = FrameGate(max_frame_bytes, self._note_events)
         self._sent_frames = 0
@@ -383,6 +391,24 @@ class ZmqConnection:
         self._sent_frames += 1
         return None if payload is None else hold
 
+    async def wait_broken(self) -> None:
+        """Return once the connection has broken since the last call."""
+        await trio.lowlevel.checkpoint()
+        self._note_events()
+        while self._handshakes.num_breaks == self._told_breaks:
+            if self._is_closed:
+                raise trio.ClosedResourceError("this connection was closed")
+            # The descriptor is edge-triggered: another task that reads the monitor takes the edge,
+            # and wakes this one in its place.
+            self._is_watched = True
+            try:
+                with suppress(trio.ClosedResourceError):
+                    await trio.lowlevel.wait_readable(self._monitor_fd)
+            finally:
+                self._is_watched = False
+            self._note_events()
+        self._told_breaks = self._handshakes.num_breaks
+
     def statistics(self) -> LinkStatistics:
         """Return the counters."""
         return LinkStatistics(self._sent_frames, self._gate.received_frames, self._gate.bad_frames)
@@ -392,6 +418,7 @@ class ZmqConnection:
         if self._is_closed:
             return
         self._is_closed = True
+        self._wake_watcher()
         # In this order: without a reader the monitor would block the I/O thread, and a monitor left
         # open keeps the context from ending.
         self._raw.disable_monitor()
@@ -420,3 +447,9 @@ class ZmqConnection:
             self._handshakes.note(said["event"], said["value"])
             if self._handshakes.is_connected:
                 self._gate.forgive(_BOUND_SIDE)
+        if self._handshakes.num_breaks != self._told_breaks:
+            self._wake_watcher()
+
+    def _wake_watcher(self) -> None:
+        if self._is_watched:
+            trio.lowlevel.notify_closing(self._monitor_fd)

@@ -10,12 +10,16 @@ times are durations, so that no clock is compared with another process's.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 
 from .config import MAX_AUDIT_LEASES
 from .ids import Role  # noqa: TC001 (msgspec reads the annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_SECONDS = 1e9
 """Thirty years: keeps infinity and NaN out."""
@@ -319,3 +323,34 @@ class FleetAudit(msgspec.Struct, frozen=True):
           ValueError: it is none.
         """
         return msgspec.json.decode(document, type=cls)
+
+
+def whole_audit(name: str, audits: Sequence[FleetAudit]) -> FleetAudit:
+    """Return one audit of a server that serves several models, each with workers of its own.
+
+    Args:
+      name: of the server.
+      audits: of each model's queue and workers.
+    """
+    servers = [audit.server for audit in audits]
+    rejected: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    for server in servers:
+        rejected.update(server.rejected)
+        ended.update(server.ended)
+    whole = msgspec.structs.replace(
+        servers[0],
+        name=name,
+        received=sum(server.received for server in servers),
+        accepted=sum(server.accepted for server in servers),
+        rejected=dict(rejected),
+        ended=dict(ended),
+        in_flight=sum(server.in_flight for server in servers),
+        waiting=sum(server.waiting for server in servers),
+        running=sum(server.running for server in servers),
+        overdue_s=max(server.overdue_s for server in servers),
+        connections=sum(server.connections for server in servers),
+        is_draining=any(server.is_draining for server in servers),
+    )
+    workers = tuple(view for audit in audits for view in audit.workers)
+    return FleetAudit(max(audit.grace_s for audit in audits), whole, workers)

@@ -20,6 +20,8 @@ class Role(StrEnum):
     SERVER = "server"
     PREFILL = "prefill"
     DECODE = "decode"
+    CONTROL = "control"
+    """Decides which models of a fleet are resident; has no links to workers."""
     OPERATOR = "operator"
     """A command of a person or a supervisor: asks workers to drain, and has no requests."""
 

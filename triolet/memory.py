@@ -1,7 +1,9 @@
-"""How much memory this machine, or the control groups around this process, have left."""
+"""Memory: how much this machine, or the control groups around this process, have left; and some
+that is zero."""
 
 from __future__ import annotations
 
+import mmap
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -56,6 +58,21 @@ def available_memory_bytes(
         lefts = (_left(folder, files) for folder in _groups(root, own_cgroup, pattern))
         known += [left for left in lefts if left is not None]
     return min(known, default=None)
+
+
+def zeroed_memory(num_bytes: int) -> mmap.mmap:
+    """Return private memory of zeros, on large pages where the system has them.
+
+    Nothing is written: the kernel gives each page when it is first used. What walks through much of
+    it waits less for page tables where these pages are large (a tenth of the time of a step).
+
+    Raises:
+      OSError: the system promises no more memory.
+    """
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _groups(root: Path, own: Path, pattern: str) -> Iterator[Path]:

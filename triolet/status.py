@@ -68,6 +68,16 @@ class ServerReady(msgspec.Struct, frozen=True, tag_field="event", tag="server_re
     url: str
 
 
+class ControlReady(msgspec.Struct, frozen=True, tag_field="event", tag="control_ready"):
+    """Control listens for servers and for commands.
+
+    Attributes:
+      admin: path of the Unix socket with the admin routes.
+    """
+
+    admin: str
+
+
 class Failed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
     """A role ends because of its configuration or model; starting it again would not help.
 
@@ -78,7 +88,7 @@ class Failed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
     message: str
 
 
-Report: TypeAlias = Progress | WorkerReady | ServerReady | Failed
+Report: TypeAlias = Progress | WorkerReady | ServerReady | ControlReady | Failed
 
 _DECODER: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 

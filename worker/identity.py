@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transport.frames import Capacity
+from transport.handshake import versioned
 from triolet.ids import PeerId, new_epoch
 
 if TYPE_CHECKING:
@@ -26,11 +27,12 @@ class Identity:
       max_waiting_tokens: prompt tokens that may wait here; prefill only.
       kv_window_bytes: what one sender may have under way to here; decode only.
       kv_address: where KV is taken; decode only.
+      model_digest: of the model's version; empty for a directory that is in no store.
       draw_epoch: where epochs come from; a simulator brings its own.
 
     Attributes:
       me: role, name and present epoch.
-      fingerprint: of the model that is loaded.
+      fingerprint: of the model that is loaded, with its version.
       capacity: what there is in all.
     """
 
@@ -44,11 +46,12 @@ class Identity:
         max_waiting_tokens: int = 0,
         kv_window_bytes: int = 0,
         kv_address: str = "",
+        model_digest: str = "",
         draw_epoch: Callable[[], int] = new_epoch,
     ) -> None:
         self._draw_epoch = draw_epoch
         self.me = PeerId(role, name, draw_epoch())
-        self.fingerprint = engine.fingerprint
+        self.fingerprint = versioned(engine.fingerprint, model_digest)
         self.kv_address = kv_address
         total_blocks = engine.ledger.total_blocks
         self.capacity = Capacity(

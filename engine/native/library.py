@@ -13,6 +13,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 
+import xxhash
+
 from .builds import BUILDS
 from .structs import ModelFields, PackingFields, StepFields
 
@@ -29,6 +31,7 @@ class Library:
       path: its shared library.
 
     Attributes:
+      digest: of the file; two builds of one name may lay panels out differently.
       arithmetic: equal numbers, equal bits, whatever the build.
       panel: outputs per panel of a weight.
       rows_per_task: query rows that attention takes together.
@@ -36,6 +39,7 @@ class Library:
 
     def __init__(self, build: str, path: Path) -> None:
         self.build = build
+        self.digest = xxhash.xxh3_128(path.read_bytes()).hexdigest()
         loaded = ctypes.CDLL(str(path))
         for function in (
             *("panel", "runs_here", "rows_per_task", "workspace_bytes", "arithmetic"),

@@ -13,53 +13,47 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from .packing import pack, pack_bias
 from .structs import PARTS, LayerFields, LinearFields, ModelFields, StepFields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
 
     from ..batch import FlatStep
     from ..kv_pool import KVPool
-    from ..layers import DecoderLayer, Linear, RMSNorm
     from ..model_config import ModelConfig
     from ..rope import RotaryTable
-    from ..weights import WeightReader
     from .library import Library
+    from .pieces import Piece
 
 
 class PackedModel:
-    """All tensors of a model as the kernels want them, and the structures that point to them.
-
-    Layers are packed one by one, so that hardly more than one is in memory twice.
+    """The structures that point the kernels to a model's tensors.
 
     Args:
       config: the model's shape.
-      reader: reads the tensors.
+      pieces: its packed weights, as Packing names them.
       rotary: cosines and sines.
       pool: where KV lies.
-      library: packs.
-      is_int8: round weights to int8, those of norms and biases excepted.
-      on_progress: told the share of layers that are packed.
     """
 
     def __init__(
         self,
         config: ModelConfig,
-        reader: WeightReader,
+        pieces: Mapping[str, Piece],
         rotary: RotaryTable,
         pool: KVPool,
-        library: Library,
-        is_int8: bool,
-        on_progress: Callable[[float], None],
     ) -> None:
-        self._library = library
-        self._is_int8 = is_int8
-        self._kept: list[Tensor] = [pool.blocks]
-        fields = ModelFields(
+        self._pieces = pieces
+        tables = [table.contiguous() for table in rotary.tables]
+        self._kept = [pool.blocks, *tables]
+        cosines, sines = (table.data_ptr() for table in tables)
+        self._layers = (LayerFields * config.num_layers)(
+            *(self._layer(f"layers.{index}.") for index in range(config.num_layers))
+        )
+        self.fields = ModelFields(
             is_bf16=pool.layout.dtype is torch.bfloat16,
             num_layers=config.num_layers,
             hidden_size=config.hidden_size,
@@ -69,61 +63,37 @@ class PackedModel:
             block_size=pool.layout.block_size,
             eps=config.rms_norm_eps,
             scale=1.0 / math.sqrt(config.head_dim),
-            norm=self._norm(reader.norm()),
+            embedding=self._address("embedding"),
+            layers=cast(self._layers, POINTER(LayerFields)),
+            norm=self._address("norm"),
+            lm_head=self._linear("lm_head"),
+            cosines=cosines,
+            sines=sines,
             pool=pool.blocks.data_ptr(),
         )
-        self._vocabulary(config, reader, fields)
-        fields.cosines, fields.sines = (self._address(table) for table in rotary.tables)
-        self._layers = (LayerFields * config.num_layers)()
-        for index in range(config.num_layers):
-            self._layers[index] = self._layer(reader.layer(index))
-            on_progress((index + 1) / config.num_layers)
-        fields.layers = cast(self._layers, POINTER(LayerFields))
-        reader.finish()
-        self.fields = fields
 
-    def _vocabulary(self, config: ModelConfig, reader: WeightReader, to: ModelFields) -> None:
-        """Fill in the embedding and the output layer. A tied model has one table: the kernels take
-        a token's row out of the packed one."""
-        embedding = reader.embedding()
-        to.lm_head = self._linear(reader.lm_head(embedding))
-        to.embedding = None if config.is_tied else self._address(embedding)
-
-    def _layer(self, layer: DecoderLayer) -> LayerFields:
-        query_norm, key_norm = layer.query_norm, layer.key_norm
-        gate_up = self._linear(layer.gate_up, is_gate_up=True)
+    def _layer(self, prefix: str) -> LayerFields:
+        products = ("qkv", "output", "gate_up", "down")
+        norms = ("attention_norm", "query_norm", "key_norm", "mlp_norm")
         return LayerFields(
-            qkv=self._linear(layer.qkv),
-            output=self._linear(layer.output),
-            gate_up=gate_up,
-            down=self._linear(layer.down, inputs=gate_up.panels * self._library.panel // 2),
-            attention_norm=self._norm(layer.attention_norm),
-            query_norm=None if query_norm is None else self._norm(query_norm),
-            key_norm=None if key_norm is None else self._norm(key_norm),
-            mlp_norm=self._norm(layer.mlp_norm),
+            **{name: self._linear(prefix + name) for name in products},
+            **{name: self._address(prefix + name) for name in norms},
         )
 
-    def _linear(self, layer: Linear, is_gate_up: bool = False, inputs: int = 0) -> LinearFields:
-        library = self._library
-        packed = pack(
-            library, layer.weight, is_int8=self._is_int8, is_gate_up=is_gate_up, inputs=inputs
+    def _linear(self, name: str) -> LinearFields:
+        weight = self._pieces[name]
+        return LinearFields(
+            self._address(name),
+            self._address(f"{name}.scales"),
+            self._address(f"{name}.bias"),
+            weight.panels,
+            weight.steps,
         )
-        bias = scales = None
-        if layer.bias is not None:
-            bias = self._address(pack_bias(layer.bias, library.panel, is_gate_up=is_gate_up))
-        if packed.scales is not None:
-            scales = self._address(packed.scales)
-        address = self._address(packed.weight)
-        return LinearFields(address, scales, bias, packed.panels, packed.steps)
 
-    def _norm(self, norm: RMSNorm) -> int:
-        return self._address(norm.weight.float())
-
-    def _address(self, tensor: Tensor) -> int:
-        """Return where a tensor lies, and keep it there."""
-        contiguous = tensor.contiguous()
-        self._kept.append(contiguous)
-        return contiguous.data_ptr()
+    def _address(self, name: str) -> int | None:
+        """Return where a piece lies, None if the model has none of that name."""
+        piece = self._pieces.get(name)
+        return None if piece is None else int(piece.data.ctypes.data)
 
 
 class NativeModel:

@@ -8,15 +8,18 @@ byte each, and every output has a scale.
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from triolet.memory import zeroed_memory
+
 from .structs import PackingFields
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from .library import Library
@@ -40,6 +43,11 @@ class Packed(NamedTuple):
     steps: int
 
 
+def own_pages(num_bytes: int) -> Tensor:
+    """Return fresh memory on large pages."""
+    return torch.frombuffer(zeroed_memory(num_bytes), dtype=torch.uint8)
+
+
 def pack(
     library: Library,
     weight: Tensor,
@@ -47,16 +55,20 @@ def pack(
     is_int8: bool = False,
     is_gate_up: bool = False,
     inputs: int = 0,
+    room: Callable[[int], Tensor] = own_pages,
+    num_threads: int | None = None,
 ) -> Packed:
     """Cut a weight into panels; what is missing in the last one is zero.
 
     Args:
-      library: knows how wide a panel is, and does it, with all of torch's threads.
+      library: knows how wide a panel is, and does it.
       weight: [out, in], fp32 or bf16.
       is_int8: round each output to int8, by a scale of its own.
       is_gate_up: the first half of the outputs are gates; each panel gets some of them and, after
         them, the ups that they belong to.
       inputs: inputs to have at least; weights that this adds are zero.
+      room: returns memory of a size for the panels.
+      num_threads: to do it with; None for as many as torch.
     """
     per_word = WORD_BYTES // weight.element_size()
     if weight.shape[1] % per_word:
@@ -66,7 +78,7 @@ def pack(
     panels = -(-(len(weight) // halves) // (library.panel // halves))
     steps = -(-max(weight.shape[1], inputs) // per_word)
     width = library.panel * (per_word if is_int8 else WORD_BYTES)
-    packed = _pages(panels * steps * width).view(panels, steps, width)
+    packed = room(panels * steps * width).view(panels, steps, width)
     scales = torch.empty(panels * library.panel) if is_int8 else None
     nothing = torch.zeros_like(weight[0])
     fields = PackingFields(
@@ -81,7 +93,7 @@ def pack(
         packed=packed.data_ptr(),
         scales=None if scales is None else scales.data_ptr(),
     )
-    library.pack(fields, torch.get_num_threads())
+    library.pack(fields, num_threads or torch.get_num_threads())
     return Packed(packed, scales, panels, steps)
 
 
@@ -93,15 +105,3 @@ def pack_bias(bias: Tensor, panel: int, *, is_gate_up: bool = False) -> Tensor:
     missing = -(len(bias) // 2) % half
     gate, up = (F.pad(part.float(), (0, missing)).view(-1, half) for part in bias.chunk(2))
     return torch.stack((gate, up), 1).flatten()
-
-
-def _pages(num_bytes: int) -> Tensor:
-    """Return memory on large pages where the system has them.
-
-    A decode step walks through all weights once; with pages of 4 KiB the walk waits for page tables
-    as well (a tenth of the time). Private memory, for shared memory has no large pages by default.
-    """
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -24,6 +24,7 @@ from server.api import generate
 from server.api.limits import current_scheduling
 from server.api.openai import chat as completions
 from server.api.request_scope import SCOPE_KEY, ClientConnection, RequestScope
+from server.api.served_models import ModelTable, ServedModel
 from server.api.services import Services
 from server.app import build_app
 from server.contract.generation import GenerationRequest
@@ -436,8 +437,9 @@ async def running_server(form: Form) -> AsyncIterator[RunningServer]:
         shape = FleetShape(cost=form.cost, server=config)
         front = Front(text, metrics.fleet, quotas)
         async with running_fleet(shape, form.seed, front) as fleet, trio.open_nursery() as tasks:
+            model = ServedModel(config, fleet, text, grammars)
             services = Services(
-                config, fleet, text, metrics, grammars, tenancy=tenancy, quotas=quotas
+                config, ModelTable([model]), metrics, tenancy=tenancy, quotas=quotas
             )
             await tasks.start(quotas.store.run)
             server = RunningServer(form, services, fleet, build_app(services))

@@ -231,6 +231,16 @@ def cost_of(pid: int) -> Cost | None:
     return Cost(int(fields["VmRSS"]) * KIB, num_fds, int(fields["Threads"]))
 
 
+def pss_of(pid: int) -> int:
+    """Return the memory [bytes] of a process, of shared pages its part; 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    found = re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)
+    return int(found[1]) * KIB if found else 0
+
+
 def seconds_of(entry: Mapping[str, Any]) -> float:
     """Return when a log line was written, in seconds since the epoch."""
     return datetime.fromisoformat(entry["timestamp"]).timestamp()

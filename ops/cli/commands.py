@@ -25,31 +25,37 @@ from triolet.private_files import keep_private
 
 from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from ..plain_text import one_line
-from ..settings.form import Settings  # noqa: TC001 (typer reads annotations)
+from ..settings.form import STDIN, Settings
 from ..settings.sources import Sources  # noqa: TC001
 from .audit_commands import audit_app
 from .model_commands import model_app
+from .model_orders import add_orders
 from .options import (
     COMPUTE,
     NAMED,
     AuditOption,
+    FleetPortOption,
     ModelArgument,
+    ModelsArgument,
+    add_models,
     as_typed,
+    gather,
     new_form,
     with_settings,
 )
+from .registry_commands import registry_app
+from .signature_commands import signature_app
 from .tenant_commands import tenant_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from triolet.config import ServerConfig
+
 DRAIN_S: Final = WorkerConfig().drain_timeout_s
 RolesOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(help="server, prefill or decode; repeatable.", show_default="all"),
-]
-FleetPortOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
+    typer.Option(help="server, control, prefill or decode; repeatable.", show_default="all"),
 ]
 DrainDeadlineOption: TypeAlias = Annotated[
     float,
@@ -88,6 +94,9 @@ config_app = typer.Typer(help="Settings of every process.", no_args_is_help=True
 app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
+add_orders(model_app)
+model_app.add_typer(registry_app)
+model_app.add_typer(signature_app)
 app.add_typer(model_app, name="model")
 app.add_typer(tenant_app, name="tenant")
 
@@ -118,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Stdout is for what commands print: a key, JSON. A fleet's processes configure more.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
-        result = app(args=arguments, prog_name="triolet", standalone_mode=False)
+        result = _run(arguments)
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -134,6 +143,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CommandFailed as error:
         return _complain(str(error), error.exit_code)
     return result if isinstance(result, int) else 0
+
+
+def _run(arguments: Sequence[str]) -> object:
+    role, *options = arguments or ("",)
+    if options != ["--config", STDIN] or role not in set(Role) - {Role.OPERATOR}:
+        return app(args=arguments, prog_name="triolet", standalone_mode=False)
+    # The form in which the supervisor starts processes. Typer takes 0.1 s of a core for its parser.
+    sources = gather(STDIN, (), {})
+    try:
+        match Role(role):
+            case Role.SERVER:
+                _run_server(sources, None)
+            case Role.CONTROL:
+                _run_control(sources)
+            case worker:
+                _run_worker(worker, sources, None)
+    except typer.Exit as ending:
+        return ending.exit_code
+    return 0
 
 
 def _complain_of_usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
@@ -161,17 +189,18 @@ def _complain(message: str, exit_code: int) -> int:
 
 @app.command()
 @with_settings(*NAMED)
-def serve(sources: Sources, model: ModelArgument = None) -> None:
-    """Serve a model on this machine: a server, prefill and decode workers."""
+def serve(sources: Sources, models: ModelsArgument = None) -> None:
+    """Serve a model, or several by name, on this machine: a server, prefill and decode workers."""
     from ..logs import configure_logs, default_level
-    from ..models.stored import with_stored_model
+    from ..models.several import with_stored_models
     from ..supervisor.prepare import prepare
     from ..supervisor.serve import available_gpus, command_line
     from ..supervisor.serve import serve as serve_fleet
     from ..supervisor.starter import Starter, fork_templates, roles_of_templates
 
+    add_models(sources, models or ())
     sources.refuse_for_serve()
-    settings = with_model(sources.settings(), model)
+    settings = sources.settings()
     level = settings.process.log_level or default_level()
     keep_private()
     configure_logs(level, "supervisor")
@@ -182,9 +211,9 @@ def serve(sources: Sources, model: ModelArgument = None) -> None:
     silence_s = settings.supervisor.start_silence_s
     with (
         closing(Starter(templates, command_line(), silence_s)) as starter,
-        with_stored_model(settings) as settings,
+        with_stored_models(settings) as stored,
     ):
-        serve_fleet(prepare(settings, gpus), starter)
+        serve_fleet(prepare(settings, stored, gpus), starter)
 
 
 @app.command(hidden=True)
@@ -202,6 +231,10 @@ def template(modules: list[str]) -> None:
 @with_settings()
 def server(sources: Sources, model: ModelArgument = None) -> None:
     """Run one server for workers that run elsewhere."""
+    _run_server(sources, model)
+
+
+def _run_server(sources: Sources, model: str | None) -> None:
     from ..model_directory import find_model, with_model_name
     from ..models.stored import with_stored_model
     from ..role_process import run_role
@@ -211,24 +244,34 @@ def server(sources: Sources, model: ModelArgument = None) -> None:
     own = settings.server
 
     def run() -> None:
-        is_prefill_needed = own.routing.local_prefill is LocalPrefill.OFF
-        for role, addresses in (
-            ("prefill", own.prefill_addresses or not is_prefill_needed),
-            ("decode", own.decode_addresses),
-        ):
-            if not addresses:
-                raise ConfigError(
-                    f"no {role} worker is named; give --set server.{role}_addresses=ADDRESS"
-                )
+        for each in own.of_models:
+            _require_addresses(each, f"model {each.model_name}: " if own.models else "")
+            if own.models:
+                find_model(each.model_dir)
         with with_stored_model(settings) as stored:
-            model_dir = find_model(stored.fleet.model).path
-            named = with_model_name(stored.server, model_dir)
+            ready = stored.server
+            if not own.models:
+                model_dir = find_model(stored.fleet.model).path
+                ready = replace(with_model_name(ready, model_dir), model_dir=str(model_dir))
             from server.main import main as run_server
 
-            run_server(replace(named, model_dir=str(model_dir)))
+            run_server(ready)
 
     name = "server" if own.peers is None else own.peers.name
     run_role("server", name, settings.process, run)
+
+
+def _require_addresses(config: ServerConfig, about: str) -> None:
+    is_prefill_needed = config.routing.local_prefill is LocalPrefill.OFF
+    for role, addresses in (
+        ("prefill", config.prefill_addresses or not is_prefill_needed),
+        ("decode", config.decode_addresses),
+    ):
+        if not addresses and config.members_file is None:
+            raise ConfigError(
+                f"{about}no {role} worker is named; give --set server.{role}_addresses=ADDRESS, or "
+                "a server.members_file"
+            )
 
 
 @app.command()
@@ -243,6 +286,33 @@ def prefill(sources: Sources, model: ModelArgument = None) -> None:
 def decode(sources: Sources, model: ModelArgument = None) -> None:
     """Run one decode worker."""
     _run_worker(Role.DECODE, sources, model)
+
+
+@app.command(hidden=True)
+@with_settings()
+def control(sources: Sources) -> None:
+    """Decide which models of a fleet are resident; the supervisor starts it."""
+    _run_control(sources)
+
+
+def _run_control(sources: Sources) -> None:
+    from ..role_process import run_role
+
+    sources.refuse_for_role(Role.CONTROL)
+    settings = sources.settings()
+    own = settings.control
+    if not own.directory:
+        raise ConfigError(
+            "control.directory is missing: `triolet serve` starts this role where it serves models "
+            "by names"
+        )
+
+    def run() -> None:
+        from ..control.process import main as run_control
+
+        run_control(own)
+
+    run_role(Role.CONTROL.value, Role.CONTROL.value, settings.process, run)
 
 
 def _run_worker(role: Role, sources: Sources, model: str | None) -> None:
@@ -321,6 +391,21 @@ def restart(
 
 
 @app.command()
+def scale(
+    targets: Annotated[
+        list[str],
+        typer.Argument(help="[MODEL.]ROLE=NUMBER, such as decode=2", metavar="TARGET..."),
+    ],
+    port: FleetPortOption = None,
+    audit: AuditOption = None,
+) -> None:
+    """Change how many workers `triolet serve` has, while it serves."""
+    from .fleet_commands import run_scale
+
+    run_scale(targets, port, audit)
+
+
+@app.command()
 def chat(
     url: Annotated[str, typer.Option(help="A running server.")] = "http://127.0.0.1:8000",
     model: Annotated[
@@ -340,7 +425,7 @@ def chat(
 @with_settings("host", "port", "allow_remote_clients", *COMPUTE)
 def doctor(
     sources: Sources,
-    model: ModelArgument = None,
+    models: ModelsArgument = None,
     ledger: Annotated[
         str | None,
         typer.Option(
@@ -357,7 +442,8 @@ def doctor(
         raise typer.Exit(run_ledger(ledger, as_json=as_json))
     from .doctor import Wanted, run_doctor
 
-    wanted = Wanted(with_model(sources.settings(), model), sources.words)
+    add_models(sources, models or ())
+    wanted = Wanted(sources.settings(), [*(models or ()), *sources.words])
     if not run_doctor(wanted, as_json=as_json):
         raise typer.Exit(EXIT_FAILED)
 

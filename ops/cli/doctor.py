@@ -13,8 +13,11 @@ from rich.text import Text
 
 from triolet.errors import ConfigError
 
+from ..model_directory import with_pool_share
+from ..models.several import each_model, name_of
 from ..models.stored import with_stored_model
 from ..private_directory import parent_directory
+from ..supervisor.serve import available_gpus
 from .check_machine import (
     check_cpu,
     check_kernels,
@@ -47,7 +50,7 @@ class Wanted(NamedTuple):
 
     Attributes:
       settings: of the fleet.
-      words: of the command line that mean them.
+      words: of the command line that mean them, arguments first.
     """
 
     settings: Settings
@@ -70,7 +73,10 @@ def examine(wanted: Wanted) -> list[Finding]:
     """Return what every check found. torch, which takes seconds to load, is loaded only where
     nothing else keeps Triolet from serving."""
     server = wanted.settings.server
-    model_finding, wanted_bytes = check_stored(wanted.settings)
+    each = each_model(wanted.settings)
+    num_workers = sum(own.fleet.prefill + own.fleet.decode for own in each)
+    models = [check_stored(own, num_workers) for own in each]
+    wanted_bytes = sum(num_bytes for _, num_bytes in models)
     machine = [
         check_python(),
         check_packages(),
@@ -82,34 +88,39 @@ def examine(wanted: Wanted) -> list[Finding]:
         check_open_files(),
         *check_links(parent_directory()),
         check_port(server.host, server.port),
-        model_finding,
+        *(finding for finding, _ in models),
     ]
     has_failed = any(finding.status is Status.FAIL for finding in (*machine, *places))
     return [*machine, *([torch_unloaded()] if has_failed else check_torch()), *places]
 
 
-def check_stored(settings: Settings) -> tuple[Finding, int]:
-    """Look at the model, a version of the store too, for both kinds of worker; return what was
-    found with the memory that they need together."""
-    wanted_bytes = 0
+def check_stored(settings: Settings, num_workers: int) -> tuple[Finding, int]:
+    """Look at one model, a version of the store too, for both kinds of worker; return what was
+    found with the memory that they need together.
+
+    Args:
+      settings: for this model.
+      num_workers: of all models, whose pools share the memory.
+    """
+    wanted_bytes, num_gpus = 0, len(available_gpus())
     try:
         with with_stored_model(settings, is_served=False) as stored:
             for worker in (stored.prefill, stored.decode):
-                finding, found = check_model(stored.fleet.model, worker.engine)
+                engine = with_pool_share(worker.engine, num_workers, num_gpus)
+                finding, found = check_model(stored.fleet.model, engine)
                 if found is None:
                     break
                 pool_bytes = found.engine.kv_pool_bytes or 0
                 wanted_bytes += found.loaded_bytes + pool_bytes + WORKER_OVERHEAD_BYTES
     except ConfigError as error:
-        return failed_model(error), 0
-    return finding, wanted_bytes
+        finding, wanted_bytes = failed_model(error), 0
+    subject = f"{finding.subject} {name_of(settings)}".strip()
+    return finding._replace(subject=subject), wanted_bytes
 
 
 def serve_command(wanted: Wanted) -> str:
     """Return the command that serves what was looked at."""
-    model = wanted.settings.fleet.model
-    named = [] if model is None else [model]
-    return shlex.join(["triolet", "serve", *named, *wanted.words])
+    return shlex.join(["triolet", "serve", *wanted.words])
 
 
 def show(findings: list[Finding], command: str, console: Console) -> None:

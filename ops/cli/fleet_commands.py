@@ -1,10 +1,11 @@
-"""`triolet drain` and `triolet restart`: what is asked of a fleet that runs."""
+"""`triolet drain`, `restart` and `scale`: what is asked of a fleet that runs."""
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 import typer
@@ -21,9 +22,16 @@ from triolet.ids import PeerId, Role, new_epoch
 
 from ..exit_codes import CommandFailed
 from ..running_fleets import find_fleet, running_fleets
-from ..supervisor.plan import SERVER_NAME, control_address
+from ..supervisor.plan import SERVER_NAME
 from ..supervisor.rolling import ORDER
-from ..supervisor.supervisor_socket import Finished, Refused, RestartRequest, StepBegan, ask
+from ..supervisor.supervisor_socket import (
+    Finished,
+    Refused,
+    RestartRequest,
+    ScaleRequest,
+    StepBegan,
+    ask,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +39,8 @@ if TYPE_CHECKING:
 
     from transport.frames import AnyFrame, Load
     from transport.link import Connection, Network
+
+    from ..supervisor.supervisor_socket import Request
 
 
 LEAVE_MARGIN_S = 10.0
@@ -87,20 +97,19 @@ def address_of(name: str, port: int | None) -> str:
       ConfigError: there is no worker of this name, or in several fleets.
       CommandFailed: no fleet runs.
     """
-    having = [fleet for fleet in running_fleets() if name in fleet.note.processes]
-    fleet = having[0] if port is None and len(having) == 1 else find_fleet(port)
+    having = [fleet for fleet in running_fleets() if name in fleet.note.workers]
+    note = (having[0] if port is None and len(having) == 1 else find_fleet(port)).note
+    if name in note.workers:
+        return note.workers[name]
     if name.startswith(SERVER_NAME):
         raise ConfigError(
             "a server is drained by SIGTERM; `triolet restart --role server` replaces it while it "
             "serves"
         )
-    workers = [process for process in fleet.note.processes if not process.startswith(SERVER_NAME)]
-    if name not in workers:
-        raise ConfigError(
-            f"the fleet on port {fleet.note.port} has no worker {name!r}; allowed: "
-            f"{', '.join(workers)}, or a control address"
-        )
-    return control_address(fleet.directory, name)
+    raise ConfigError(
+        f"the fleet on port {note.port} has no worker {name!r}; allowed: "
+        f"{', '.join(note.workers)}, or a control address"
+    )
 
 
 async def drain_worker(
@@ -211,10 +220,44 @@ def run_restart(roles: Sequence[str], port: int | None, audit: Path | None) -> N
     request = RestartRequest(tuple(Role(role) for role in roles))
     subject = f"port {fleet.note.port}: {', '.join(sorted(set(roles))) or 'all roles'}"
     with recorded(Action.FLEET_RESTART, subject, folder=audit):
-        trio.run(_show, fleet.supervisor_socket, request)
+        trio.run(_show, fleet.supervisor_socket, request, "every process is a new one")
 
 
-async def _show(path: Path, request: RestartRequest) -> None:
+SCALE: Final = re.compile(r"(?:(?P<model>[^=]+)\.)?(?P<role>prefill|decode)=(?P<count>\d{1,4})")
+
+
+def run_scale(targets: Sequence[str], port: int | None, audit: Path | None) -> None:
+    """Change how many workers models have, and show each step.
+
+    Args:
+      targets: `decode=3`, or `chat.decode=3` for one of several models.
+      port: of the local fleet that is meant, if several run.
+      audit: folder of the audit log; None for this user's.
+
+    Raises:
+      ConfigError: a target says something else, or several fleets run and no port says which is
+        meant; nothing was done.
+      CommandFailed: no fleet runs, or a target was not reached.
+      AuditLogError: it could not be recorded, and was not begun.
+    """
+    requests = [_scale_request(target) for target in targets]
+    fleet = find_fleet(port)
+    subject = f"port {fleet.note.port}: {', '.join(targets)}"
+    with recorded(Action.FLEET_SCALE, subject, folder=audit):
+        for target, request in zip(targets, requests, strict=True):
+            trio.run(_show, fleet.supervisor_socket, request, target)
+
+
+def _scale_request(target: str) -> ScaleRequest:
+    found = SCALE.fullmatch(target)
+    if found is None:
+        raise ConfigError(
+            f"{target!r} is no number of workers; allowed: [MODEL.]ROLE=NUMBER, such as decode=2"
+        )
+    return ScaleRequest(found["model"] or "", Role(found["role"]), int(found["count"]))
+
+
+async def _show(path: Path, request: Request, done: str) -> None:
     began = time.monotonic()
     async with aclosing(ask(path, request)) as answers:
         async for answer in answers:
@@ -223,6 +266,6 @@ async def _show(path: Path, request: RestartRequest) -> None:
                 case StepBegan(text):
                     typer.echo(f"{took_s:6.1f} s  {text}")
                 case Finished():
-                    typer.echo(f"{took_s:6.1f} s  done: every process is a new one")
+                    typer.echo(f"{took_s:6.1f} s  done: {done}")
                 case Refused(message):
                     raise CommandFailed(message)

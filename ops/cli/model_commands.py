@@ -1,4 +1,4 @@
-"""`triolet model`: the versions of models in the store of this machine.
+"""`triolet model`: the versions of models in the store of this machine, and running models.
 
 What a program may want (a digest, a manifest) goes to stdout alone; all other text to stderr.
 """
@@ -17,12 +17,17 @@ from triolet.config import WeightFormat
 from triolet.errors import ConfigError, StoreError
 
 from ..exit_codes import CommandFailed
-from .options import AuditOption  # noqa: TC001 (typer reads annotations)
+from .options import AuditOption, FleetPortOption  # noqa: TC001 (typer reads annotations)
 
 if TYPE_CHECKING:
-    from triolet.store.layout import ModelStore
+    from collections.abc import Sequence
 
-model_app = typer.Typer(help="Versions of models: import, name, verify.", no_args_is_help=True)
+    from triolet.store.layout import ModelStore
+    from triolet.store.sources import Source
+
+model_app = typer.Typer(
+    help="Models: versions in the store, and those of a running fleet.", no_args_is_help=True
+)
 
 StoreOption: TypeAlias = Annotated[
     Path | None,
@@ -34,6 +39,13 @@ RefArgument: TypeAlias = Annotated[
 ExpectOption: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="DIGEST", help="Move it only if it is this version now."),
+]
+LimitOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Evict versions that a registry has, the longest unused first, beyond so much: 50GiB.",
+    ),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="For programs.")]
 
@@ -89,20 +101,21 @@ def import_(
         running.after = found.digest
         running.counts = {str(way): size for way, size in found.num_bytes.items()}
     ways = [f"{show_size(size)} {way}" for way, size in found.num_bytes.items() if size]
-    _say(f"{name}@{found.digest}: {', '.join(ways)}")
+    say(f"{name}@{found.digest}: {', '.join(ways)}")
     if found.others:
-        _say(f"not part of the version: {', '.join(found.others)}")
+        say(f"not part of the version: {', '.join(found.others)}")
     typer.echo(found.digest)
 
 
 @model_app.command("list")
 def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show all versions with their tags and aliases."""
+    """Show all versions with their tags and aliases, and what was evicted."""
     from triolet.store.aliases import Aliases
+    from triolet.store.sources import Sources
 
     from ..quantities import show_size
 
-    opened = _opened(store)
+    opened = opened_store(store)
     pointers = Aliases(opened).all()
     rows: list[dict[str, Any]] = []
     for entry in opened.entries():
@@ -116,26 +129,37 @@ def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
         rows.append(
             {"name": entry.name, "digest": entry.digest, "size_bytes": size, "named": named}
         )
+    evicted = Sources(opened).evicted()
     if as_json:
+        rows += [
+            {"name": one.name, "digest": one.digest, "evicted_to": one.location} for one in evicted
+        ]
         typer.echo(msgspec.json.encode(rows).decode())
         return
     for row in rows:
         shown, names = show_size(row["size_bytes"]), ", ".join(row["named"]) or "-"
         # Whole digests, however narrow the terminal: they are there to be copied.
         typer.echo(f"{row['name']}@{row['digest']}  {shown:>9}  {names}")
+    for one in evicted:
+        typer.echo(f"{one.name}@{one.digest}    evicted  {one.location}")
 
 
 @model_app.command("show")
 def show(ref: RefArgument, store: StoreOption = None) -> None:
-    """Print the whole manifest of a version as JSON; the version itself goes to stderr."""
+    """Print the whole manifest of a version as JSON; the version and its signers go to stderr."""
     from triolet.store.aliases import Aliases
     from triolet.store.manifest import MAX_MANIFEST_BYTES
     from triolet.store.reference import parse_reference
+    from triolet.store.signatures import signatures_of
 
-    reference, opened = parse_reference(ref), _opened(store)
+    reference, opened = parse_reference(ref), opened_store(store)
     digest = Aliases(opened).resolve(reference)
     opened.manifest(digest)
-    _say(f"{reference.name}@{digest}")
+    say(f"{reference.name}@{digest}")
+    signed = signatures_of(opened, digest)
+    say_signers(signed.keys)
+    for fault in signed.faults:
+        say(fault)
     content = opened.read(digest, MAX_MANIFEST_BYTES)
     typer.echo(msgspec.json.format(content, indent=2).decode())
 
@@ -147,14 +171,14 @@ def verify_(
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Read every byte of one version or all, and compare digests."""
+    """Read every byte of one version or all, compare digests, and check signatures."""
     from triolet.store.aliases import Aliases
     from triolet.store.reference import parse_reference
     from triolet.store.verify import verify
 
     from ..quantities import show_size
 
-    opened = _opened(store)
+    opened = opened_store(store)
     aliases, entries = Aliases(opened), opened.entries()
     faults = []
     if ref is None:
@@ -170,14 +194,17 @@ def verify_(
         meant = (reference.name, aliases.resolve(reference))
         entries = tuple(entry for entry in entries if (entry.name, entry.digest) == meant)
     found = verify(opened, entries)
+    for version, keys in found.signed.items():
+        if keys:
+            say(f"{version} is signed by {', '.join(keys)}")
     for fault in (*faults, *found.faults):
-        _say(fault)
+        say(fault)
     counted = (
         f"{found.num_versions} versions, {found.num_blobs} blobs, {show_size(found.num_bytes)}"
     )
     if num_faults := len(faults) + len(found.faults):
         raise CommandFailed(f"{num_faults} faults in {counted}; each is named above")
-    _say(f"{counted}: all as their digests say")
+    say(f"{counted}: all as their digests say")
 
 
 @model_app.command("tag")
@@ -193,7 +220,7 @@ def tag(
     from triolet.store.aliases import ABSENT, Aliases
     from triolet.store.reference import PointerKind, parse_reference, tag_of
 
-    reference, aliases = parse_reference(ref), Aliases(_opened(store))
+    reference, aliases = parse_reference(ref), Aliases(opened_store(store))
     pointer = parse_reference(name).pointer if ":" in name else tag_of(reference.name, name)
     if pointer is None or pointer.kind is not PointerKind.TAG or pointer.name != reference.name:
         raise StoreError(f"{name!r} is no tag of {reference.name}; allowed: {reference.name}:TAG")
@@ -206,7 +233,7 @@ def tag(
     before = None if now == ABSENT else now
     with recorded(Action.MODEL_TAG, str(pointer), folder=audit, before=before, after=digest):
         aliases.move(pointer, digest, expect=now if expect is None else expect)
-    _say(f"{pointer} is {digest}")
+    say(f"{pointer} is {digest}")
 
 
 @model_app.command("alias")
@@ -224,7 +251,7 @@ def alias(
     from triolet.store.aliases import Aliases
     from triolet.store.reference import PointerKind, parse_reference
 
-    pointer, aliases = parse_reference(name).pointer, Aliases(_opened(store))
+    pointer, aliases = parse_reference(name).pointer, Aliases(opened_store(store))
     if pointer is None or pointer.kind is not PointerKind.ALIAS:
         raise StoreError(f"{name!r} is no alias; allowed: NAME@ALIAS, such as chat@stable")
     if ref is None:
@@ -247,7 +274,7 @@ def alias(
     with recorded(Action.MODEL_ALIAS, str(pointer), folder=audit, after=digest) as running:
         old = aliases.move(pointer, digest, expect)
         running.before = old or None
-    _say(f"{pointer} is {digest}, it was {old or 'not there'}")
+    say(f"{pointer} is {digest}, it was {old or 'not there'}")
 
 
 @model_app.command("rm")
@@ -258,7 +285,7 @@ def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = No
     from triolet.store.collect import remove
     from triolet.store.reference import parse_reference
 
-    reference, opened = parse_reference(ref), _opened(store)
+    reference, opened = parse_reference(ref), opened_store(store)
     with (
         opened.writing() as writer,
         recorded(Action.MODEL_REMOVE, ref, folder=audit) as running,
@@ -266,38 +293,88 @@ def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = No
         gone = remove(writer, Aliases(opened), reference)
         running.before = gone.digest
     if gone.pointer is not None:
-        _say(f"{gone.pointer} is removed")
+        say(f"{gone.pointer} is removed")
     if gone.digest is None:
-        _say("its version has another tag or alias, and stays")
+        say("its version has another tag or alias, and stays")
     else:
-        _say(f"{reference.name}@{gone.digest} is removed; `triolet model gc` frees its disk space")
+        say(f"{reference.name}@{gone.digest} is removed; `triolet model gc` frees its disk space")
 
 
 @model_app.command("gc")
-def collect_(store: StoreOption = None, audit: AuditOption = None) -> None:
+def collect_(
+    store_limit: LimitOption = None, store: StoreOption = None, audit: AuditOption = None
+) -> None:
     """Remove the blobs that no version names, but for those that are served."""
     from triolet.audit_log.recording import recorded
+    from triolet.store.aliases import Aliases
     from triolet.store.collect import collect
+    from triolet.store.evict import make_room
 
-    from ..quantities import show_size
+    from ..quantities import parse_size, show_size
+    from ..registry.copies import Copies
 
-    opened = _opened(store)
+    limit = None if store_limit is None else parse_size(store_limit)
+    opened = opened_store(store)
     with (
         opened.writing() as writer,
         recorded(Action.MODEL_GC, str(opened.root), folder=audit) as running,
     ):
         found = collect(writer)
-        running.counts = {"blobs": found.num_blobs, "bytes": found.num_bytes}
-    _say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")
+        counts = {"blobs": found.num_blobs, "bytes": found.num_bytes}
+        if limit is not None:
+            evicted = make_room(writer, Aliases(opened), limit, Copies(opened).has)
+            counts |= {"evicted": len(evicted.versions), "evicted_bytes": evicted.freed_bytes}
+            note_evicted(evicted.versions, audit)
+        running.counts = counts
+    say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")
     for digest in found.in_use:
-        _say(f"{digest} has been removed and stays while it is served")
+        say(f"{digest} has been removed and stays while it is served")
+    if limit is None:
+        return
+    say(f"{show_size(evicted.freed_bytes)} evicted, {show_size(evicted.left_bytes)} left")
+    if evicted.left_bytes > limit:
+        raise CommandFailed(
+            f"{opened.root} takes {show_size(evicted.left_bytes)}, more than the limit of "
+            f"{show_size(limit)}, and no more can go: {evicted.reasons}; raise --store-limit, or "
+            "remove versions with `triolet model rm`"
+        )
 
 
-def _opened(store: Path | None) -> ModelStore:
+@model_app.command("ps")
+def show_processes(port: FleetPortOption = None, as_json: JsonOption = False) -> None:
+    """Show the models of a running fleet with their workers."""
+    from .model_processes import run_ps
+
+    run_ps(port, as_json=as_json)
+
+
+def note_evicted(versions: Sequence[Source], audit: Path | None) -> None:
+    """Write which versions went, to the audit log too, and how they come back."""
+    from triolet.audit_log.recording import record
+
+    for one in versions:
+        say(f"{one.name}@{one.digest} is evicted; `{one.command}` brings it back")
+    for one in versions:
+        version = f"{one.name}@{one.digest}"
+        record(Action.MODEL_REMOVE, version, folder=audit, before=one.digest)
+
+
+def opened_store(store: Path | None) -> ModelStore:
+    """Return the store that an option names, or this user's.
+
+    Raises:
+      StoreError: it is not there.
+    """
     from ..models.stored import store_of
 
     return store_of(store).require()
 
 
-def _say(words: str) -> None:
+def say_signers(keys: Sequence[str]) -> None:
+    """Write by which keys a version is signed."""
+    say(f"signed by {', '.join(keys)}" if keys else "not signed")
+
+
+def say(words: str) -> None:
+    """Write a line for people."""
     typer.echo(words, err=True)

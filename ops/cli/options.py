@@ -25,8 +25,19 @@ from typing import (
 import typer
 
 from triolet.config import ANY_MODEL, has_password
+from triolet.errors import ConfigError
 
-from ..settings.form import SECTIONS, Settings, dotted, find, leaves, show, value_at
+from ..settings.form import (
+    MODELS,
+    SECTIONS,
+    Settings,
+    dotted,
+    find,
+    leaves,
+    require_model_name,
+    show,
+    value_at,
+)
 from ..settings.sources import Sources, read_settings
 
 if TYPE_CHECKING:
@@ -93,6 +104,9 @@ NAMED: Final = {
     "servers": Named(("fleet", "servers"), _FLEET, "Servers that share the port"),
     "prefill": Named(("fleet", "prefill"), _FLEET, "Prefill workers, or 0"),
     "decode": Named(("fleet", "decode"), _FLEET, "Decode workers"),
+    "memory": Named(
+        ("control", "memory_bytes"), _FLEET, "Of all models with names, such as 24GiB", "auto"
+    ),
     "log_level": Named(("process", "log_level"), _FLEET, "debug, info, warning, error", "info"),
 }
 """Parameters of `serve` and the fields that they set."""
@@ -168,9 +182,20 @@ ModelArgument: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+ModelsArgument: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME=]MODEL",
+        help="Directory, GGUF file, demo, smollm2, auto, chat@stable; several with names",
+        show_default=False,
+    ),
+]
 AuditOption: TypeAlias = Annotated[
     FilePath | None,
     typer.Option(metavar="DIR", help="The audit log.", show_default="this user's"),
+]
+FleetPortOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
 ]
 ConfigOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="FILE", help="Settings (triolet.toml); - is stdin")
@@ -229,6 +254,34 @@ def gather(
     for name, value in named.items():
         _add(sources, name, value)
     return sources
+
+
+def add_models(sources: Sources, given: Sequence[str]) -> None:
+    """Set the models that the arguments of a command name: one, or several as NAME=MODEL.
+
+    Raises:
+      ConfigError: they cannot be together.
+    """
+    named: dict[str, str] = {}
+    for text in given:
+        name, is_named, ref = text.partition("=")
+        if not is_named or FilePath(text).exists():
+            if len(given) > 1:
+                raise ConfigError(
+                    f"{len(given)} models are named, and {text!r} has no name for requests; give "
+                    "each one as NAME=MODEL, such as chat=demo"
+                )
+            sources.add(("fleet", "model"), text, f"the argument {text}")
+            return
+        require_model_name(name)
+        if not ref:
+            raise ConfigError(f"{text!r} names no model; give {name}=MODEL")
+        if name in named:
+            raise ConfigError(
+                f"two models are called {name}: {named[name]} and {ref}; give each its own name"
+            )
+        named[name] = ref
+        sources.add((MODELS, name, "ref"), ref, f"the argument {text}")
 
 
 def option_name(name: str) -> str:
@@ -367,7 +420,8 @@ def _written() -> dict[str, str]:
     """Return how each field whose name is its alone is set, by this name."""
     found: dict[str, str | None] = {}
     for path in _whole(leaves()):
-        found[path[-1]] = None if path[-1] in found else dotted(path)
+        is_other = path[-1] in found or path[-1] == MODELS  # which is the section of that name
+        found[path[-1]] = None if is_other else dotted(path)
     written = {name: text for name, text in found.items() if text is not None}
     return written | {one.path[-1]: option_name(name) for name, one in NAMED.items()}
 

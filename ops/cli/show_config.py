@@ -12,9 +12,19 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from triolet.config import shown_url
+from triolet.config import ModelConfig, shown_url
 
-from ..settings.form import SECTIONS, dotted, is_section, leaves, reader, show, types_of, value_at
+from ..settings.form import (
+    MODELS,
+    SECTIONS,
+    dotted,
+    is_section,
+    leaves,
+    reader,
+    show,
+    types_of,
+    value_at,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +51,8 @@ def _reasons(kind: type[Any]) -> dict[str, str]:
 
 def reason(path: tuple[str, ...]) -> str:
     """Return why a field has its default, or what it is."""
+    if path[0] == MODELS:
+        return _reasons(ModelConfig).get(path[-1], "")
     kind: Any = SECTIONS[path[0]]
     for name in path[1:-1]:
         kind = types_of(kind)[name]
@@ -90,6 +102,11 @@ def rows(sources: Sources) -> Iterator[Row]:
         if path[-1] == "limits" and "://" in value:
             value = shown_url(value)
         yield Row(dotted(path), value, sources.origin(path), reason(path))
+    for name in settings.models:
+        for last in types_of(ModelConfig):
+            path = (MODELS, name, last)
+            value = value_at(settings, path)
+            yield Row(dotted(path), value, sources.origin(path), reason(path))
 
 
 def _agree(settings: Settings, rest: tuple[str, ...]) -> bool:

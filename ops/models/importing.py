@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from server.text.model_files import SAMPLING_FILE, SamplingDefaults, read_sampling_defaults
-from triolet.errors import ModelError, StoreError
+from triolet.errors import ModelError
 from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
-from triolet.store.aliases import ABSENT, Aliases
+from triolet.store.aliases import Aliases
 from triolet.store.ingest import Way, directory_files, ingest, source_file
 from triolet.store.manifest import MAX_DOCUMENT_BYTES, WEIGHT_TYPE, Facts
 from triolet.store.reference import require_name, tag_of
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from triolet.config import WeightFormat
     from triolet.store.ingest import SourceFile
     from triolet.store.layout import ModelStore
-    from triolet.store.reference import Pointer
 
 MAX_SAMPLING_BYTES: Final = 64 << 10
 """Six numbers."""
@@ -121,20 +120,8 @@ def import_model(
             on_bytes=None if on_bytes is None else lambda count: on_bytes(count, total),
         )
         if tag is not None:
-            _tag(Aliases(store), tag, result.digest)
+            Aliases(store).tag_new(tag, result.digest, "imported")
     return Imported(result.digest, result.num_bytes, others)
-
-
-def _tag(aliases: Aliases, tag: Pointer, digest: str) -> None:
-    """Name a version that has just been imported."""
-    old = aliases.all().get(tag, ABSENT)
-    if old not in (ABSENT, digest):
-        version = f"{tag.name}@{digest}"
-        raise StoreError(
-            f"{version} is imported, but {tag} is {old} and stays; give another --tag, or move it: "
-            f"`triolet model tag {version} {tag} --expect {old}`"
-        )
-    aliases.move(tag, digest, expect=old)
 
 
 def read_sampling(path: Path) -> dict[str, Any]:

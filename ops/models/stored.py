@@ -19,6 +19,7 @@ from triolet.store.aliases import Aliases
 from triolet.store.layout import ModelStore, default_store
 from triolet.store.manifest import ENGINE_TYPE, MAX_DOCUMENT_BYTES, SAMPLING_FILE, SAMPLING_TYPE
 from triolet.store.reference import is_reference, parse_reference
+from triolet.store.sources import Sources
 from triolet.store.view import opened
 
 from ..settings.form import of_role
@@ -59,8 +60,8 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
       is_served: the log says which version it is; else it is only looked at.
 
     Raises:
-      ConfigError: there is no such version, it is damaged, or a setting is not what it was
-        imported with.
+      ConfigError: there is no such version, it is damaged, lacks a signature that is required, or a
+        setting is not what it was imported with.
     """
     named, store = settings.fleet.model, store_of(settings.fleet.store)
     if (
@@ -74,32 +75,45 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
         return
     reference = parse_reference(named)
     try:
-        digest = Aliases(store).resolve(reference)
+        aliases = Aliases(store)
+        digest = aliases.resolve(reference)
     except StoreError as error:
         raise StoreError(f"{named} is no directory and no file here, and {error}") from None
+    aliases.require_signed(reference, digest)
     version = f"{reference.name}@{digest}"
     with opened(store, digest) as (view, manifest):
         path = view
         if (view / GGUF_WEIGHTS).is_symlink():
-            path = gguf_directory(view / GGUF_WEIGHTS, _gguf_extra(store, manifest))
+            path = gguf_directory(view / GGUF_WEIGHTS, _gguf_extra(store, manifest, version))
         settings = replace(settings, fleet=replace(settings.fleet, model=str(path)))
-        if not settings.server.model_name:
-            server = replace(settings.server, model_name=reference.name)
-            settings = replace(settings, server=server)
+        name = settings.server.model_name or reference.name
+        server = replace(settings.server, model_name=name, model_digest=digest)
+        settings = replace(settings, server=server)
+        for role in (Role.PREFILL, Role.DECODE):
+            settings = of_role(settings, role, model_digest=digest)
         settings = _as_imported(settings, store, manifest, version)
         if is_served:
+            Sources(store).touch(reference.name, digest)
             where = str(store.root)
             log.info("model_version", reference=str(reference), digest=digest, store=where)
         yield settings
 
 
-def _gguf_extra(store: ModelStore, manifest: Manifest) -> dict[str, dict[str, object]]:
+def _gguf_extra(
+    store: ModelStore, manifest: Manifest, version: str
+) -> dict[str, dict[str, object]]:
     """Return what the version says beside the GGUF file."""
     layer = manifest.layer(SAMPLING_TYPE)
     if layer is None:
         return {}
     content = store.read(layer.digest, MAX_DOCUMENT_BYTES)
-    return {SAMPLING_FILE: msgspec.json.decode(content, type=dict[str, object])}
+    try:
+        return {SAMPLING_FILE: msgspec.json.decode(content, type=dict[str, object])}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreError(
+            f"{version} has sampling defaults that cannot be read: {error}; import the model "
+            "again, or get another version from where it was made"
+        ) from error
 
 
 def _as_imported(
@@ -112,7 +126,7 @@ def _as_imported(
     try:
         content = store.read(layer.digest, MAX_DOCUMENT_BYTES)
         pinned = msgspec.json.decode(content, type=_Engine)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
             f"{version} has settings that this Triolet does not know: {error}; use the one that "
             "imported it, or import the model again"

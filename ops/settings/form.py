@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as fields_of
 from enum import StrEnum
@@ -17,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, get_args, get_or
 import msgspec
 
 from triolet.config import (
+    ControlConfig,
     FleetConfig,
     LinkConfig,
+    ModelConfig,
     ProcessConfig,
     ServerConfig,
     SupervisorConfig,
@@ -30,7 +34,7 @@ from triolet.ids import Role
 from ..quantities import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 Path: TypeAlias = tuple[str, ...]
 Kind: TypeAlias = Any
@@ -47,8 +51,13 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "link": LinkConfig,
     "process": ProcessConfig,
     "supervisor": SupervisorConfig,
+    "control": ControlConfig,
 }
 """`worker` holds for both kinds of worker, `link` for every process."""
+MODELS: Final = "models"
+"""The section of several models, with a section for each by its name."""
+_MODEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""Part of the names of its workers in logs and metrics, and of paths of URLs, as it is."""
 _WHOLE_BLOCKS: Final = "KV leaves in whole blocks after each step; remove the setting"
 GONE: Final[dict[Path, str]] = {
     ("link", "wire", "layer_groups"): _WHOLE_BLOCKS,
@@ -74,6 +83,7 @@ ONE_ROLE: Final[dict[Path, Role]] = {
 NOTHING: Final = frozenset({"auto", "none"})
 """Words for the absence of a value, which TOML has no other word for."""
 _SIZE: Final = "_bytes"
+_GIVE_REF: Final = "give its ref: a directory, a GGUF file, demo, or a version such as chat@stable"
 STDIN: Final = "-"
 """In place of a path: settings come from standard input."""
 
@@ -88,6 +98,9 @@ class Settings:
     decode: WorkerConfig = field(default_factory=WorkerConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
+    models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    """By name, where there are several or the only one has a name; else it is `fleet.model`."""
 
     def worker(self, role: Role) -> WorkerConfig:
         """Return the settings of a kind of worker."""
@@ -147,6 +160,8 @@ def find(path: Path) -> Kind:
     """
     if path in GONE:
         raise ConfigError(f"{dotted(path)} is no setting any more: {GONE[path]}")
+    if path[0] == MODELS:
+        return _find_of_model(path)
     kind: Any = None
     for depth, name in enumerate(path):
         known: Mapping[str, Any] = SECTIONS if depth == 0 else types_of(kind)
@@ -165,6 +180,51 @@ def find(path: Path) -> Kind:
         if depth + 1 < len(path) and not is_section(kind):
             raise ConfigError(f"{dotted(path[: depth + 1])} is a value and has no fields")
     return kind
+
+
+def _find_of_model(path: Path) -> Kind:
+    if len(path) == 1:
+        return Mapping
+    try:
+        require_model_name(path[1])
+    except ConfigError as error:
+        raise ConfigError(f"{MODELS}: {error}") from None
+    if len(path) == 2:
+        return ModelConfig
+    known = types_of(ModelConfig)
+    if path[2] not in known:
+        near = difflib.get_close_matches(path[2], known, 1)
+        advice = f"allowed: {', '.join(known)}"
+        if near:
+            advice = f"did you mean {dotted((*path[:2], near[0]))}?"
+        raise ConfigError(f"{dotted(path)} is unknown; {advice}")
+    if len(path) > 3:
+        raise ConfigError(f"{dotted(path[:3])} is a value and has no fields")
+    return known[path[2]]
+
+
+def require_model_name(name: str) -> None:
+    """Look whether a model of a fleet may have a name.
+
+    Raises:
+      ConfigError: it may not.
+    """
+    if not _MODEL_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{_shown(name)} is no name of a model; allowed: 1 to 63 of the characters a-z, A-Z, "
+            "0-9, '.', '_' and '-', a letter or digit first and last. Other names that clients "
+            f"use may be its aliases ({MODELS}.NAME.aliases)"
+        )
+
+
+def path_of(text: str) -> Path:
+    """Return the path that is written as text. A model's name may have dots in it."""
+    text = text.strip()
+    section, _, rest = text.partition(".")
+    if section != MODELS:
+        return tuple(text.split("."))
+    name, _, last = rest.rpartition(".")
+    return (section, *([name] if name else []), *([last] if last else []))
 
 
 def _advice(path: Path, depth: int, known: Mapping[str, Any]) -> str:
@@ -194,7 +254,9 @@ def flatten(table: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     for name, value in table.items():
         inner = (*path, str(name))
         kind = find(inner)
-        if is_section(kind):
+        if path == (MODELS,) and value == {}:
+            raise ConfigError(f"{dotted(inner)} says nothing; {_GIVE_REF}")
+        if is_section(kind) or inner == (MODELS,):
             yield from flatten(value, inner)
         else:
             yield inner, read(kind, value, inner)
@@ -316,9 +378,57 @@ def build(values: Mapping[Path, Any]) -> Settings:
     Raises:
       ConfigError: they cannot be together.
     """
-    return Settings(
-        **{name: _built(kind, (name,), values) for name, kind in types_of(Settings).items()}
+    sections = {
+        name: _built(kind, (name,), values)
+        for name, kind in types_of(Settings).items()
+        if is_section(kind)
+    }
+    # In the order in which they were named, whatever else was set before.
+    of_models = sorted(
+        (path for path in values if path[0] == MODELS), key=lambda one: one[2] != "ref"
     )
+    names = dict.fromkeys(path[1] for path in of_models)
+    models = {name: _built(ModelConfig, (MODELS, name), values) for name in names}
+    settings = Settings(**sections, models=models)
+    _require_models(settings, values)
+    return settings
+
+
+def _require_models(settings: Settings, values: Mapping[Path, Any]) -> None:
+    """Look whether several models can be together.
+
+    Raises:
+      Misfit: they cannot.
+    """
+    taken: dict[str, Path] = {name: (MODELS, name, "ref") for name in settings.models}
+    for name, model in settings.models.items():
+        own: Path = (MODELS, name, "ref")
+        if not model.ref:
+            given = tuple(path for path in values if path[:2] == own[:2])
+            raise Misfit(f"{dotted(own)} is missing; {_GIVE_REF}", given)
+        for alias in model.aliases:
+            path: Path = (MODELS, name, "aliases")
+            other = taken.setdefault(alias, path)
+            if other != path:
+                raise Misfit(
+                    f"{dotted(path)} has {alias!r}, which is a name of {dotted(other[:2])}; each "
+                    "name is of one model",
+                    (path, other),
+                )
+    of_one: tuple[Path, ...] = (
+        ("fleet", "model"),
+        ("server", "model_name"),
+        ("server", "model_aliases"),
+    )
+    for path in of_one if settings.models else ():
+        if values.get(path):
+            names = ", ".join(settings.models)
+            remedy = "its name: NAME=MODEL" if path[-1] == "model" else f"{MODELS}.NAME.aliases"
+            raise Misfit(
+                f"{dotted(path)} is {_shown(values[path])}, beside models with names of their own "
+                f"({names}); remove it, or give {remedy}",
+                (path, *taken.values()),
+            )
 
 
 def _built(kind: Kind, path: Path, values: Mapping[Path, Any]) -> Value:
@@ -370,11 +480,15 @@ def show(value: Value) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return ",".join(map(show, value)) or "[]"
+    if is_dataclass(value):
+        return msgspec.json.encode(value).decode()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def value_at(settings: Settings, path: Path) -> Value:
     """Return the value of a field."""
+    if path[0] == MODELS:
+        return getattr(settings.models[path[1]], path[2])
     value: Any = settings
     for name in spread(path)[0]:
         value = getattr(value, name)
@@ -383,6 +497,10 @@ def value_at(settings: Settings, path: Path) -> Value:
 
 def document(settings: Settings, role: Role) -> bytes:
     """Return the settings of one process as one line of JSON, which `--config -` reads."""
+    if role is Role.CONTROL:
+        return (
+            msgspec.json.encode({"control": settings.control, "process": settings.process}) + b"\n"
+        )
     own = settings.server if role is Role.SERVER else settings.worker(role)
     sections = {
         "fleet": {"model": settings.fleet.model},

@@ -27,6 +27,7 @@ from .form import (
     find,
     flatten,
     from_text,
+    path_of,
     reader,
     spread,
 )
@@ -53,13 +54,15 @@ _PATHS: Final = (
     ("server", "curve_dir"),
     ("prefill", "curve_dir"),
     ("decode", "curve_dir"),
+    ("control", "state_dir"),
 )
 """Fields that hold a path. They are made absolute, so that every process means the same one."""
 
 
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
-    "control_address kv_address advertised_kv_address lending supervisor_pid".split()
+    "control_address kv_address advertised_kv_address lending supervisor_pid models "
+    "model_digest directory control_socket members_file".split()
 )
 """Fields of a role that runs without `triolet serve`."""
 
@@ -99,7 +102,7 @@ class Sources:
                     self.add(path, value, f"{name}{_line(text, path)}")
         except ConfigError as error:
             named = re.match(r"[\w.-]+", str(error))
-            where = "" if named is None else _line(text, tuple(named[0].split(".")))
+            where = "" if named is None else _line(text, path_of(named[0]))
             raise ConfigError(f"{name}{where}: {error}") from None
 
     def add_assignments(self, given: Iterable[str]) -> None:
@@ -111,7 +114,7 @@ class Sources:
         for text in given:
             self.words += ["--set", text]
             name, is_assigned, value = text.partition("=")
-            path = tuple(name.strip().split("."))
+            path = path_of(name)
             if not is_assigned or len(path) < 2:
                 raise ConfigError(
                     f"--set {name} is no assignment; allowed: section.field=value, such as "
@@ -292,6 +295,7 @@ def _table(text: str, name: str) -> dict[str, Any]:
 def _line(text: str, path: FieldPath) -> str:
     """Return `, line N` of the line of TOML that sets a field, or a field of what a path names;
     nothing where it is not found."""
+    path = tuple(dotted(path).split("."))
     section: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         if (header := _HEADER.match(line)) is not None:

@@ -18,7 +18,7 @@ CORPUS: Final[dict[int, str]] = {
     194: "no worker grants, leases run out, answers go one way only",
     203: "standstills of workers and server among drains and losses",
     # Several, so that one is left when draws change: blocks do in one seed of fifty.
-    **dict.fromkeys((4, 188, 219, 269, 506, 755), "blocks come back from host memory"),
+    **dict.fromkeys((12, 33, 37, 89, 379, 489), "blocks come back from host memory"),
     # What once found something.
     5: "prompts that met workers on their way out were taken for their killers",
     8: "a credit that was lost stopped its stream for good",
@@ -30,8 +30,8 @@ CORPUS: Final[dict[int, str]] = {
     2464: "another completion of a prompt came after that had been quarantined",
     # Prompts that go a rare way: to decode for want of a prefill worker, and not to decode because
     # a worker may have died of them.
-    **dict.fromkeys((46, 49, 56, 117), "no prefill worker is left for a while"),
-    **dict.fromkeys((45, 63, 65), "suspects wait for prefill"),
+    **dict.fromkeys((26, 173, 310, 449), "no prefill worker is left for a while"),
+    **dict.fromkeys((648, 833), "suspects wait for prefill"),
     # Any others, so that each fault comes more than once whatever changes.
     **dict.fromkeys(range(100, 114), "nothing special"),
 }

@@ -32,6 +32,7 @@ class Fault(StrEnum):
     STEP_ERROR = "step error"
     EXHAUSTION = "pool exhaustion"
     DRAIN = "worker drain"
+    LEAVE = "member left"  # a server uses a worker no more, and after a while again
     CANCEL = "client cancel"
     STALL = "stalled client"
     SERVER_CRASH = "server crash"
@@ -47,6 +48,7 @@ TIMED: Final = (
     Fault.WEDGE,
     Fault.STEP_ERROR,
     Fault.DRAIN,
+    Fault.LEAVE,
     Fault.SERVER_CRASH,
     Fault.SERVER_FREEZE,
 )
@@ -59,6 +61,7 @@ HARMLESS: Final = frozenset(
         Fault.AFTERLIFE,
         Fault.EXHAUSTION,
         Fault.DRAIN,
+        Fault.LEAVE,
         Fault.CANCEL,
         Fault.STALL,
     }

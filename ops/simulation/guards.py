@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+import trio
 
 import decode.assembly
 import server.scheduling.attempt
@@ -27,7 +28,7 @@ from transport.frames import EndReason, Peer
 from transport.gate import Credential
 from transport.lease import LeaseTable
 from transport.liveness import PeerMonitor, SelfFence
-from transport.memory_network import MemoryListener
+from transport.memory_network import MemoryConnection, MemoryListener
 from triolet.ids import PeerId, Role
 from worker.attempt_table import AttemptTable
 from worker.server_sessions import PeerTable, _Known
@@ -227,6 +228,16 @@ def greetings() -> list[Exchange]:
     ]
 
 
+def broken_links() -> list[Exchange]:
+    """A connection that breaks says nothing, and a new life at its address goes unnoticed."""
+
+    async def wait_for_ever(self: MemoryConnection) -> None:
+        del self
+        await trio.sleep_forever()
+
+    return [Exchange(MemoryConnection, "wait_broken", wait_for_ever)]
+
+
 def _named(identity: bytes) -> PeerId:
     role, name, epoch = identity.decode().split(":")
     return PeerId(Role(role), name, int(epoch, 16))
@@ -298,6 +309,7 @@ GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "END": end,
     "gaps": gaps,
     "greetings": greetings,
+    "broken links": broken_links,
     "reference counts": reference_counts,
     "tokens of a hit": tokens_of_a_hit,
     "finished KV": finished_kv,

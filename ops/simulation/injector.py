@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -41,13 +42,14 @@ class Injector:
         self._timed = [fault for fault in TIMED if fault in plan.enabled]
         self._inject: dict[Fault, Callable[[], Awaitable[None]]] = {
             Fault.PARTITION: self._partition,
-            Fault.ONE_WAY: self._partition_one_way,
+            Fault.ONE_WAY: partial(self._partition, is_one_way=True),
             Fault.CRASH: self._crash,
             Fault.FREEZE: self._freeze,
             Fault.ZOMBIE: self._freeze_for_long,
             Fault.WEDGE: self._wedge,
             Fault.STEP_ERROR: self._fail_step,
             Fault.DRAIN: self._drain,
+            Fault.LEAVE: self._leave,
             Fault.SERVER_CRASH: self._crash_server,
             Fault.SERVER_FREEZE: self._freeze_server,
         }
@@ -80,6 +82,8 @@ class Injector:
         self._world.weather.partitions.clear()
         for process in (*self._world.workers, *self._world.servers):
             process.thaw()
+        for server in self._world.servers:
+            server.use(self._world.workers)
         for worker in self._world.workers:
             if worker.engine is not None and worker.device is not None:
                 worker.engine.fail_steps = 0
@@ -93,13 +97,13 @@ class Injector:
         running = [worker for worker in self._world.workers if worker.is_running]
         return self._rng.choice(running) if running else None
 
-    async def _partition(self) -> None:
+    async def _partition(self, *, is_one_way: bool = False) -> None:
         one, other = self._pair()
-        await self._cut(Fault.PARTITION, {(one, other), (other, one)})
-
-    async def _partition_one_way(self) -> None:
-        one, other = self._pair()
-        await self._cut(Fault.ONE_WAY, {self._rng.choice(((one, other), (other, one)))})
+        ways = ((one, other), (other, one))
+        if is_one_way:
+            await self._cut(Fault.ONE_WAY, {self._rng.choice(ways)})
+        else:
+            await self._cut(Fault.PARTITION, set(ways))
 
     async def _cut(self, fault: Fault, ways: set[tuple[str, str]]) -> None:
         self._tell(fault, sorted(ways))
@@ -184,3 +188,17 @@ class Injector:
             self._happened[Fault.DRAIN] += 1
             victim.restart_s = self._rng.choice((0.1, 1.0))
             victim.drain(seconds)
+
+    async def _leave(self) -> None:
+        server, worker = (
+            self._rng.choice(self._world.servers),
+            self._rng.choice(self._world.workers),
+        )
+        others = [one for one in self._world.workers if one is not worker]
+        if server.fleet is None or not any(one.role is worker.role for one in others):
+            return
+        self._tell(Fault.LEAVE, f"{worker} for {server}")
+        self._happened[Fault.LEAVE] += 1
+        server.use(others)
+        await trio.sleep(self._rng.uniform(0.2, 4.0))
+        server.use(self._world.workers)

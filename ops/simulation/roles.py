@@ -21,7 +21,7 @@ from .process import Process
 from .text import NumberText
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from decode.core import DecodeCore
     from prefill.core import PrefillCore
@@ -174,6 +174,18 @@ class ServerProcess(Process):
         while self.fleet is None or self.handlers is None:
             await self._up.wait()
         self.spawn(self.handlers, partial(handler, self.fleet))
+
+    def use(self, workers: Iterable[WorkerProcess]) -> None:
+        """Have these members from now on, as after a change of the file that names them."""
+        if self.fleet is None or self.handlers is None:
+            return
+        fleet = self.fleet
+        members = [(worker.role, control_address(worker.name)) for worker in workers]
+
+        async def change() -> None:
+            fleet.set_members(members)
+
+        self.spawn(self.handlers, change)
 
     async def _live(self) -> None:
         charges = RecordingCharges(lambda what: self._around.report(f"{self.name}: {what}"))

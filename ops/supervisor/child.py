@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from triolet.status import Failed, Progress, ServerReady, WorkerReady, parse_report
+from triolet.status import ControlReady, Failed, Progress, ServerReady, WorkerReady, parse_report
 
 from ..logs import never_waiting
 from .restart_policy import Ending
@@ -131,7 +131,7 @@ class Child:
                 stray_lines().write(line.decode(errors="backslashreplace") + "\n")
             return
         match what:
-            case WorkerReady() | ServerReady():
+            case WorkerReady() | ServerReady() | ControlReady():
                 self._is_starting = False
             case Failed():
                 self._failure = what.message

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from triolet.status import Progress, ServerReady, WorkerReady
+from triolet.status import ControlReady, Progress, ServerReady, WorkerReady
 
 from ..logs import never_waiting
 from ..model_directory import shown_path
@@ -63,6 +63,8 @@ class JsonView:
                 log.info("process_ready", **msgspec.structs.asdict(report))
             case ServerReady(url):
                 log.info("process_ready", name=name, url=url)
+            case ControlReady(admin):
+                log.info("process_ready", name=name, admin=admin)
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         match verdict:
@@ -73,8 +75,12 @@ class JsonView:
             case Restart(delay_s):
                 log.warning("process_died", name=name, how=str(ending), restart_in_s=delay_s)
             case GiveUp():
-                # Why is the last line of all.
+                # Why is the last line of all, or that of the model's failure.
                 log.info("process_given_up", name=name, how=str(ending))
+
+    def failed(self, model: str, reason: GiveUp) -> None:
+        log.error("model_failed", model=model, reason=reason.message)
+        self._pids = {n: pid for n, pid in self._pids.items() if not n.startswith(f"{model}.")}
 
     def stopping(self) -> None:
         log.info("stopping", drain_timeout_s=self._plan.settings.server.drain_timeout_s)
@@ -85,12 +91,17 @@ class JsonView:
             "url": url,
             "api": f"{url}/v1",
             "metrics": f"{url}/metrics",
-            "model": str(shown_path(self._plan.model_dir)),
+            **self._models(),
             "pids": {
                 "supervisor": os.getpid(),
-                **{name: self._pids[name] for name in self._plan.process_names},
+                **{n: self._pids[n] for n in self._plan.process_names if n in self._pids},
             },
         }
         out = never_waiting(sys.stdout)  # nobody may hold up the supervisor
         out.write(json.dumps(line) + "\n")
         out.flush()
+
+    def _models(self) -> dict[str, object]:
+        """Return the path of the only model, or of each by its name."""
+        paths = {model.name: str(shown_path(model.model_dir)) for model in self._plan.models}
+        return {"model": paths[""]} if "" in paths else {"models": paths}

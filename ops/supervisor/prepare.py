@@ -1,4 +1,4 @@
-"""What `triolet serve` finds out before it starts anything: the model, its name, sizes, tenants."""
+"""What `triolet serve` finds out before it starts anything: models, their names, sizes, tenants."""
 
 from __future__ import annotations
 
@@ -12,38 +12,59 @@ from triolet.tenants_form import read_tenants
 
 from ..model_directory import check_start, with_model_name, with_pool_share
 from ..models.choose import ready_model
+from ..models.several import name_of, naming
 from ..settings.form import Settings, of_role
-from .plan import FleetPlan
+from .plan import FleetPlan, ModelPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from triolet.config import Dtype, TenantsConfig
 
 
-def prepare(settings: Settings, gpus: tuple[str, ...]) -> FleetPlan:
-    """Return the plan of a fleet: the settings with what follows from model and machine.
+def prepare(settings: Settings, models: Sequence[Settings], gpus: tuple[str, ...]) -> FleetPlan:
+    """Return the plan of a fleet: the settings with what follows from models and machine.
 
     Args:
-      settings: as given.
+      settings: of the fleet, as given.
+      models: the same for each model; versions of the store are directories already.
       gpus: of this machine, as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
       ConfigError: they cannot work here.
       FetchFailed: a model that was asked for by name cannot be had.
     """
+    # Also those of models that do not run yet: when they do, there is memory for all.
+    num_workers = sum(own.fleet.prefill + own.fleet.decode for own in models)
+    plans = []
+    for own in models:
+        with naming(name_of(own)):
+            plans.append(_prepared(own, num_workers, gpus))
+    require_tenants(settings.server.tenants)
+    return FleetPlan(settings if settings.models else plans[0].settings, tuple(plans), gpus)
+
+
+def _prepared(settings: Settings, num_workers: int, gpus: tuple[str, ...]) -> ModelPlan:
+    """Return what a model's processes are.
+
+    Args:
+      settings: for this model.
+      num_workers: of all models together; they share the memory.
+      gpus: of this machine.
+
+    Raises:
+      ConfigError: it cannot be served so.
+    """
     model = ready_model(settings.fleet.model)
-    counts = {Role.PREFILL: settings.fleet.prefill, Role.DECODE: settings.fleet.decode}
     dtypes: dict[Role, Dtype] = {}
-    for role in counts:
+    for role in (Role.PREFILL, Role.DECODE):
         worker = settings.worker(role)
-        engine = with_pool_share(worker.engine, sum(counts.values()), len(gpus))
+        engine = with_pool_share(worker.engine, num_workers, len(gpus))
         checked = check_start(model, engine, worker.speculation)
-        found = checked.model.engine
-        settings = of_role(settings, role, engine=found)
+        settings = of_role(settings, role, engine=checked.model.engine)
         dtypes[role] = checked.model.dtype
     named = with_model_name(settings.server, checked.path)
-    require_tenants(named.tenants)
-    settings = replace(settings, server=named)
-    return FleetPlan(checked.path, settings, gpus, dtypes)
+    return ModelPlan(checked.path, replace(settings, server=named), dtypes)
 
 
 def require_tenants(config: TenantsConfig) -> None:

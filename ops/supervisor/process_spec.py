@@ -25,6 +25,8 @@ class ProcessSpec:
       settings: written to its standard input at its start, which stays open.
       arguments: of the command `triolet`, where `argv` means that one: a template can fork it then.
         None for another program.
+      model: the name of the model whose worker it is; empty for a server, and for a worker of the
+        only model where that has no name.
     """
 
     name: str
@@ -35,3 +37,4 @@ class ProcessSpec:
     cores: tuple[int, ...] = ()
     settings: bytes = b""
     arguments: tuple[str, ...] | None = None
+    model: str = ""

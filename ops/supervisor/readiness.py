@@ -1,4 +1,4 @@
-"""Client of /health/ready of every server of a local fleet, each asked on its own socket."""
+"""Client of the probes of every server of a local fleet, each asked on its own socket."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 PROBE_TIMEOUT_S: Final = 2.0
 """For one question to /health/ready, which is answered from memory."""
 PATH: Final = "/health/ready"
+LIVE_PATH: Final = "/health/live"
+"""For fleets whose models all start by command: no request can be computed yet, and none is
+refused."""
 
 
 class Readiness:
@@ -55,11 +58,15 @@ class Readiness:
     ) -> None:
         await self._stack.aclose()
 
-    async def objection(self) -> str | None:
-        """Return what keeps one of them from taking requests; None if nothing does."""
+    async def objection(self, path: str = PATH) -> str | None:
+        """Return what keeps one of them from taking requests; None if nothing does.
+
+        Args:
+          path: that is asked.
+        """
         for client in self._clients:
             try:
-                answer = await client.get(PATH)
+                answer = await client.get(path)
             except httpx2.TransportError as error:
                 return str(error) or type(error).__name__
             if not answer.is_success:

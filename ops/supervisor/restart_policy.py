@@ -1,8 +1,9 @@
 """Whether a process that ended is started again, when, or never. Decides; starts nothing.
 
-Two counts per process. Deaths in a row stretch the delay; a long enough life clears them. Deaths
-before ready count on their own, because they repeat: after a few of them, or at once where the
-process itself said that its configuration cannot work, trying again is no answer.
+Two counts per process. The first death is followed by a new life at once, each further one in a row
+by a longer delay; a long enough life clears them. Deaths before ready count on their own, because
+they repeat: after a few of them, or at once where the process itself said that its configuration
+cannot work, trying again is no answer.
 """
 
 from __future__ import annotations
@@ -108,7 +109,13 @@ class RestartPolicy:
             return Restart(self._config.restart_delay_s, was_asked_for=True)
         elif now - ready_since >= self._config.stable_s:
             self._deaths = 0
-        # The exponent is bounded so that a long record of deaths cannot overflow the float.
-        delay_s = self._config.restart_delay_s * 2.0 ** min(self._deaths, 32)
         self._deaths += 1
-        return Restart(min(delay_s, self._config.max_restart_delay_s))
+        return Restart(self._delay_s())
+
+    def _delay_s(self) -> float:
+        if self._deaths == 1:
+            # The kernel closes a process's sockets before it says that the process has ended.
+            return 0.0
+        # The exponent is bounded so that a long record of deaths cannot overflow the float.
+        delay_s = self._config.restart_delay_s * 2.0 ** min(self._deaths - 2, 32)
+        return min(delay_s, self._config.max_restart_delay_s)

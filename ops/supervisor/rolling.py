@@ -44,33 +44,37 @@ class Step:
         return f"{self.name}: {self.move.value}"
 
 
-ORDER = (Role.PREFILL, Role.DECODE, Role.SERVER)
+ORDER = (Role.PREFILL, Role.DECODE, Role.CONTROL, Role.SERVER)
+_ALONE = (Role.CONTROL, Role.SERVER)
+"""Roles of no model."""
 
 
 def restart_steps(
     specs: Sequence[ProcessSpec],
-    spares: Mapping[Role, ProcessSpec],
+    spares: Mapping[tuple[str, Role], ProcessSpec],
     roles: Collection[Role],
 ) -> list[Step]:
-    """Return what to do, in order.
+    """Return what to do, in order: model by model, then control, then the servers.
 
     Args:
-      specs: the fleet.
-      spares: what may stand in, by role.
+      specs: what runs.
+      spares: what may stand in, by model and role.
       roles: which processes to restart.
     """
     steps: list[Step] = []
-    for role in ORDER:
-        if role not in roles:
+    models = dict.fromkeys(spec.model for spec in specs if spec.role not in _ALONE)
+    for model, role in ((model, role) for model in models for role in ORDER):
+        if role not in roles or role in _ALONE:
             continue
-        names = [spec.name for spec in specs if spec.role is role]
-        if role is Role.SERVER:
-            steps += [Step(Move.REPLACE, name) for name in names]
-            continue
-        spare = spares.get(role) if len(names) == 1 else None
+        own = [spec.name for spec in specs if (spec.model, spec.role) == (model, role)]
+        spare = spares.get((model, role)) if len(own) == 1 else None
         if spare is not None:
             steps.append(Step(Move.START_SPARE, spare.name))
-        steps += [Step(Move.RESTART, name) for name in names]
+        steps += [Step(Move.RESTART, name) for name in own]
         if spare is not None:
             steps.append(Step(Move.RETIRE_SPARE, spare.name))
+    if Role.CONTROL in roles:
+        steps += [Step(Move.RESTART, spec.name) for spec in specs if spec.role is Role.CONTROL]
+    if Role.SERVER in roles:
+        steps += [Step(Move.REPLACE, spec.name) for spec in specs if spec.role is Role.SERVER]
     return steps

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 import trio
@@ -30,24 +30,37 @@ from ..running_fleets import SUPERVISOR_SOCKET, Note, write_note
 from ..settings.form import of_role
 from .json_view import JsonView
 from .placement import VISIBLE_GPUS, gpu_names
-from .plan import Door, door_path, plan_processes
-from .readiness import Readiness
+from .plan import Door, control_address, door_path, plan_processes
+from .readiness import LIVE_PATH, PATH, Readiness
 from .restart_policy import GiveUp
 from .rolling import ORDER
+from .scaling import MEMBERS, Scaling
 from .slot import RestartFailed
 from .supervisor import Supervisor, stop_on_signals
-from .supervisor_socket import Finished, Refused, StepBegan, answer_commands
+from .supervisor_socket import (
+    Finished,
+    Models,
+    ModelsRequest,
+    Refused,
+    RestartRequest,
+    ScaleRequest,
+    StartModelRequest,
+    StepBegan,
+    StopModelRequest,
+    answer_commands,
+)
 from .terminal_view import TerminalView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from triolet.config import ServerConfig, SupervisorConfig
 
     from .plan import FleetPlan
+    from .process_spec import ProcessSpec
     from .rolling import Step
     from .starter import Starter
-    from .supervisor_socket import RestartRequest, Tell
+    from .supervisor_socket import Request, Tell
     from .view import View
 
 NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
@@ -76,22 +89,17 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
     if fleet.pin is not Pinning.OFF and sys.platform != "linux":
         raise ConfigError(f"fleet.pin is {fleet.pin.value!r}; allowed on this system: off")
     with ExitStack() as held:
-        bound = bind_ports(server.host, server.port, fleet.servers)
-        for one in bound:
-            held.enter_context(one)
-        directory = held.enter_context(private_directory(parent_directory()))
-        port: int = bound[0].getsockname()[1]
-        settings = of_role(plan.settings, Role.SERVER, port=port)
+        place = _take_place(plan, held)
+        directory, port = place.directory, place.port
+        members_file = str(directory / MEMBERS)
+        settings = of_role(plan.settings, Role.SERVER, port=port, members_file=members_file)
         plan = replace(plan, settings=settings)
-        own_paths = [door_path(directory, name) for name in plan.server_names if fleet.servers > 1]
-        own = [held.enter_context(bind_door(path)) for path in own_paths]
-        doors = [
-            Door(one.fileno(), None if each is None else each.fileno())
-            for one, each in zip_longest(bound, own)
-        ]
-        specs, spares = plan_processes(
-            plan, command_line(), directory, os.getpid(), available_cores(), doors
-        )
+
+        def planned(plan: FleetPlan) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
+            cores = available_cores()
+            return plan_processes(plan, command_line(), directory, os.getpid(), cores, place.doors)
+
+        specs, spares = planned(plan)
         log_choices(plan)
         view, on_log = choose_view(plan)
         supervisor = Supervisor(
@@ -101,10 +109,13 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
             view,
             on_log,
             spares=spares,
+            stopped=[model.name for model in plan.models if not model.starts],
             worker_drain_s=plan.worker_drain_s,
             starter=starter,
         )
-        write_note(directory, Note(port, tuple(plan.process_names)))
+        addresses = {one.name: control_address(directory, one) for one in plan.workers}
+        note = Note(port, base_url(server.host, port), addresses)
+        write_note(directory, note)
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -113,24 +124,64 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
                 base_url(server.host, port),
                 view,
                 directory / SUPERVISOR_SOCKET,
-                own_paths,
+                place.own_paths,
                 starter,
+                Scaling(plan, note, directory, lambda grown: planned(grown)[0]),
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
 
 
+class _Place(NamedTuple):
+    """What a fleet holds from before its first process to after its last.
+
+    Attributes:
+      directory: private.
+      port: that clients connect to.
+      own_paths: of each server if there are several.
+      doors: of each server.
+    """
+
+    directory: Path
+    port: int
+    own_paths: list[Path]
+    doors: list[Door]
+
+
+def _take_place(plan: FleetPlan, held: ExitStack) -> _Place:
+    """Take port and directory for as long as `held` is open.
+
+    Raises:
+      ConfigError: one cannot be had.
+    """
+    server, servers = plan.settings.server, plan.settings.fleet.servers
+    bound = bind_ports(server.host, server.port, servers)
+    for one in bound:
+        held.enter_context(one)
+    directory = held.enter_context(private_directory(parent_directory()))
+    own_paths = [door_path(directory, name) for name in plan.server_names if servers > 1]
+    own = [held.enter_context(bind_door(path)) for path in own_paths]
+    doors = [
+        Door(one.fileno(), None if each is None else each.fileno())
+        for one, each in zip_longest(bound, own)
+    ]
+    return _Place(directory, bound[0].getsockname()[1], own_paths, doors)
+
+
 def log_choices(plan: FleetPlan) -> None:
-    """Log what was chosen for each kind of worker from model and machine."""
-    for role, dtype in plan.dtypes.items():
-        engine = plan.settings.worker(role).engine
-        log.info(
-            "engine_chosen",
-            role=role.value,
-            device=engine.device,
-            dtype=dtype.value,
-            kv_pool_bytes=engine.kv_pool_bytes or "sized by the worker on its GPU",
-        )
+    """Log what was chosen for each model and kind of worker from model and machine."""
+    for model in plan.models:
+        about = {"model": model.name} if model.name else {}
+        for role, dtype in model.dtypes.items():
+            engine = model.settings.worker(role).engine
+            log.info(
+                "engine_chosen",
+                **about,
+                role=role.value,
+                device=engine.device,
+                dtype=dtype.value,
+                kv_pool_bytes=engine.kv_pool_bytes or "sized by the worker on its GPU",
+            )
 
 
 def server_exit_s(server: ServerConfig) -> float:
@@ -198,6 +249,7 @@ async def run_fleet(
     socket_path: Path | None = None,
     own_paths: Sequence[Path] = (),
     starter: Starter | None = None,
+    scaling: Scaling | None = None,
 ) -> GiveUp | None:
     """Run a fleet and say when it takes requests; return why it had to end, if it had to.
 
@@ -209,6 +261,7 @@ async def run_fleet(
       socket_path: where commands reach the supervisor; None for nowhere.
       own_paths: where each server is reached if there are several.
       starter: of the processes; None spawns each.
+      scaling: plans other numbers of workers; None where no command comes.
     """
     readiness = partial(Readiness, url, own_paths)
     async with trio.open_nursery() as nursery:
@@ -217,8 +270,8 @@ async def run_fleet(
             nursery.start_soon(starter.reap_strays)
         nursery.start_soon(_tell_of_the_end, supervisor)
         nursery.start_soon(_announce, supervisor, config, url, readiness, view)
-        if socket_path is not None:
-            command = partial(_restart, supervisor, readiness)
+        if socket_path is not None and scaling is not None:
+            command = partial(_obey, supervisor, readiness, scaling)
             await nursery.start(answer_commands, socket_path, command)
         outcome = await supervisor.run()
         nursery.cancel_scope.cancel()
@@ -226,8 +279,78 @@ async def run_fleet(
 
 
 async def _tell_of_the_end(supervisor: Supervisor) -> None:
-    await supervisor.wait_stopping()
+    await supervisor.stopping.wait()
     tell_service_manager(STOPPING, "STATUS=Shutting down")
+
+
+async def _obey(
+    supervisor: Supervisor,
+    readiness: Callable[[], Readiness],
+    scaling: Scaling,
+    request: Request,
+    tell: Tell,
+) -> None:
+    """Do what a command asked for, and tell it of each step."""
+
+    async def begun(text: str) -> None:
+        log.info("model_step", step=text)
+        await tell(StepBegan(text))
+
+    match request:
+        case ModelsRequest():
+            await tell(Models(supervisor.models(), supervisor.run_id))
+        case RestartRequest():
+            done = Told("restarted", "restart_failed", {})
+            await _told(partial(_restart, supervisor, readiness, request, tell), done, tell)
+        case StartModelRequest(model):
+            done = Told("model_started", "model_start_failed", {"model": model})
+            await _told(partial(supervisor.start_model, model, begun), done, tell)
+        case ScaleRequest(model, role):
+            done = Told("scaled", "scale_failed", {"model": model, "role": role.value})
+            await _told(partial(_scale, supervisor, scaling, request, begun), done, tell)
+        case StopModelRequest(model):
+            done = Told("model_stopped", "model_stop_failed", {"model": model})
+            await _told(partial(supervisor.stop_model, model, begun), done, tell)
+
+
+async def _scale(
+    supervisor: Supervisor,
+    scaling: Scaling,
+    request: ScaleRequest,
+    begun: Callable[[str], Awaitable[None]],
+) -> None:
+    model, role = request.model, request.role
+    try:
+        specs = scaling.plan(model, role, request.count)
+    except ConfigError as error:
+        raise RestartFailed(str(error)) from error
+    await supervisor.scale(model, role, specs, partial(scaling.note, model), begun)
+
+
+class Told(NamedTuple):
+    """What the log says at the end of a command.
+
+    Attributes:
+      done: event of its success.
+      failed: event of its failure.
+      facts: of either.
+    """
+
+    done: str
+    failed: str
+    facts: dict[str, str]
+
+
+async def _told(do: Callable[[], Awaitable[None]], said: Told, tell: Tell) -> None:
+    """Do something, and tell and log how it ended."""
+    try:
+        await do()
+    except RestartFailed as error:
+        log.warning(said.failed, **said.facts, message=str(error))
+        await tell(Refused(str(error)))
+    else:
+        log.info(said.done, **said.facts)
+        await tell(Finished())
 
 
 async def _restart(
@@ -236,21 +359,12 @@ async def _restart(
     request: RestartRequest,
     tell: Tell,
 ) -> None:
-    """Do what a command asked for, and tell it of each step."""
-
     async def begun(step: Step) -> None:
         log.info("restart_step", name=step.name, move=step.move.name.lower())
         await tell(StepBegan(str(step)))
 
     async with readiness() as servers:
-        try:
-            await supervisor.restart(request.roles or tuple(ORDER), servers.is_met, begun)
-        except RestartFailed as error:
-            log.warning("restart_failed", message=str(error))
-            await tell(Refused(str(error)))
-        else:
-            log.info("restarted")
-            await tell(Finished())
+        await supervisor.restart(request.roles or tuple(ORDER), servers.is_met, begun)
 
 
 async def _announce(
@@ -265,10 +379,13 @@ async def _announce(
     state: str | None = "it did not answer"
     async with readiness() as servers:
         with trio.move_on_after(config.ready_timeout_s):
-            while (state := await servers.objection()) is not None:  # noqa: ASYNC110
+            while not supervisor.stopping.is_set():
+                state = await servers.objection(PATH if supervisor.runs_models else LIVE_PATH)
+                if state is None:
+                    view.serving(url)
+                    tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
+                    return
                 await trio.sleep(config.ready_poll_s)
-            view.serving(url)
-            tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
             return
     supervisor.fail(
         GiveUp(

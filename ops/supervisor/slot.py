@@ -7,12 +7,12 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
 from triolet.errors import TrioletError
-from triolet.status import SUCCESSOR_SIGNAL, ServerReady, WorkerReady
+from triolet.status import SUCCESSOR_SIGNAL, ControlReady, ServerReady, WorkerReady
 
 from ..exit_codes import EXIT_FAILED
 from .child import Child
@@ -30,11 +30,8 @@ if TYPE_CHECKING:
     from .view import Watcher
 
 
-STOPPING: Final = "the fleet is being stopped"
-
-
 class StartAbandoned(TrioletError):
-    """The fleet is being stopped; there is no process."""
+    """The fleet or the model is being stopped; there is no process."""
 
 
 class RestartFailed(TrioletError):
@@ -51,6 +48,7 @@ class Life:
       over: set once it is gone; `ending` says how.
       ending: None while it runs.
       is_leaving: it was asked to; its end is no death.
+      began_at: when it was started.
     """
 
     child: Child
@@ -58,6 +56,7 @@ class Life:
     over: trio.Event = field(default_factory=trio.Event)
     ending: Ending | None = None
     is_leaving: bool = False
+    began_at: float = field(default_factory=trio.current_time)
 
     def ask_to_leave(self, number: int) -> None:
         """Send the signal by which this kind of process leaves in order."""
@@ -81,13 +80,13 @@ class Slot:
       config: delays and bounds.
       watcher: who is told.
       on_log: called with each line on stderr; None lets it go where the supervisor's goes.
-      stop: set when the fleet ends: nothing is started any more.
       nursery: for the lives.
 
     Attributes:
       spec: as given.
       lives: those that run, oldest first.
       current: the one that counts; None before the first.
+      ended_s: how long its processes ran that have ended [s].
     """
 
     def __init__(
@@ -97,29 +96,38 @@ class Slot:
         config: SupervisorConfig,
         watcher: Watcher,
         on_log: Callable[[str, bytes], None] | None,
-        stop: trio.Event,
         nursery: trio.Nursery,
     ) -> None:
         self.spec = spec
         self.lives: list[Life] = []
         self.current: Life | None = None
+        self.ended_s = 0.0
         self._starter = starter
         self._config = config
         self._watcher = watcher
         self._on_log = on_log
-        self._stop = stop
+        self._stop = trio.Event()
         self._nursery = nursery
         self._policy = RestartPolicy(spec.name, config)
         self._news = trio.Event()
         self._starts: set[trio.CancelScope] = set()
 
-    def abandon_starts(self) -> None:
-        """Wait for no template any more; `stop` is set."""
+    @property
+    def worker_seconds(self) -> float:
+        """How long its processes have run together [s]."""
+        now = trio.current_time()
+        running = sum(now - life.began_at for life in self.lives if life.ending is None)
+        return self.ended_s + running
+
+    def end(self) -> None:
+        """Start nothing any more. What runs is not signalled."""
+        self._stop.set()
         for scope in self._starts:
             scope.cancel()
+        self._tell()
 
     async def keep(self) -> GiveUp | None:
-        """Start the process, and again whenever it ends, until `stop` is set.
+        """Start the process, and again whenever it ends, until `end` was called.
 
         Returns:
           Why it cannot be kept alive, if so.
@@ -157,12 +165,17 @@ class Slot:
 
         Args:
           within_s: after which it is killed.
+
+        Raises:
+          RestartFailed: the fleet or the model ends.
         """
         old = self.current
         if old is not None:
             old.ask_to_leave(signal.SIGTERM)
             await old.see_out(within_s)
         while self.current in (None, old) or not self.current.ready.is_set():
+            if self._stop.is_set():
+                raise RestartFailed(f"{self.spec.name} is being stopped")
             await self._news.wait()
 
     async def replace(self, within_s: float) -> None:
@@ -189,7 +202,7 @@ class Slot:
         """
         name = self.spec.name
         if self._stop.is_set():
-            raise RestartFailed(STOPPING)
+            raise RestartFailed(f"{name} is being stopped")
         try:
             life = await self._begin()
         except OSError as error:
@@ -212,15 +225,21 @@ class Slot:
             await life.see_out(within_s)
 
     async def wait_ready(self) -> None:
-        """Wait until a life is ready."""
+        """Wait until a life is ready.
+
+        Raises:
+          StartAbandoned: the fleet or the model ends before.
+        """
         while self.current is None or not self.current.ready.is_set():
+            if self._stop.is_set():
+                raise StartAbandoned(f"{self.spec.name} is being stopped")
             await self._news.wait()
 
     async def _begin(self) -> Life:
         name = self.spec.name
 
         def take_report(report: Report) -> None:
-            if isinstance(report, WorkerReady | ServerReady):
+            if isinstance(report, WorkerReady | ServerReady | ControlReady):
                 life.ready.set()
                 if life is self.current:
                     self._policy.became_ready(trio.current_time())
@@ -236,7 +255,7 @@ class Slot:
             finally:
                 self._starts.remove(scope)
         if process is None:
-            raise StartAbandoned(STOPPING)
+            raise StartAbandoned(f"{name} is being stopped")
         settings = self.spec.settings
         life = Life(Child(process, settings, self._config, take_report, take_log))
         self.lives.append(life)
@@ -250,6 +269,7 @@ class Slot:
 
     async def _see_through(self, life: Life) -> None:
         life.ending = await life.child.run()
+        self.ended_s += trio.current_time() - life.began_at
         self._starter.ended(life.child.pid)
         self.lives.remove(life)
         if self._stop.is_set() or life.is_leaving or life is not self.current:

@@ -22,6 +22,7 @@ from triolet.errors import TrioletError
 from triolet.ids import Role
 
 from ..logs import forget_logs
+from ..models.several import each_model
 from ..role_process import PR_SET_CHILD_SUBREAPER, prctl
 from ..template import SERVER_MODULES, WORKER_MODULES, ForkAnswer, ForkRequest, run_template
 
@@ -36,6 +37,7 @@ log = structlog.get_logger(__name__)
 
 MODULES: Final = {
     Role.SERVER: SERVER_MODULES,
+    Role.CONTROL: SERVER_MODULES,
     Role.PREFILL: WORKER_MODULES,
     Role.DECODE: WORKER_MODULES,
 }
@@ -240,10 +242,16 @@ def roles_of_templates(settings: Settings, gpus: Sequence[str]) -> list[Role]:
     """
     if not (settings.supervisor.templates and sys.platform == "linux" and has_pidfds()):
         return []
-    num_workers = {Role.PREFILL: settings.fleet.prefill, Role.DECODE: settings.fleet.decode}
-    devices = {role: settings.worker(role).engine.device for role, n in num_workers.items() if n}
+    fleets = [own.fleet for own in each_model(settings)]
+    roles = (Role.PREFILL,) * any(one.prefill for one in fleets) + (Role.DECODE,)
+    devices = {role: settings.worker(role).engine.device for role in roles}
     on_cpu = "cpu" if gpus else AUTO_DEVICE
-    return [Role.SERVER, *(role for role, one in devices.items() if one in ("cpu", on_cpu))]
+    control = [Role.CONTROL] * bool(settings.models)
+    return [
+        Role.SERVER,
+        *control,
+        *(role for role, one in devices.items() if one in ("cpu", on_cpu)),
+    ]
 
 
 def has_pidfds() -> bool:

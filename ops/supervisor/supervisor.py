@@ -4,15 +4,20 @@ command, and ends all in order: servers first, so that their streams finish, the
 
 from __future__ import annotations
 
+import secrets
 import signal
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from triolet.ids import Role
 
-from .rolling import Move, restart_steps
-from .slot import RestartFailed, Slot
+from ..exit_codes import EXIT_BAD_INPUT
+from .group import Group, Phase, see_out
+from .plan import CONTROL_NAME
+from .restart import Limits, take_steps
+from .slot import RestartFailed, Slot, StartAbandoned
 from .starter import Starter
 
 if TYPE_CHECKING:
@@ -20,11 +25,13 @@ if TYPE_CHECKING:
 
     from triolet.config import SupervisorConfig
 
+    from .model_status import ModelStatus
     from .process_spec import ProcessSpec
     from .restart_policy import GiveUp
     from .rolling import Step
     from .view import Watcher
 
+RUN_ID_BYTES: Final = 8
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, the polite request, and a terminal that was closed: all mean a clean shutdown."""
 
@@ -40,9 +47,14 @@ class Supervisor:
       on_log: called with a process's name and each line on its stderr; None lets those lines go to
         the supervisor's own stderr.
       spares: what stands in for the only process of its role while that is restarted; at most one
-        of a role.
+        of a model and role.
+      stopped: names of the models whose workers are started by command alone.
       worker_drain_s: how long a worker that is restarted may let its sequences finish.
       starter: starts the processes; None spawns each.
+
+    Attributes:
+      stopping: set once the shutdown has begun, for whatever reason.
+      run_id: of this fleet, from its start to its end.
     """
 
     def __init__(
@@ -54,22 +66,36 @@ class Supervisor:
         on_log: Callable[[str, bytes], None] | None = None,
         *,
         spares: Sequence[ProcessSpec] = (),
+        stopped: Collection[str] = (),
         worker_drain_s: float = 0.0,
         starter: Starter | None = None,
     ) -> None:
-        self._specs = specs
-        self._spares = {spec.role: spec for spec in spares}
+        self.run_id = secrets.token_hex(RUN_ID_BYTES)
         self._config = config
         self._server_exit_s = server_exit_s
         self._worker_drain_s = worker_drain_s
         self._starter = starter or Starter()
         self._watcher = watcher
         self._on_log = on_log
-        self._slots: dict[str, Slot] = {}
+        self._stopped = stopped
+        servers = [spec for spec in specs if spec.role is Role.SERVER]
+        self._servers = Group("", servers, (), self._new_slot)
+        control = [spec for spec in specs if spec.role is Role.CONTROL]
+        self._control = Group("", control, (), self._new_slot)
+        self._models: dict[str, Group] = {}
+        workers = [spec for spec in specs if spec.role in (Role.PREFILL, Role.DECODE)]
+        for name in dict.fromkeys(spec.model for spec in workers):
+            own = [spec for spec in workers if spec.model == name]
+            stand_ins = [spec for spec in spares if spec.model == name]
+            self._models[name] = Group(name, own, stand_ins, self._new_slot)
+        self._nursery: trio.Nursery | None = None
         self._begun = trio.Event()
-        self._stop = trio.Event()
+        self.stopping = trio.Event()
         self._failure: GiveUp | None = None
-        self._is_restarting = False
+        self._restarting: tuple[Group, ...] = ()
+
+    def _new_slot(self, spec: ProcessSpec, nursery: trio.Nursery) -> Slot:
+        return Slot(spec, self._starter, self._config, self._watcher, self._on_log, nursery)
 
     async def run(self) -> GiveUp | None:
         """Run the fleet until `stop` has been called and every process is gone.
@@ -78,47 +104,72 @@ class Supervisor:
           Why it had to end, if not because that was asked for.
         """
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._end_in_order)
-            for spec in (*self._specs, *self._spares.values()):
-                self._slots[spec.name] = Slot(
-                    spec,
-                    self._starter,
-                    self._config,
-                    self._watcher,
-                    self._on_log,
-                    self._stop,
-                    nursery,
-                )
-            for spec in self._specs:
-                nursery.start_soon(self._keep, self._slots[spec.name])
+            for group in self._groups:
+                is_asleep = group in self._models.values() and group.name in self._stopped
+                if group.specs and not is_asleep:
+                    self._launch(group)
             self._begun.set()
         return self._failure
 
-    async def wait_all_ready(self) -> None:
-        """Wait until every process is ready."""
-        await self._begun.wait()
-        for spec in self._specs:
-            await self._slots[spec.name].wait_ready()
+    @property
+    def _groups(self) -> list[Group]:
+        return [self._servers, self._control, *self._models.values()]
 
-    async def wait_stopping(self) -> None:
-        """Wait until the shutdown has begun, for whatever reason."""
-        await self._stop.wait()
+    @property
+    def _running(self) -> list[Group]:
+        return [group for group in self._groups if group.phase is Phase.RUNNING]
+
+    def _launch(self, group: Group) -> None:
+        assert self._nursery is not None, "run has begun"
+        group.begin()
+        self._nursery.start_soon(group.run, self._give_up)
+
+    def _give_up(self, group: Group, reason: GiveUp) -> None:
+        """End a model whose worker cannot be kept alive; the whole fleet where it is the last."""
+        if group.phase is not Phase.RUNNING:
+            return
+        group.failure = reason
+        is_last = all(one.failure for one in self._models.values())
+        # Without control models stay as they are; with a setting that cannot be it never ran.
+        is_needed = group is self._control and reason.exit_code == EXIT_BAD_INPUT
+        if group is self._servers or is_last or is_needed:
+            self.fail(reason)
+            return
+        assert self._nursery is not None, "run has begun"
+        self._watcher.failed(group.name or CONTROL_NAME, reason)
+        group.end()
+        self._nursery.start_soon(group.leave, self._worker_exit_s)
+
+    @property
+    def _worker_exit_s(self) -> float:
+        """The longest time from the request to a worker to leave to its end [s]."""
+        return self._worker_drain_s + self._config.worker_exit_s
+
+    async def wait_all_ready(self) -> None:
+        """Wait until every process is ready that was started and whose model has not failed."""
+        await self._begun.wait()
+        for group in self._running:
+            try:
+                await group.wait_ready()
+            except StartAbandoned:
+                continue
 
     def stop(self) -> None:
         """Begin the shutdown in order; called again, kill what still runs."""
-        if self._stop.is_set():
-            for slot in self._slots.values():
-                for life in slot.lives:
-                    life.child.signal(signal.SIGKILL)
+        if self.stopping.is_set():
+            for life in chain.from_iterable(group.lives() for group in self._groups):
+                life.child.signal(signal.SIGKILL)
             return
         self._watcher.stopping()
-        self._stop.set()
-        for slot in self._slots.values():
-            slot.abandon_starts()
+        self.stopping.set()
+        for group in self._groups:
+            group.end()
 
     def fail(self, reason: GiveUp) -> None:
         """Begin the shutdown because of this; the first reason is the one that counts."""
-        if self._failure is None and not self._stop.is_set():
+        if self._failure is None and not self.stopping.is_set():
             self._failure = reason
             self.stop()
 
@@ -128,7 +179,8 @@ class Supervisor:
         is_met: Callable[[str], Awaitable[bool]],
         tell: Callable[[Step], Awaitable[None]],
     ) -> None:
-        """Restart every process of some roles in turn while the others serve.
+        """Restart every process of some roles in turn while the others serve. Workers of models
+        that do not run stay as they are.
 
         Args:
           roles: which.
@@ -136,101 +188,172 @@ class Supervisor:
           tell: called before each step.
 
         Raises:
-          RestartFailed: another restart is under way, the fleet ends, or a new process did not
-            become ready. What was not restarted yet runs on.
+          RestartFailed: another restart is under way, there is nothing to restart, the fleet ends,
+            or a new process did not become ready. What was not restarted yet runs on.
         """
-        if self._is_restarting:
-            raise RestartFailed("a restart is under way already; wait for its end")
-        self._is_restarting = True
+        if self._restarting:
+            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        try:
+            self._starter.renew()
+        except OSError as error:
+            raise RestartFailed(f"cannot start a template of new processes: {error}") from error
+        self._restarting = tuple(
+            group
+            for group in self._running
+            if not {spec.role for spec in group.specs}.isdisjoint(roles)
+        )
+        if not self._restarting:
+            raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
+        limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
         failure: RestartFailed | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cancel_at_stop, nursery.cancel_scope)
                 try:
-                    await self._take_steps(roles, is_met, tell)
+                    await take_steps(self._restarting, roles, is_met, tell, limits)
                 except RestartFailed as error:
                     failure = error
                 nursery.cancel_scope.cancel()
         finally:
-            self._is_restarting = False
-        if self._stop.is_set():
+            self._restarting = ()
+        if self.stopping.is_set():
             raise RestartFailed("the fleet was stopped meanwhile")
         if failure is not None:
             raise failure
 
-    async def _take_steps(
-        self,
-        roles: Collection[Role],
-        is_met: Callable[[str], Awaitable[bool]],
-        tell: Callable[[Step], Awaitable[None]],
-    ) -> None:
-        worker_exit_s = self._worker_drain_s + self._config.worker_exit_s
-        try:
-            self._starter.renew()
-        except OSError as error:
-            raise RestartFailed(f"cannot start a template of new processes: {error}") from error
-        try:
-            for step in restart_steps(self._specs, self._spares, roles):
-                await tell(step)
-                slot = self._slots[step.name]
-                match step.move:
-                    case Move.START_SPARE:
-                        await slot.start_one()
-                        await self._meet(step.name, is_met)
-                    case Move.RESTART:
-                        await slot.restart(worker_exit_s)
-                        await self._meet(step.name, is_met)
-                    case Move.REPLACE:
-                        await slot.replace(self._server_exit_s)
-                    case Move.RETIRE_SPARE:
-                        await slot.retire(worker_exit_s)
-        except RestartFailed:
-            for spec in self._spares.values():
-                await self._slots[spec.name].retire(worker_exit_s)
-            raise
+    async def start_model(self, name: str, tell: Callable[[str], Awaitable[None]]) -> None:
+        """Start the workers of a model and wait until they are ready. Idempotent.
 
-    async def _meet(self, name: str, is_met: Callable[[str], Awaitable[bool]]) -> None:
-        """Wait until a worker is given work: only then may the next one leave."""
-        with trio.move_on_after(self._config.ready_timeout_s):
-            while not await is_met(name):  # noqa: ASYNC110 (another process knows)
-                await trio.sleep(self._config.ready_poll_s)
-            return
-        raise RestartFailed(
-            f"{name} is up, but after {self._config.ready_timeout_s:.0f} s no server uses it: see "
-            "the server's log lines, or its model is not that of the others"
-        )
+        Args:
+          name: of the model.
+          tell: called before each step, with its words.
+
+        Raises:
+          RestartFailed: there is no such model, a restart is under way, the fleet or the model is
+            stopped meanwhile, or a worker cannot be started.
+        """
+        group = self._to_change(name)
+        if group.phase is Phase.STOPPING:
+            await tell(f"{name}: waiting for the end of its workers")
+            await group.wait_gone()
+            group = self._to_change(name)
+        if group.phase is Phase.STOPPED:
+            self._launch(group)
+            for spec in group.specs:
+                await tell(f"{spec.name}: starting")
+        try:
+            await group.wait_ready()
+        except StartAbandoned:
+            why = f"model {name} was stopped meanwhile"
+            message = why if group.failure is None else group.failure.message
+            raise RestartFailed(message) from None
+
+    async def stop_model(self, name: str, tell: Callable[[str], Awaitable[None]]) -> None:
+        """Let the workers of a model leave in order, and wait until they are gone. Idempotent.
+
+        Args:
+          name: of the model.
+          tell: called before each step, with its words.
+
+        Raises:
+          RestartFailed: there is no such model, a restart is under way, or the fleet ends.
+        """
+        group = self._to_change(name)
+        if group.phase is Phase.RUNNING:
+            assert self._nursery is not None, "a group runs"
+            group.end()
+            self._nursery.start_soon(group.leave, self._worker_exit_s)
+            for spec in group.specs:
+                await tell(f"{spec.name}: draining")
+        await group.wait_gone()
+
+    async def scale(
+        self,
+        model: str,
+        role: Role,
+        specs: Sequence[ProcessSpec],
+        note: Callable[[Sequence[str]], None],
+        tell: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """Have these workers of a model and role and no others, one change after the other.
+
+        Args:
+          model: its name; empty for the only one where that has none.
+          role: of the workers.
+          specs: the workers.
+          note: called with the names of the model's workers before one starts and after one left.
+          tell: called before each step, with its words.
+
+        Raises:
+          RestartFailed: there is no such model, a restart is under way, the fleet or the model is
+            stopped meanwhile, or a worker cannot be started. What was not changed yet stays.
+        """
+        group = self._models[""] if model == "" and "" in self._models else self._to_change(model)
+        if self.stopping.is_set():
+            raise RestartFailed("the fleet is being stopped")
+        if self._restarting:
+            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        present = [spec for spec in group.specs if spec.role is role]
+        wanted = {spec.name for spec in specs}
+        known = {spec.name for spec in present}
+        self._restarting = (group,)
+        try:
+            for spec in specs:
+                if spec.name not in known:
+                    await tell(f"{spec.name}: starting")
+                    note([*(one.name for one in group.specs), spec.name])
+                    try:
+                        await group.add(spec)
+                    except RestartFailed:
+                        note([one.name for one in group.specs])
+                        raise
+            for spec in reversed(present):
+                if spec.name not in wanted:
+                    await tell(f"{spec.name}: draining")
+                    await group.remove(spec, self._worker_exit_s)
+                    note([one.name for one in group.specs])
+        finally:
+            self._restarting = ()
+
+    def _to_change(self, name: str) -> Group:
+        group = self._models.get(name)
+        if group is None or not name:
+            known = ", ".join(one for one in self._models if one)
+            raise RestartFailed(
+                f"no model is called {name!r}; allowed: {known}"
+                if known
+                else "the only model of this fleet has no name, and runs as long as the fleet; "
+                "start it as NAME=MODEL"
+            )
+        if self.stopping.is_set():
+            raise RestartFailed("the fleet is being stopped")
+        if group in self._restarting:
+            raise RestartFailed(
+                f"a restart or a scaling of {name} is under way; ask again after its end"
+            )
+        return group
+
+    @property
+    def runs_models(self) -> bool:
+        """Whether any model has workers that run or are to run."""
+        return any(group.phase is Phase.RUNNING for group in self._models.values())
+
+    def models(self) -> list[ModelStatus]:
+        """Return how each model is."""
+        return [group.status for group in self._models.values()]
 
     async def _cancel_at_stop(self, scope: trio.CancelScope) -> None:
-        await self._stop.wait()
+        await self.stopping.wait()
         scope.cancel()
 
-    async def _keep(self, slot: Slot) -> None:
-        reason = await slot.keep()
-        if reason is not None:
-            self.fail(reason)
-
     async def _end_in_order(self) -> None:
-        await self._stop.wait()
+        await self.stopping.wait()
+        # It would begin what the end of the fleet is to undo.
+        await see_out(self._control.lives(), self._config.worker_exit_s)
         # While the server drains, its streams still need the workers.
-        for roles, grace_s in (
-            ((Role.SERVER,), self._server_exit_s),
-            ((Role.PREFILL, Role.DECODE), self._config.worker_exit_s),
-        ):
-            lives = [
-                life
-                for slot in self._slots.values()
-                if slot.spec.role in roles
-                for life in slot.lives
-            ]
-            for life in lives:
-                # One that leaves already would take a second request for "at once".
-                if not life.is_leaving:
-                    life.ask_to_leave(signal.SIGTERM)
-            with trio.move_on_after(grace_s):
-                for life in lives:
-                    await life.over.wait()
-            for life in lives:
-                life.child.signal(signal.SIGKILL)
+        await see_out(self._servers.lives(), self._server_exit_s)
+        workers = chain.from_iterable(group.lives() for group in self._models.values())
+        await see_out(list(workers), self._config.worker_exit_s)
 
 
 async def stop_on_signals(

@@ -15,6 +15,7 @@ import trio
 from triolet.ids import Role  # noqa: TC001 (msgspec reads the annotations)
 
 from ..exit_codes import CommandFailed
+from .model_status import ModelStatus  # noqa: TC001 (msgspec reads the annotations)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -35,6 +36,35 @@ class RestartRequest(msgspec.Struct, frozen=True, tag_field="request", tag="rest
     roles: tuple[Role, ...]
 
 
+class StartModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="start_model"):
+    """Start the workers of a model. Idempotent."""
+
+    model: str
+
+
+class StopModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="stop_model"):
+    """Let the workers of a model drain and leave. Idempotent."""
+
+    model: str
+
+
+class ScaleRequest(msgspec.Struct, frozen=True, tag_field="request", tag="scale"):
+    """Have so many workers of a model and role. Idempotent."""
+
+    model: str
+    role: Role
+    count: int
+
+
+class ModelsRequest(msgspec.Struct, frozen=True, tag_field="request", tag="models"):
+    """Tell how each model is."""
+
+
+Request: TypeAlias = (
+    RestartRequest | StartModelRequest | StopModelRequest | ScaleRequest | ModelsRequest
+)
+
+
 class StepBegan(msgspec.Struct, frozen=True, tag_field="event", tag="step"):
     """What is done now, in words."""
 
@@ -51,15 +81,30 @@ class Refused(msgspec.Struct, frozen=True, tag_field="event", tag="refused"):
     message: str
 
 
-Answer: TypeAlias = StepBegan | Finished | Refused
-Tell: TypeAlias = "Callable[[Answer], Awaitable[None]]"
+class Models(msgspec.Struct, frozen=True, tag_field="event", tag="models"):
+    """How each model is.
 
+    Attributes:
+      models: each.
+      run: of the supervisor, by an id of its own.
+    """
+
+    models: list[ModelStatus]
+    run: str = ""
+
+
+Answer: TypeAlias = StepBegan | Finished | Refused | Models
+Tell: TypeAlias = "Callable[[Answer], Awaitable[None]]"
+Command: TypeAlias = "Callable[[Request, Tell], Awaitable[None]]"
+"""Does what a request asks for, and tells its steps and its end."""
+
+_REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
 _ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 
 
 async def answer_commands(
     path: Path,
-    restart: Callable[[RestartRequest, Tell], Awaitable[None]],
+    command: Command,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Take requests until cancelled. What one has begun goes on when its command leaves."""
@@ -67,11 +112,11 @@ async def answer_commands(
     await listening.bind(str(path))
     listening.listen(8)
     task_status.started()
-    await trio.serve_listeners(partial(_serve_one, restart), [trio.SocketListener(listening)])
+    await trio.serve_listeners(partial(_serve_one, command), [trio.SocketListener(listening)])
 
 
-async def ask(path: Path, request: RestartRequest) -> AsyncGenerator[Answer, None]:
-    """Send a request and yield the answers, the last of which is Finished or Refused.
+async def ask(path: Path, request: Request) -> AsyncGenerator[Answer, None]:
+    """Send a request and yield the answers, the last of which is no StepBegan.
 
     Raises:
       CommandFailed: nobody answers there, or not to the end.
@@ -92,9 +137,7 @@ async def ask(path: Path, request: RestartRequest) -> AsyncGenerator[Answer, Non
     raise CommandFailed(gone)
 
 
-async def _serve_one(
-    restart: Callable[[RestartRequest, Tell], Awaitable[None]], stream: trio.SocketStream
-) -> None:
+async def _serve_one(command: Command, stream: trio.SocketStream) -> None:
     async def tell(answer: Answer) -> None:
         try:
             with trio.move_on_after(ANSWER_TIMEOUT_S):
@@ -105,17 +148,22 @@ async def _serve_one(
     async with stream:
         try:
             request = await _request(stream)
-        except (msgspec.MsgspecError, trio.TooSlowError, trio.BrokenResourceError) as error:
+        except (
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            trio.TooSlowError,
+            trio.BrokenResourceError,
+        ) as error:
             await tell(Refused(f"this supervisor does not understand the request: {error}"))
         else:
-            await restart(request, tell)
+            await command(request, tell)
 
 
-async def _request(stream: trio.SocketStream) -> RestartRequest:
+async def _request(stream: trio.SocketStream) -> Request:
     with trio.fail_after(REQUEST_TIMEOUT_S):
         async with aclosing(_lines(stream)) as lines:
             async for line in lines:
-                return msgspec.json.decode(line, type=RestartRequest)
+                return _REQUESTS.decode(line)
     raise msgspec.DecodeError("it ends before its first line does")
 
 

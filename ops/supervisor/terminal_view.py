@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from triolet.status import ControlReady, ServerReady, WorkerReady
 from triolet.status import Progress as ProgressReport
-from triolet.status import ServerReady, WorkerReady
 
 from ..model_directory import shown_path
 from ..plain_text import printable
@@ -45,9 +45,10 @@ class TerminalView:
     def __init__(self, plan: FleetPlan, console: Console | None = None) -> None:
         self._plan = plan
         self._console = Console(highlight=False) if console is None else console
+        width = max(map(len, plan.process_names))
         self._bars = Progress(
             SpinnerColumn(style=ACCENT, finished_text="[green]✓"),
-            TextColumn("{task.fields[process]:<10}"),
+            TextColumn(f"{{task.fields[process]:<{width}}}"),
             TextColumn("[dim]{task.description:<12}"),
             BarColumn(bar_width=28, complete_style=ACCENT, finished_style="green"),
             TimeElapsedColumn(),
@@ -94,7 +95,7 @@ class TerminalView:
                 self._bars.update(
                     task, description=stage.replace("_", " "), completed=done, total=total
                 )
-            case WorkerReady() | ServerReady():
+            case WorkerReady() | ServerReady() | ControlReady():
                 if task is not None:
                     self._bars.update(task, description="ready", completed=1, total=1)
                 if isinstance(report, WorkerReady):
@@ -116,10 +117,18 @@ class TerminalView:
             case None if self._is_serving and not self._is_stopping:
                 self._news("dim", f"{name} left, as it was asked to")
             case GiveUp() | None:
-                self._bars.stop()
+                pass  # `failed` or `stopping` follows, or has been
+
+    def failed(self, model: str, reason: GiveUp) -> None:
+        for name in [name for name in self._tasks if name.startswith(f"{model}.")]:
+            self._bars.update(self._tasks[name], description="failed", completed=0, total=1)
+            self._pids.pop(name, None)
+            self._workers.pop(name, None)
+        self._news("red", f"Model {model} has failed, others go on: {reason.message}")
 
     def stopping(self) -> None:
         self._is_stopping = True
+        self._bars.stop()
         if self._is_serving:
             self._news(
                 "dim",
@@ -144,17 +153,24 @@ class TerminalView:
         self._console.print(Text(text, style=style))
 
     def _model_lines(self) -> RenderableType:
-        worker = next(iter(self._workers.values()))
         lines = Table.grid(padding=(0, 2))
         lines.add_column(style="dim", min_width=9)
-        lines.add_row("Model", Text(self._plan.settings.server.model_name, style="bold"))
-        lines.add_row("", Text(str(shown_path(self._plan.model_dir)), style="dim", overflow="fold"))
-        lines.add_row(
-            "",
-            f"{show_count(worker.parameters)} parameters, {worker.dtype}, context of "
-            f"{worker.max_model_len:,} tokens",
-        )
+        for place, model in enumerate(self._plan.models):
+            path = Text(str(shown_path(model.model_dir)), style="dim", overflow="fold")
+            lines.add_row("Model", Text(model.settings.server.model_name, style="bold"))
+            lines.add_row("", path)
+            lines.add_row("", self._model_facts(place))
         return Padding(lines, (0, 0, 0, 1))
+
+    def _model_facts(self, place: int) -> str:
+        names = [one.name for one in self._plan.workers if one.model == place]
+        worker = next((self._workers[name] for name in names if name in self._workers), None)
+        if worker is None:
+            return "not running"
+        return (
+            f"{show_count(worker.parameters)} parameters, {worker.dtype}, context of "
+            f"{worker.max_model_len:,} tokens"
+        )
 
     def _processes(self) -> RenderableType:
         table = Table(box=None, padding=(0, 2, 0, 1), header_style="dim")
@@ -166,7 +182,7 @@ class TerminalView:
         table.add_column("Memory", justify="right")
         table.add_column("Room for")
         for name in self._plan.process_names:
-            pid, worker = self._pids[name], self._workers.get(name)
+            pid, worker = self._pids.get(name, "-"), self._workers.get(name)
             if worker is None:
                 table.add_row(name, str(pid))
                 continue

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from triolet.status import Report
 
-    from .restart_policy import Ending, Verdict
+    from .restart_policy import Ending, GiveUp, Verdict
 
 
 class Watcher(Protocol):
@@ -21,6 +21,10 @@ class Watcher(Protocol):
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         """A process ended; the verdict is None if that was asked for."""
+        ...
+
+    def failed(self, model: str, reason: GiveUp) -> None:
+        """A model's worker cannot be kept alive; other models go on."""
         ...
 
     def stopping(self) -> None: ...

@@ -222,17 +222,6 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
     return min(int(text) * MILLISECONDS, config.default_deadline_s)
 
 
-def check_model(name: str | None, config: ServerConfig) -> None:
-    """Raise the RequestError for a model that is not the served one. None means whichever is."""
-    if name is not None and not config.serves(name):
-        raise RequestError(
-            f"there is no model {echo(name)}; GET /v1/models lists them",
-            status=404,
-            code="model_not_found",
-            param="model",
-        )
-
-
 async def read_fields(
     kind: type[ModelT], services: Services, *, media: Collection[str] = JSON_ONLY
 ) -> ModelT:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from triolet.config import GrammarConfig
 
     from ..contract.generation import TextWatch
-    from .services import Services
+    from .served_models import ServedModel
 
 
 ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
@@ -34,7 +34,7 @@ _OPENING: Final = frozenset("([{")
 _CLOSING: Final = frozenset(")]}")
 
 
-async def read_grammar(fields: ConstraintFields, services: Services) -> Grammar | None:
+async def read_grammar(fields: ConstraintFields, model: ServedModel) -> Grammar | None:
     """Return the grammar that a request asks for, having had it compiled once.
 
     Raises:
@@ -45,12 +45,12 @@ async def read_grammar(fields: ConstraintFields, services: Services) -> Grammar 
         return None
     if len(wanted) > 1:
         raise invalid_request(f"cannot be used together with {wanted[0][0]}", wanted[1][0])
-    (param, grammar), config = wanted[0], services.config.grammar
+    (param, grammar), config = wanted[0], model.config.grammar
     check_bounds(grammar, param, config)
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         text = closed_text(grammar.text, is_strict=_is_strict(fields))
         grammar = Grammar(GrammarKind.JSON_SCHEMA, text)
-    await services.grammars.check(grammar, param)
+    await model.grammars.check(grammar, param)
     return grammar
 
 
@@ -186,7 +186,7 @@ class ToolPlan(NamedTuple):
     watch: Callable[[], TextWatch] | None = None
 
 
-async def plan_tools(fields: ToolFields, services: Services) -> ToolPlan:
+async def plan_tools(fields: ToolFields, model: ServedModel) -> ToolPlan:
     """Return what the tools of a request come to; their grammar has been compiled once.
 
     Raises:
@@ -203,12 +203,12 @@ async def plan_tools(fields: ToolFields, services: Services) -> ToolPlan:
         raise invalid_request("has the same name twice", "tools")
     if choice == "none":
         return ToolPlan()
-    if choice == "auto" and not await services.text.shows_tools():
+    if choice == "auto" and not await model.text.shows_tools():
         raise invalid_request(NOT_SHOWN, "tools")
-    form = services.text.tool_form.of_tools({f.name: f.parameters or {} for f in functions})
-    grammar = _grammar(fields, functions, form, services)
+    form = model.text.tool_form.of_tools({f.name: f.parameters or {} for f in functions})
+    grammar = _grammar(fields, functions, form, model)
     if grammar is not None:
-        await services.grammars.check(grammar, "tools")
+        await model.grammars.check(grammar, "tools")
     shown = [tool.model_dump(exclude_none=True) for tool in fields.tools or ()]
     if choice == "auto" or _is_single(fields):
         return ToolPlan(shown, form, grammar)
@@ -222,7 +222,7 @@ def _is_single(fields: ToolFields) -> bool:
 
 
 def _grammar(
-    fields: ToolFields, functions: Sequence[Function], form: ToolForm, services: Services
+    fields: ToolFields, functions: Sequence[Function], form: ToolForm, model: ServedModel
 ) -> Grammar | None:
     choice = fields.tool_choice or "auto"
     if choice == "auto" and not any(function.strict for function in functions):
@@ -233,12 +233,12 @@ def _grammar(
             continue
         schema = _arguments(function, is_free=choice == "auto")
         param = f"tools.{index}.function.parameters"
-        check_bounds(json_schema(schema), param, services.config.grammar)
+        check_bounds(json_schema(schema), param, model.config.grammar)
         is_strict = bool(function.strict)
         tools.append(CallSchema(function.name, closed(schema, is_strict=is_strict), is_strict))
     if not tools:
         raise invalid_request("names a tool that is not among tools", "tool_choice")
-    demanded = CallRules(tools, choice != "auto", _is_single(fields), services.text.tool_tokens)
+    demanded = CallRules(tools, choice != "auto", _is_single(fields), model.text.tool_tokens)
     try:
         rules = form.rules(demanded)
     except UnenforceableSchemaError as error:

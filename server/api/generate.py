@@ -16,7 +16,7 @@ from triolet.ids import new_request_id
 
 from ..contract.generation import GenerationRequest, TextWatch
 from ..tenants.tenancy import current_tenant
-from .body import check_model, current_key, current_scope, deadline_s, shown_request_id
+from .body import current_key, current_scope, deadline_s, shown_request_id
 from .limits import current_scheduling, renew_tenant, reserved, tier_field
 from .openai.chunks import ChunkStream, Envelope, RunningUsage, total_usage
 from .resuming import resumable_stream, resumable_whole
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..text.tool_calls import ToolForm
     from .request_scope import RequestScope
     from .schemas import GenerationFields
+    from .served_models import ServedModel
     from .services import Services
 
 
@@ -154,6 +155,7 @@ class Plan:
     """One request, ready to run.
 
     Attributes:
+      model: that it is for.
       fields: what it asks for.
       prompts: ids of each prompt.
       max_tokens: most tokens per completion; None if the client did not say.
@@ -166,6 +168,7 @@ class Plan:
       watch: see GenerationRequest.
     """
 
+    model: ServedModel
     fields: GenerationFields
     prompts: Sequence[tuple[int, ...]]
     max_tokens: int | None
@@ -203,22 +206,42 @@ def warming(plan: Plan) -> Plan:
     return replace(plan, fields=fields, max_tokens=1)
 
 
-def check_fields(fields: GenerationFields, services: Services) -> None:
+VERSION_HEADER: Final = "x-triolet-model-version"
+"""On answers of a model that is a version of a store: its digest."""
+
+
+def named_model(name: str | None, services: Services) -> ServedModel:
+    """Return the model that the current request names; the answer's headers tell its version.
+
+    Raises:
+      RequestError: 404, there is no such model.
+    """
+    model = services.models.named(name)
+    if model.digest and has_request_context():
+        current_scope().headers[VERSION_HEADER] = model.digest
+    return model
+
+
+def check_fields(fields: GenerationFields, services: Services) -> ServedModel:
     """Refuse what can be refused before any text is worked on.
+
+    Returns:
+      The model that the request is for.
 
     Raises:
       RequestError: 400, 404, or 503 while the process shuts down.
     """
     if services.state.is_draining:
         raise draining()
-    check_model(fields.model, services.config)
+    model = named_model(fields.model, services)
     current_scheduling(fields.service_tier)
     check_output(fields, current_tenant().plan)
-    check_token_ids(fields, services.text.vocab_size)
+    check_token_ids(fields, model.text.vocab_size)
     if (fields.n or 1) > services.config.max_choices:
         raise invalid_request(f"at most {services.config.max_choices} choices are served", "n")
     if fields.stream_options is not None and not fields.stream:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
+    return model
 
 
 LEVEL_HEADER: Final = "x-triolet-brownout"
@@ -227,7 +250,7 @@ CAP_HEADER: Final = "x-triolet-max-tokens"
 """With it: how long the answer may get."""
 
 
-def refuse_early(fields: GenerationFields, services: Services) -> None:
+def refuse_early(fields: GenerationFields, model: ServedModel) -> None:
     """Raise for a request that waits too long whatever its prompt is, before that is tokenised.
 
     A request that may join a running or kept answer is not refused here.
@@ -237,12 +260,12 @@ def refuse_early(fields: GenerationFields, services: Services) -> None:
     """
     if not has_request_context() or current_key() is not None:
         return
-    if fields.response_cache == "allow" and services.config.response_cache.max_bytes:
+    if fields.response_cache == "allow" and model.config.response_cache.max_bytes:
         return
     live = current_scope()
-    within_s = deadline_s(services.config, is_streamed=bool(fields.stream))
+    within_s = deadline_s(model.config, is_streamed=bool(fields.stream))
     scheduling = current_scheduling(fields.service_tier)
-    services.fleet.admission.refuse_early(
+    model.fleet.admission.refuse_early(
         scheduling, live.request_id, live.key, within_s, trio.current_time()
     )
 
@@ -257,10 +280,10 @@ def capped(
     fields: GenerationFields,
     prompt_tokens: int,
     scheduling: Scheduling,
-    services: Services,
+    model: ServedModel,
 ) -> int:
     """Return how many tokens an answer may have, of those asked for; the response says so."""
-    admission = services.fleet.admission
+    admission = model.fleet.admission
     cap = admission.max_tokens(scheduling, prompt_tokens)
     if cap is None or max_tokens <= max(cap, fields.min_tokens or 0):
         return max_tokens
@@ -286,9 +309,9 @@ def generation_requests(
     Raises:
       RequestError: a prompt is too long for its completion.
     """
-    fields, limits = plan.fields, renew_tenant(services.tenancy).plan
+    model, fields, limits = plan.model, plan.fields, renew_tenant(services.tenancy).plan
     scheduling = current_scheduling(fields.service_tier, services.quotas.store.num_servers)
-    context = context_of(services.fleet.max_model_len, limits)
+    context = context_of(model.fleet.max_model_len, limits)
     requests: list[GenerationRequest] = []
     for prompt_ids in plan.prompts:
         max_tokens = completion_budget(
@@ -298,10 +321,10 @@ def generation_requests(
             context,
             plan.param,
         )
-        max_tokens = capped(max_tokens, fields, len(prompt_ids), scheduling, services)
+        max_tokens = capped(max_tokens, fields, len(prompt_ids), scheduling, model)
         params = sampling_params(
             fields,
-            services.defaults,
+            model.defaults,
             max_tokens=max_tokens,
             logprobs=plan.logprobs,
             grammar=plan.grammar,
@@ -325,7 +348,7 @@ def generation_requests(
                 scheduling=scheduling,
                 key=current_ask_key(),
                 cache=cache,
-                markers=_markers(plan, services) or None,
+                markers=_markers(plan) or None,
                 watch=plan.watch,
             )
             for index, request_id in enumerate(request_ids)
@@ -333,21 +356,21 @@ def generation_requests(
     return requests
 
 
-def _markers(plan: Plan, services: Services) -> dict[int, str]:
+def _markers(plan: Plan) -> dict[int, str]:
     """Return the tokens that the reader of a completion has to see, as its text shows them."""
     of_reasoning = {} if plan.reasoning is None else plan.reasoning.markers
-    return {**(services.text.tool_markers if plan.tool_form else {}), **of_reasoning}
+    return {**(plan.model.text.tool_markers if plan.tool_form else {}), **of_reasoning}
 
 
 def submit_all(
-    requests: Sequence[GenerationRequest], services: Services, live: RequestScope
+    requests: Sequence[GenerationRequest], model: ServedModel, live: RequestScope
 ) -> OutputStream:
     """Begin what was asked for; it ends with `live`.
 
     Raises:
       RequestError: one of them was refused, and nothing was begun.
     """
-    stream = services.fleet.submit(*requests)
+    stream = model.fleet.submit(*requests)
     live.hold(stream)
     return stream
 
@@ -366,14 +389,21 @@ def own_requests(
     return requests
 
 
-def head(kind: str, prefix: str, services: Services) -> dict[str, Any]:
+def head(kind: str, prefix: str, model: ServedModel) -> dict[str, Any]:
     """Return the fields that begin an answer and each chunk of a stream."""
     return {
         "id": f"{prefix}-{current_scope().request_id.hex()}",
         "object": kind,
         "created": int(time.time()),
-        "model": services.config.model_name,
+        "model": model.name,
+        **fingerprint_field(model),
     }
+
+
+def fingerprint_field(model: ServedModel) -> dict[str, str]:
+    """Return what an answer says of its model's version; nothing where that has no digest."""
+    fingerprint = model.system_fingerprint
+    return {} if fingerprint is None else {"system_fingerprint": fingerprint}
 
 
 async def stream_response(
@@ -396,13 +426,14 @@ async def stream_response(
         per_prompt=plan.per_prompt,
         running=running,
     )
-    return await begin_stream(requests, chunks(envelope), plan.fields, services)
+    return await begin_stream(requests, chunks(envelope), plan.fields, plan.model, services)
 
 
 async def begin_stream(
     requests: Sequence[GenerationRequest],
     serializer: Serializer,
     fields: BaseModel,
+    model: ServedModel,
     services: Services,
 ) -> Response:
     """Begin what was asked for and return its stream. With a key it may be one that runs already.
@@ -411,14 +442,15 @@ async def begin_stream(
       requests: what is to be generated.
       serializer: of the endpoint.
       fields: what the client sent, by which its retries are known.
+      model: that computes it.
       services: what it works with.
     """
     key = current_key()
     if key is None:
-        with await reserved(requests, services):
-            stream = submit_all(requests, services, current_scope())
+        with await reserved(requests, model, services):
+            stream = submit_all(requests, model, current_scope())
         return event_stream(stream, serializer, services)
-    response = await resumable_stream(key, fields, serializer, requests, services)
+    response = await resumable_stream(key, fields, serializer, requests, model, services)
     response.headers.update(STREAM_HEADERS)
     return response
 
@@ -452,13 +484,14 @@ async def whole_response(
         }
         return msgspec.json.encode(whole)
 
-    return await begin_whole(requests, document, plan.fields, services)
+    return await begin_whole(requests, document, plan.fields, plan.model, services)
 
 
 async def begin_whole(
     requests: Sequence[GenerationRequest],
     document: Callable[[list[Answer]], bytes],
     fields: BaseModel,
+    model: ServedModel,
     services: Services,
 ) -> Response:
     """Begin what was asked for, wait for its end and return the answer. See `begin_stream`.
@@ -467,16 +500,17 @@ async def begin_whole(
       requests: what is to be generated, one for each choice.
       document: writes the answer.
       fields: what the client sent, by which its retries are known.
+      model: that computes it.
       services: what it works with.
     """
     key = current_key()
     if key is None:
-        with await reserved(requests, services):
-            stream = submit_all(requests, services, current_scope())
+        with await reserved(requests, model, services):
+            stream = submit_all(requests, model, current_scope())
         answers = await collect(stream, len(requests))
         return Response(document(answers), content_type="application/json")
     whole = WholeAnswer(len(requests), document)
-    return await resumable_whole(key, fields, whole, requests, services)
+    return await resumable_whole(key, fields, whole, requests, model, services)
 
 
 def json_response(document: object, status: int = 200) -> Response:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..contract.generation import GenerationRequest
     from .request_scope import Entry, RequestScope
+    from .served_models import ServedModel
     from .services import Services
 
 
@@ -132,18 +133,26 @@ def enter_answer(services: Services, live: RequestScope) -> None:
     _ENTRY.set(live.entry)
 
 
-async def reserved(requests: Sequence[GenerationRequest], services: Services) -> Reservation:
+async def reserved(
+    requests: Sequence[GenerationRequest], model: ServedModel, services: Services
+) -> Reservation:
     """Take what some completions will probably use. A prompt counts once, whatever is made of it.
 
     Args:
       requests: one for each completion; none where nothing is to be begun.
+      model: that they are for, which has prices of its own.
       services: with the accounts.
 
     Raises:
       RequestError: 429 or 400; nothing was taken.
     """
     asked = [
-        Asked(one.request_id, 0 if one.origin_id else len(one.prompt_ids), one.sampling.max_tokens)
+        Asked(
+            one.request_id,
+            0 if one.origin_id else len(one.prompt_ids),
+            one.sampling.max_tokens,
+            model.name,
+        )
         for one in requests
     ]
     return await reserve_for(asked, services)

@@ -33,6 +33,8 @@ _A = TypeVar("_A")
 _R = TypeVar("_R")
 
 READ_BYTES: Final = 65_536
+ALONE: Final = "server"
+"""What workers and audits call the only server on a port."""
 
 
 class PeerAnswer:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from .served_models import ServedModel
     from .services import Services
 
 JOINED: Final = "idempotency-replayed"
@@ -56,6 +57,7 @@ async def kept_reader(
     fields: BaseModel,
     serializer: Serializer,
     requests: Sequence[GenerationRequest],
+    model: ServedModel,
     services: Services,
 ) -> tuple[ResumingReader, bool]:
     """Begin, join or continue an answer; its reading ends with the current request.
@@ -65,6 +67,7 @@ async def kept_reader(
       fields: what was asked for.
       serializer: of the endpoint.
       requests: what is to be generated.
+      model: that generates it.
       services: where it is kept.
 
     Returns:
@@ -74,13 +77,13 @@ async def kept_reader(
       RequestError: it was refused.
     """
     found = kept_answer(key, fields, services)
-    with await reserved(() if found else requests, services):
+    with await reserved(() if found else requests, model, services):
         # Nothing waits from here on: two requests with one key begin one answer.
         position = _wanted_position()
         answer = found or kept_answer(key, fields, services)
         is_new = answer is None
         if answer is None:
-            answer = _begin(key, fields, serializer, requests, services)
+            answer = _begin(key, fields, serializer, requests, model, services)
         reader = services.kept.join(answer, position or 0)
         current_scope().hold(reader)
     return reader, is_new
@@ -91,10 +94,11 @@ async def resumable_stream(
     fields: BaseModel,
     serializer: Serializer,
     requests: Sequence[GenerationRequest],
+    model: ServedModel,
     services: Services,
 ) -> Response:
     """Return a stream that may be continued. See `kept_reader`."""
-    reader, is_new = await kept_reader(key, fields, serializer, requests, services)
+    reader, is_new = await kept_reader(key, fields, serializer, requests, model, services)
     body = ResumableBody(reader, serializer, services.config.keep_alive_s)
     return Response(body, headers={} if is_new else {JOINED: "true"})
 
@@ -104,12 +108,13 @@ async def resumable_whole(
     fields: BaseModel,
     serializer: Serializer,
     requests: Sequence[GenerationRequest],
+    model: ServedModel,
     services: Services,
 ) -> Response:
     """Wait for an answer that comes as a whole. See `kept_reader`."""
     if LAST_EVENT_ID in request.headers:
         raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
-    reader, is_new = await kept_reader(key, fields, serializer, requests, services)
+    reader, is_new = await kept_reader(key, fields, serializer, requests, model, services)
     frames: list[bytes] = []
     while not reader.is_done:
         if taken := reader.take():
@@ -127,6 +132,7 @@ def _begin(
     fields: BaseModel,
     serializer: Serializer,
     requests: Sequence[GenerationRequest],
+    model: ServedModel,
     services: Services,
 ) -> ResumableAnswer:
     if _wanted_position() is not None:
@@ -137,7 +143,7 @@ def _begin(
             param=LAST_EVENT_ID,
         )
     answer = ResumableAnswer(serializer, _fingerprint(fields), services.config.resume)
-    services.kept.begin(_name_of(key), answer, partial(services.fleet.submit, *requests))
+    services.kept.begin(_name_of(key), answer, partial(model.fleet.submit, *requests))
     return answer
 
 

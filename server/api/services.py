@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..cache.front import CachingFleet
+from ..cache.store import ResponseStore
 from ..tenants.opening import quotas_in_memory
 from ..tenants.tenancy import Tenancy
-from ..text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDefaults
 from ..text.threads import FairLimiter
 from .door import BodyRoom, RefusalLog, RefusalPace
 from .operations.fleet_status import RecentFigures
 from .request_scope import ServerState
 from .resume import KeptAnswers
+from .served_models import ModelTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..metrics.metrics import Metrics
-    from ..scheduling.links import Links
     from ..tenants.quotas import Quotas
-    from ..text.grammars import Grammars
-    from ..text.tokenizer import TextModel
     from .peers import Peers
 
 
@@ -34,20 +31,11 @@ class Services:
     """What routes work with."""
 
     config: ServerConfig
-    fleet: Links | CachingFleet
-    text: TextModel
+    models: ModelTable
     metrics: Metrics
-    grammars: Grammars
-    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     state: ServerState = field(default_factory=ServerState)
     count_connections: Callable[[], int] = lambda: 0
     """How many clients are connected."""
-    embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
-    """How inputs become vectors with this model."""
-    card: ModelCard = field(default_factory=ModelCard)
-    """What clients that show models are told of this one."""
-    page_words: PageWords = field(default_factory=PageWords)
-    """What the chat page says of this model."""
     peers: Peers | None = None
     """None where this is the only server."""
     tenancy: Tenancy = field(default_factory=Tenancy)
@@ -55,7 +43,7 @@ class Services:
     quotas: Quotas = field(default_factory=quotas_in_memory)
     """What they may use."""
     started_at: int = field(default_factory=lambda: int(time.time()))
-    """Unix time at which the model became available here, which the API calls its creation."""
+    """Unix time at which the models became available here, which the API calls their creation."""
     kept: KeptAnswers = field(init=False)
     """Answers that clients may come back to."""
     parser_threads: FairLimiter = field(init=False)
@@ -79,11 +67,12 @@ class Services:
         object.__setattr__(self, "recent", RecentFigures(self.metrics, self.config))
         sweeps: list[Callable[[float], None]] = []
         if self.config.response_cache.max_bytes:
-            assert not isinstance(self.fleet, CachingFleet)
-            fleet = CachingFleet(self.fleet, self.config.response_cache, self.quotas)
-            object.__setattr__(self, "fleet", fleet)  # as a frozen dataclass's own __init__ does
-            self.metrics.http.watch_response_cache(fleet)
-            sweeps.append(fleet.store.expire)
+            # One for all models: its bounds are those of the server.
+            store = ResponseStore(self.config.response_cache)
+            models = ModelTable([model.keeping(store, self.quotas) for model in self.models])
+            object.__setattr__(self, "models", models)  # as a frozen dataclass's own __init__ does
+            self.metrics.http.watch_response_cache(store)
+            sweeps.append(store.expire)
         kept = KeptAnswers(
             self.config.resume,
             is_leaving=lambda: self.state.is_draining,

@@ -6,7 +6,7 @@ salt, go to one model, and their answers cannot differ.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -28,7 +28,6 @@ from ..contract.generation import (
     FinishReason,
 )
 from ..contract.output_stream import OutputStream
-from .store import ResponseStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from ..scheduling.delivery import EmbeddingRun
     from ..scheduling.links import Links
     from ..scheduling.status import FleetStatus
-    from .store import Kept
+    from .store import Kept, ResponseStore
 
 
 EVENTS_AT_ONCE: Final = 16
@@ -151,9 +150,10 @@ def size_of(delta: Delta) -> int:
 NAME_BYTES: Final = 32
 
 
-def name_of(request: GenerationRequest, fingerprint: str) -> bytes:
+def name_of(request: GenerationRequest, fingerprint: str, model: str = "") -> bytes:
     """Return the name of a request's answer by the model with this fingerprint.
 
+    The model's own name counts too: two models with the same weights may have two tokenizers.
     Time, urgency and deadline of a request make no difference to it; nor does the seed where
     the best token is always taken.
     """
@@ -165,6 +165,7 @@ def name_of(request: GenerationRequest, fingerprint: str) -> bytes:
             request.scheduling.tenant,
             request.cache_salt,
             fingerprint,
+            model,
             sampling,
             request.stop,
             request.skip_special_tokens,
@@ -189,19 +190,22 @@ class CachingFleet:
 
     Args:
       fleet: which computes what is not here.
+      store: what is kept, of this model and of others.
       config: bounds.
       charges: told of each request that is answered from here.
-
-    Attributes:
-      store: what is kept.
-      outcomes: requests by what came of them.
+      model: its name.
     """
 
     def __init__(
-        self, fleet: Links, config: ResponseCacheConfig, charges: Charges = NO_CHARGES
+        self,
+        fleet: Links,
+        store: ResponseStore,
+        config: ResponseCacheConfig,
+        charges: Charges = NO_CHARGES,
+        model: str = "",
     ) -> None:
-        self.store = ResponseStore(config)
-        self.outcomes: Counter[CacheOutcome] = Counter(dict.fromkeys(CacheOutcome, 0))
+        self.store = store
+        self._model = model
         self._fleet = fleet
         self._charges = charges
         self._max_bytes = config.most_answer_bytes
@@ -221,13 +225,15 @@ class CachingFleet:
         if ask is None:
             return self._fleet.submit(*requests)
         fingerprint = self._fingerprint() if ask.is_reproducible else ""
-        names = [name_of(request, fingerprint) for request in requests] if fingerprint else []
+        names = []
+        if fingerprint:
+            names = [name_of(request, fingerprint, self._model) for request in requests]
         if names and ask.may_find and (found := self._find(names)):
             for request in requests:
                 self._charges.repeated(request.request_id)
             ask.outcome = CacheOutcome.HIT
             ask.age_s = trio.current_time() - min(kept.since for kept in found)
-            self.outcomes[ask.outcome] += 1
+            self.store.outcomes[ask.outcome] += 1
             replays = [
                 Replay(request, msgspec.msgpack.decode(kept.answer, type=Script))
                 for request, kept in zip(requests, found, strict=True)
@@ -235,7 +241,7 @@ class CachingFleet:
             return OutputStream(replays)
         stream = self._fleet.submit(*requests)
         ask.outcome = CacheOutcome.MISS if names else CacheOutcome.BYPASS
-        self.outcomes[ask.outcome] += 1
+        self.store.outcomes[ask.outcome] += 1
         if names:
             recordings = [
                 Recording(generation.request, self._max_bytes, partial(self._keep, name))
@@ -280,7 +286,7 @@ class CachingFleet:
             or script.end.usage.completion_tokens == request.sampling.max_tokens
         )
         # Less computed than was asked for changes the request, or its end.
-        if not is_whole or name_of(request, script.end.fingerprint) != name:
+        if not is_whole or name_of(request, script.end.fingerprint, self._model) != name:
             return
         keeper = Keeper(request.scheduling.tenant.encode(), request.scheduling.cache_share)
         answer = msgspec.msgpack.encode(script)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.fair_lru import FairLru
 
+from ..contract.generation import CacheOutcome
+
 if TYPE_CHECKING:
     from triolet.config import ResponseCacheConfig
     from triolet.fair_lru import Keeper
@@ -46,11 +48,13 @@ class ResponseStore:
     Attributes:
       used_bytes: of all that is kept.
       gone: answers that are not kept any more, by why.
+      outcomes: requests by what came of them.
     """
 
     def __init__(self, config: ResponseCacheConfig) -> None:
         self.used_bytes = 0
         self.gone: Counter[str] = Counter({"expired": 0, "evicted": 0})
+        self.outcomes: Counter[CacheOutcome] = Counter(dict.fromkeys(CacheOutcome, 0))
         self._config = config
         self._kept: dict[bytes, Kept] = {}  # the oldest first
         self._order: FairLru[bytes] = FairLru()

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from triolet.config import ANY_MODEL
-
 from ..api.fields import MAX_INT
 from ..api.ollama.schema import TAG
 from ..jobs.endpoints import MAX_WINDOW_NUMBER, MAX_WINDOW_S
@@ -235,8 +233,9 @@ def add_limits(schemas: dict[str, Schema], services: Services) -> None:
       services: of the server.
     """
     names = model_names(services)
-    ids = services.text.vocab_size - 1
-    room = services.fleet.max_model_len - 1
+    # The widest of all models: a narrower one says so itself.
+    ids = max(model.text.vocab_size for model in services.models) - 1
+    room = max(model.fleet.max_model_len for model in services.models) - 1
     config = services.config
     for component, schema in schemas.items():
         fields = schema.get("properties", {})
@@ -265,10 +264,7 @@ def add_limits(schemas: dict[str, Schema], services: Services) -> None:
 
 def model_names(services: Services) -> list[str]:
     """Return the names that requests may use; none where any will do."""
-    config = services.config
-    if ANY_MODEL in config.model_aliases:
-        return []
-    return [config.model_name, *config.model_aliases]
+    return [] if services.models.takes_any_name else services.models.names
 
 
 def _tagged(names: list[str], component: str) -> list[str]:
@@ -287,8 +283,9 @@ def _narrow_bias(schema: Schema, largest: int) -> None:
 
 def _narrow_lists(schemas: dict[str, Schema], services: Services) -> None:
     """Bound how many prompts, inputs and documents there are, and how long those of ids."""
-    config, room = services.config, services.fleet.max_model_len - 1
-    longest = services.embedding.max_input_tokens or room
+    config = services.config
+    room = max(model.fleet.max_model_len for model in services.models) - 1
+    longest = max(model.embedding.max_input_tokens or room for model in services.models)
     for component, field, most, most_ids in (
         ("CompletionRequest", "prompt", config.max_prompts, room),
         ("EmbeddingFields", "input", config.embedding.max_inputs, longest),
@@ -302,7 +299,9 @@ def _narrow_lists(schemas: dict[str, Schema], services: Services) -> None:
             if part.get("type") == "array":
                 is_ids = part["items"].get("type") == "integer"
                 part["maxItems"] = most_ids if is_ids else most
-    model = services.embedding
+    model = services.models.first.embedding
+    if any(other.embedding != model for other in services.models):
+        return  # what vectors may be like depends on the model
     for component in ("EmbeddingFields", "OllamaEmbed"):
         dimensions = schemas.get(component, {}).get("properties", {}).get("dimensions", {})
         if model.sizes is not None:

@@ -53,7 +53,10 @@ _MODEL: Final = _object(
     object=_one_of("model"),
     created=_INT,
     owned_by=_TEXT,
+    root=_TEXT,
     max_model_len=_COUNT,
+    digest={"type": ["string", "null"]},
+    state=_TEXT,
     type=_one_of("model"),
     display_name=_TEXT,
     lifecycle=_one_of("active"),
@@ -174,49 +177,55 @@ RESULTS: Final[dict[str, Schema]] = {
     ),
     "MessageTokens": _object(input_tokens=_COUNT),
     "Usage": _USAGE,
-    "ChatCompletion": _object(
-        id=_TEXT,
-        object=_one_of("chat.completion"),
-        created=_INT,
-        model=_TEXT,
-        choices=_list(
-            _object(
-                index=_COUNT,
-                message=_with_optional(
-                    _object(
-                        role=_one_of("assistant"),
-                        content={"type": ["string", "null"]},
-                        refusal={"type": ["string", "null"]},
-                    ),
-                    reasoning_content=_TEXT,
-                    tool_calls=_list(
+    "ChatCompletion": _with_optional(
+        _object(
+            id=_TEXT,
+            object=_one_of("chat.completion"),
+            created=_INT,
+            model=_TEXT,
+            choices=_list(
+                _object(
+                    index=_COUNT,
+                    message=_with_optional(
                         _object(
-                            id=_TEXT,
-                            type=_one_of("function"),
-                            function=_object(name=_TEXT, arguments=_TEXT),
-                        )
+                            role=_one_of("assistant"),
+                            content={"type": ["string", "null"]},
+                            refusal={"type": ["string", "null"]},
+                        ),
+                        reasoning_content=_TEXT,
+                        tool_calls=_list(
+                            _object(
+                                id=_TEXT,
+                                type=_one_of("function"),
+                                function=_object(name=_TEXT, arguments=_TEXT),
+                            )
+                        ),
                     ),
-                ),
-                logprobs=_ANY_OBJECT,
-                finish_reason=_one_of("stop", "length", "tool_calls", "content_filter"),
-            )
+                    logprobs=_ANY_OBJECT,
+                    finish_reason=_one_of("stop", "length", "tool_calls", "content_filter"),
+                )
+            ),
+            usage=ref("Usage"),
         ),
-        usage=ref("Usage"),
+        system_fingerprint=_TEXT,
     ),
-    "Completion": _object(
-        id=_TEXT,
-        object=_one_of("text_completion"),
-        created=_INT,
-        model=_TEXT,
-        choices=_list(
-            _object(
-                index=_COUNT,
-                text=_TEXT,
-                logprobs=_ANY_OBJECT,
-                finish_reason=_one_of("stop", "length", "content_filter"),
-            )
+    "Completion": _with_optional(
+        _object(
+            id=_TEXT,
+            object=_one_of("text_completion"),
+            created=_INT,
+            model=_TEXT,
+            choices=_list(
+                _object(
+                    index=_COUNT,
+                    text=_TEXT,
+                    logprobs=_ANY_OBJECT,
+                    finish_reason=_one_of("stop", "length", "content_filter"),
+                )
+            ),
+            usage=ref("Usage"),
         ),
-        usage=ref("Usage"),
+        system_fingerprint=_TEXT,
     ),
     "Response": _object(
         id=_TEXT,

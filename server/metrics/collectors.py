@@ -6,6 +6,7 @@ tokens with KV that is not sent again.
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -17,12 +18,10 @@ from triolet.config import ResponseCacheConfig
 from triolet.ids import Role
 
 from ..cache.store import ResponseStore
-from ..contract.generation import CacheOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ..cache.front import CachingFleet
     from ..scheduling.status import FleetStatus, WorkerStatus
     from ..text.threads import Turns
 
@@ -163,13 +162,43 @@ def counts(name: str, text: str, label: str, values: Mapping[Any, int]) -> Metri
     )
 
 
-def fleet_families(
-    status: FleetStatus,
-    connections: int,
-    writes: Mapping[str, int],
-    turned_away: Mapping[str, int],
+def by_model(
+    families: Mapping[str, Iterable[Metric]], label: str | None = "model"
+) -> Iterable[Metric]:
+    """Return each family once, with the samples of all models.
+
+    Args:
+      families: of each model by its name.
+      label: what the name is in each sample; None where the samples tell their models apart.
+    """
+    merged: dict[str, Metric] = {}
+    for model, of_model in families.items():
+        for one in of_model:
+            whole = merged.get(one.name)
+            if whole is None:
+                whole = merged[one.name] = Metric(one.name, one.documentation, one.type)
+            for sample in one.samples:
+                labels = sample.labels if label is None else {label: model, **sample.labels}
+                whole.add_sample(sample.name, labels, sample.value)
+    return merged.values()
+
+
+def surface_families(
+    connections: int, writes: Mapping[str, int], turned_away: Mapping[str, int]
 ) -> Iterator[Metric]:
-    """Yield what the fleet and the surface look like."""
+    """Yield what the surface looks like."""
+    yield gauge("connections", "Open client connections", connections)
+    yield counts(
+        "connections_turned_away",
+        "Connections refused (server or address: by its bound) and idle ones closed (evicted)",
+        "why",
+        turned_away,
+    )
+    yield counts("client_writes", "Writes to clients by their way", "way", writes)
+
+
+def fleet_families(status: FleetStatus) -> Iterator[Metric]:
+    """Yield what the workers of one model and its queue look like."""
     yield gauge("requests_queued", "Requests that wait for a worker", status.queued)
     yield family(
         GAUGE,
@@ -184,14 +213,6 @@ def fleet_families(
         status.queue_lag_tokens,
     )
     yield gauge("requests_running", "Requests that workers serve", status.running)
-    yield gauge("connections", "Open client connections", connections)
-    yield counts(
-        "connections_turned_away",
-        "Connections refused (server or address: by its bound) and idle ones closed (evicted)",
-        "why",
-        turned_away,
-    )
-    yield counts("client_writes", "Writes to clients by their way", "way", writes)
     yield gauge("retries_left", "Retries that can be paid for", status.retries_left)
     yield gauge("quarantined_prompts", "Prompts and grammars refused", status.quarantined)
     yield from _overload(status)
@@ -273,8 +294,16 @@ def _by_worker(rows: Rows, labels: Labels, workers: Iterable[WorkerStatus]) -> I
         yield family(kind, name, text, labels, samples)
 
 
+def _refusals(lines: Iterable[Turns[Any]]) -> Counts[str]:
+    """Return how many jobs found one of some lines full, by the reason."""
+    refused: Counts[str] = Counts()
+    for turns in lines:
+        refused.update({str(reason): count for reason, count in turns.refused.items()})
+    return refused
+
+
 def door_families(
-    lines: Mapping[str, Turns[Any]],
+    lines: Mapping[str, Sequence[Turns[Any]]],
     held_bytes: Callable[[], int],
     refused_bodies: Mapping[Any, int],
 ) -> Iterator[Metric]:
@@ -285,7 +314,7 @@ def door_families(
         "Jobs before the queue, by what they do",
         ("line", "state"),
         (
-            ((name, state), getattr(turns, f"num_{state}"))
+            ((name, state), sum(getattr(one, f"num_{state}") for one in turns))
             for name, turns in lines.items()
             for state in ("waiting", "running")
         ),
@@ -298,25 +327,24 @@ def door_families(
         (
             ((name, reason), count)
             for name, turns in lines.items()
-            for reason, count in turns.refused.items()
+            for reason, count in _refusals(turns).items()
         ),
     )
     yield gauge("body_bytes", "Room that bodies under way take", held_bytes())
     yield counts("body_refusals", "Bodies for which there was no room", "reason", refused_bodies)
 
 
-def response_cache_families(cache: CachingFleet | None) -> Iterator[Metric]:
+def response_cache_families(store: ResponseStore | None) -> Iterator[Metric]:
     """Yield the answers that were given again, and what they take; zeros where none are kept."""
-    if cache is None:
-        store, outcomes = ResponseStore(ResponseCacheConfig()), dict.fromkeys(CacheOutcome, 0)
+    if store is None:
+        store = ResponseStore(ResponseCacheConfig())
     else:
-        store, outcomes = cache.store, cache.outcomes
         store.expire(trio.current_time())
     yield counts(
         "response_cache_requests",
         "Requests that asked for the response cache, by what came of it",
         "outcome",
-        outcomes,
+        store.outcomes,
     )
     yield counts("response_cache_gone", "Kept answers that are gone, by why", "why", store.gone)
     yield gauge("response_cache_answers", "Answers that are kept", len(store))
@@ -351,9 +379,21 @@ CACHE_USAGE: Final = ("kv_cache_usage_perc", "gpu_cache_usage_perc")
 
 
 def alias_families(
-    own_family: Callable[[str], Metric], status: FleetStatus, model_name: str
+    own_family: Callable[[str], Metric],
+    status: FleetStatus,
+    model_name: str,
+    *,
+    is_only: bool = True,
 ) -> Iterator[Metric]:
-    """Yield the same numbers under the names that vLLM's dashboards and endpoint pickers read."""
+    """Yield the same numbers under the names that vLLM's dashboards and endpoint pickers read.
+
+    Args:
+      own_family: returns a family by its own name, without the prefix.
+      status: of the model's workers.
+      model_name: label of all.
+      is_only: whether no other model is served; the family that vLLM has no such label for gets it
+        otherwise.
+    """
     labels = {"model_name": model_name, "engine": "0"}
     for alias, name in ALIASES.items():
         yield _renamed(f"vllm:{alias}", own_family(name), labels)
@@ -372,6 +412,7 @@ def alias_families(
         yield metric
     sizes = {w.capacity.block_size for w in status.workers if w.capacity is not None}
     info = {"block_size": str(max(sizes, default=0)), "num_gpu_blocks": str(total)}
+    info |= {} if is_only else {"model_name": model_name}
     yield InfoMetricFamily("vllm:cache_config", "", value=info)
 
 

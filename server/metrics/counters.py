@@ -18,7 +18,7 @@ from .exposition import Reading
 from .histogram import TokenHistogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
     from prometheus_client import CollectorRegistry
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from triolet.service_class import Scheduling, ServiceClass
 
-    from ..cache.front import CachingFleet
+    from ..cache.store import ResponseStore
     from ..tenants.quotas import Quotas
     from ..tenants.tenancy import TenancyReport
     from ..text.threads import Turns
@@ -40,7 +40,7 @@ class HttpMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._response_cache: CachingFleet | None = None
+        self._response_cache: ResponseStore | None = None
         registry.register(Reading(lambda: response_cache_families(self._response_cache)))
         self._door = partial(door_families, {}, int, {})
         registry.register(Reading(lambda: self._door()))
@@ -110,13 +110,13 @@ class HttpMetrics:
         """An answer was begun or joined that outlives its connection, by a word of our own."""
         self._resumptions.labels(what).inc()
 
-    def watch_response_cache(self, cache: CachingFleet) -> None:
+    def watch_response_cache(self, store: ResponseStore) -> None:
         """Answers are given again from now on."""
-        self._response_cache = cache
+        self._response_cache = store
 
     def watch_door(
         self,
-        lines: Mapping[str, Turns[Any]],
+        lines: Mapping[str, Sequence[Turns[Any]]],
         held_bytes: Callable[[], int],
         refused_bodies: Mapping[Any, int],
     ) -> None:

@@ -12,12 +12,13 @@ from triolet.units import SECONDS
 
 from . import outcome
 from .overload import Demand, Overload
+from .presence import Presence
 from .queue import UNKNOWN_TOKENS, Place, is_under_share, num_crowding
 from .routing import needed_roles
 from .wait_estimate import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from triolet.config import ServerConfig
     from triolet.service_class import Scheduling
@@ -89,7 +90,7 @@ class Admission:
 
     Args:
       config: bounds, and which mechanisms are on.
-      workers: every worker there is or will be.
+      workers: as of Requests.
       queues: of requests for tokens, and of those for vectors.
       table: counts refused requests, and knows those that are live.
       recovery: the memory of faults.
@@ -99,12 +100,13 @@ class Admission:
     Attributes:
       overload: decides about waits.
       is_draining: nothing new is taken on.
+      presence: whether workers come when requests need them.
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        workers: tuple[Worker, ...],
+        workers: Sequence[Worker],
         queues: tuple[FairQueue[Request], FairQueue[Request]],
         table: RequestTable,
         recovery: Recovery,
@@ -113,6 +115,7 @@ class Admission:
     ) -> None:
         self.overload = Overload(config.overload, observer, now, config.routing.overtaken_s)
         self.is_draining = False
+        self.presence = Presence()
         self._config = config
         self._workers = workers
         self._queue, self._inputs = queues
@@ -207,7 +210,7 @@ class Admission:
         roles, most = needed_roles(self._config.routing), self._config.max_queued_requests
         for request in requests:
             refuse_unfit(request, limits)
-            self._check_workers(roles, now)
+            self._check_workers(roles, request.deadline_s, now)
             # They would take memory, however quickly they would go.
             if num_queued := num_crowding(self._queue, request.scheduling, len(requests), most):
                 raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)
@@ -223,13 +226,18 @@ class Admission:
                     "input",
                     "context_length_exceeded",
                 )
-        self._check_workers((Role.PREFILL,), now)
+        within_s = min((request.deadline_s for request in requests), default=0.0)
+        self._check_workers((Role.PREFILL,), within_s, now)
         most = self._config.embedding.max_waiting_inputs
         for scheduling in {request.scheduling for request in requests}:
             if num_waiting := num_crowding(self._inputs, scheduling, len(requests), most):
                 raise crowded_out(f"{num_waiting} inputs wait already", FULL_INPUTS_RETRY_S)
 
-    def _check_workers(self, roles: Iterable[Role], now: float) -> None:
+    def _check_workers(self, roles: Collection[Role], within_s: float, now: float) -> None:
+        self.presence.note_use()
+        is_away = missing_role(self._workers, roles, 0.0, now) is not None
+        if is_away and self.presence.require(within_s, now):
+            return
         role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:
             raise outcome.no_worker_left(role).error

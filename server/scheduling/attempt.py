@@ -40,7 +40,7 @@ from .request import Attempt, Phase, Step
 from .routing import Pair, Route, blocks_needed, counted_tokens, needed_roles, tokens_to_compute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
@@ -126,7 +126,7 @@ class Attempts:
 
     Args:
       config: bounds and deadlines.
-      workers: every worker there is or will be.
+      workers: as of Requests.
       table: the requests.
       outbox: takes the frames.
       eos_token_ids: the model's end tokens, told to workers with each attempt.
@@ -144,7 +144,7 @@ class Attempts:
     def __init__(
         self,
         config: ServerConfig,
-        workers: tuple[Worker, ...],
+        workers: Sequence[Worker],
         table: RequestTable,
         outbox: Outbox,
         eos_token_ids: tuple[int, ...],
@@ -344,7 +344,9 @@ class Attempts:
         self.queue.note_pools(kv_tokens, rows)
 
     def end_without_workers(self, now: float) -> None:
-        """End what waits for workers that have been away for too long."""
+        """End what waits for workers that have been away for too long, and do not come."""
+        if self.admission.presence.is_coming(now):
+            return
         needed = ((self.queue, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))
         for queue, roles in needed:
             role = missing_role(self._workers, roles, self._config.worker_wait_s, now)

@@ -19,7 +19,7 @@ from triolet.ids import shown_epoch
 from .status import present, worker_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from transport.frames import Audited
     from triolet.audit import ProcessFacts, WorkerAudit
@@ -65,12 +65,12 @@ class Auditor:
     Args:
       me: this life of the server.
       config: bounds and deadlines.
-      workers: every worker there is or will be.
+      workers: as of Requests.
       requests: the server's own counts.
     """
 
     def __init__(
-        self, me: PeerId, config: ServerConfig, workers: tuple[Worker, ...], requests: Requests
+        self, me: PeerId, config: ServerConfig, workers: Sequence[Worker], requests: Requests
     ) -> None:
         self._me = me
         self._config = config
@@ -111,6 +111,10 @@ class Auditor:
             unknown=unknown,
             missing=missing,
         )
+
+    def forget(self, worker: Worker) -> None:
+        """Keep nothing of a worker that is no member any more."""
+        self._doubts.pop(worker, None)
 
     def close(self, survey: Survey) -> None:
         """End a round, answered or not. Idempotent."""

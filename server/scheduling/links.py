@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 import trio
 from trio.lowlevel import ParkingLot
 
 from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
-from transport.handshake import check_welcome, goodbye, make_hello
+from transport.handshake import check_version, check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
+from triolet.errors import ConfigError
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
@@ -24,6 +26,7 @@ from ..contract.generation import NO_CHARGES
 from ..contract.output_stream import OutputStream
 from .audit import Auditor
 from .delivery import Delivery, EmbeddingRun, Intake, RequestOutput
+from .presence import ASLEEP
 from .requests import FAREWELL, Requests
 from .routing import is_ready
 from .status import FleetStatus, Observer, present, queued_by_class, worker_status
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from .output import RelayText
     from .request import Request
 
+    Receive: TypeAlias = Callable[[Worker, Connection], Awaitable[None]]
+
 log = structlog.get_logger(__name__)
 
 
@@ -52,19 +57,33 @@ class _Connections:
       me: the server, as its HELLO names it.
       link: bounds and deadlines.
       now: tells the time, as the first thing in every turn.
+      on_lost: told of a worker that is given up, why, and when.
+      flush: sends what follows from it.
 
     Attributes:
       connections: the present ones.
+      nursery: for the tasks that keep them.
     """
 
     def __init__(
-        self, network: Network, me: PeerId, link: LinkConfig, now: Callable[[], float]
+        self,
+        network: Network,
+        me: PeerId,
+        link: LinkConfig,
+        now: Callable[[], float],
+        on_lost: Callable[[Worker, str, float], None],
+        flush: Callable[[], None],
     ) -> None:
         self.connections: dict[Worker, Connection] = {}
+        self.nursery: trio.Nursery | None = None
+        self._kept: dict[Worker, trio.CancelScope] = {}
+        self._losses: dict[Worker, trio.Event] = {}
         self._network = network
         self._me = me
         self._link = link
         self._now = now
+        self._on_lost = on_lost
+        self._flush = flush
 
     def dial(self, worker: Worker) -> None:
         """Make a connection in the place of the present one.
@@ -82,25 +101,76 @@ class _Connections:
             max_frame_bytes=self._link.max_control_frame_bytes,
         )
 
-    async def keep(
-        self, worker: Worker, receive: Callable[[Worker, Connection], Awaitable[None]]
-    ) -> None:
+    def refuse(self, worker: Worker, objection: Goodbye) -> None:
+        """Leave a worker to others, with the reason: until it hears that, this server has a share
+        of its credit."""
+        worker.trouble = f"cannot be used: {objection.reason}"
+        with suppress(PeerGone, PeerBusy):
+            self.connections[worker].send_nowait(objection)
+
+    def begin(self, worker: Worker, receive: Receive) -> None:
+        """Connect to a worker, and keep the connection until `end`.
+
+        Raises:
+          ConfigError: the address cannot be used.
+        """
+        assert self.nursery is not None, "connections are kept while there is a nursery for them"
+        self.dial(worker)
+        scope = self._kept[worker] = trio.CancelScope()
+        self.nursery.start_soon(self._keep, worker, receive, scope)
+
+    def end(self, worker: Worker) -> None:
+        """Tell a worker that it is not used any more, and drop its connection."""
+        with suppress(PeerGone, PeerBusy):  # then its leases run out
+            self.connections[worker].send_nowait(goodbye("this server uses this worker no more"))
+        self._kept.pop(worker).cancel()
+
+    async def _keep(self, worker: Worker, receive: Receive, scope: trio.CancelScope) -> None:
         """Greet a worker and listen to it, over a new connection whenever HELLO gets no answer: the
         old one may lead nowhere for good, as after a handshake that failed, though it lives."""
-        patience_s = self._link.redial_s
+        with scope:
+            patience_s = self._link.redial_s
+            while True:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(receive, worker, self.connections[worker])
+                    nursery.start_soon(self._watch, worker)
+                    was_answered = await self._greet(worker, patience_s)
+                    nursery.cancel_scope.cancel()
+                log.info("redialling", worker=str(worker), trouble=worker.trouble)
+                self.dial(worker)
+                patience_s = min(2 * patience_s, self._link.max_redial_s)
+                if was_answered:
+                    patience_s = self._link.redial_s
+        # Here, where nothing waits for it any more.
+        self._losses.pop(worker, None)
+        self.connections.pop(worker).close()
+
+    def lose(self, worker: Worker, cause: str, now: float) -> None:
+        """Give a worker up. Unless it leaves in order, HELLO is said soon instead of at the next
+        heartbeat; else once its end has broken the connection."""
+        self._on_lost(worker, cause, now)
+        if cause != FAREWELL:
+            self._hurry(worker)
+
+    def _hurry(self, worker: Worker) -> None:
+        if (loss := self._losses.get(worker)) is not None:
+            loss.set()
+
+    async def _watch(self, worker: Worker) -> None:
+        """Give a worker up as soon as its connection breaks: its process has died, or what it was
+        sent is lost."""
+        connection = self.connections[worker]
         while True:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(receive, worker, self.connections[worker])
-                was_answered = await self._greet(worker, patience_s)
-                nursery.cancel_scope.cancel()
-            log.info("redialling", worker=str(worker), trouble=worker.trouble)
-            self.dial(worker)
-            patience_s = min(2 * patience_s, self._link.max_redial_s)
-            if was_answered:
-                patience_s = self._link.redial_s
+            await connection.wait_broken()
+            now = self._now()
+            if worker.is_connected:
+                self.lose(worker, "link_gone", now)
+                self._flush()
+            self._hurry(worker)
 
     async def _greet(self, worker: Worker, patience_s: float) -> bool:
-        """Say HELLO whenever the worker is not there, until it answers.
+        """Say HELLO whenever the worker is not there, until it answers. A worker that is away gets
+        it as soon as it can be reached: `send` waits for that.
 
         Returns:
           When it has not for `patience_s` since HELLO was sent, or since a handshake failed:
@@ -121,9 +191,15 @@ class _Connections:
                 with trio.move_on_after(self._link.heartbeat_interval_s) as unsent:
                     with suppress(PeerGone):  # cut off: it answers with what is no frame
                         await connection.send(make_hello(self._me))
-                if not unsent.cancelled_caught:
-                    asked_since = min(asked_since, now)
-            await trio.sleep(self._link.heartbeat_interval_s)
+                if unsent.cancelled_caught:
+                    continue
+                asked_since = min(asked_since, now)
+            loss = self._losses[worker] = trio.Event()
+            with trio.move_on_after(self._link.heartbeat_interval_s):
+                await loss.wait()
+                asked_since = math.inf  # that HELLO is lost, and this connection may be made again
+                # The pipe of a connection that has just broken still takes what it will not send.
+                await trio.sleep(self._link.local_reconnect_s)
 
 
 class Links:
@@ -138,10 +214,13 @@ class Links:
       draw_epoch: where its epoch comes from; a simulator brings its own.
       charges: told what each request used.
       kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
+      takes_unversioned: whether workers that name no version of the model are used although it has
+        one; not where several models are served, of which one could be meant for another.
 
     Attributes:
       admission: refuses before anything is spent on a request.
       hold_s: tells for how long a line of a batch is held for others at most.
+      check_accounting: raises unless every request has or will have exactly one terminal event.
     """
 
     def __init__(
@@ -154,24 +233,36 @@ class Links:
         draw_epoch: Callable[[], int] = new_epoch,
         charges: Charges = NO_CHARGES,
         kv_secret: bytes | None = None,
+        *,
+        takes_unversioned: bool = True,
     ) -> None:
         now = trio.current_time()
         self._config = config
         self._me = PeerId(Role.SERVER, name, draw_epoch())
+        self._check_version = partial(
+            check_version,
+            me=self._me,
+            model=config.model_name,
+            model_digest=config.model_digest,
+            takes_unversioned=takes_unversioned,
+        )
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
-        self._workers = tuple(
+        self._workers = [
             Worker(role, address, config.link, config.recovery, now)
             for role, of_role in addresses.items()
             for address in of_role
-        )
+        ]
         self._observer = observer or Observer()
         self._requests = Requests(
             config, self._workers, text, self._observer, now, charges, kv_secret
         )
         self.admission = self._requests.admission
         self.hold_s = self._requests.background.hold_s
+        self.check_accounting = self._requests.check_accounting
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
-        self._links = _Connections(network, self._me, config.link, self._now)
+        self._links = _Connections(
+            network, self._me, config.link, self._now, self._requests.lost, self._flush
+        )
         self._credit_due = trio.Event()
         self._delivery = Delivery()
         queue, table = self._requests.queues[0], self._requests.table
@@ -207,12 +298,10 @@ class Links:
 
     def status(self) -> FleetStatus:
         """Look at the fleet."""
-        requests = self._requests
+        requests, told = self._requests, self.admission.presence.state
+        shown = present(self._workers, self._config.spare_addresses, is_asleep=told in ASLEEP)
         return FleetStatus(
-            workers=tuple(
-                worker_status(worker)
-                for worker in present(self._workers, self._config.spare_addresses)
-            ),
+            workers=tuple(worker_status(worker) for worker in shown),
             is_ready=is_ready(self._workers, self._config.routing, trio.current_time())
             and not requests.is_draining,
             is_draining=requests.is_draining,
@@ -228,6 +317,8 @@ class Links:
             overload=self.admission.overload.status(trio.current_time()),
             queued_by_class=queued_by_class(requests.queues),
             queues=tuple(requests.queues),
+            told=told,
+            is_coming=self.admission.presence.is_coming(trio.current_time()),
         )
 
     def cancel_tenants(self, tenants: Set[str]) -> None:
@@ -235,13 +326,32 @@ class Links:
         self._requests.cancel_tenants(tenants, self._now())
         self._flush()
 
+    def set_members(self, members: Iterable[tuple[Role, str]]) -> None:
+        """Use these workers from now on, by role and address, while `run` runs. Those that are not
+        among them get nothing new, and are left once they have no attempt."""
+        wanted = set(members)
+        for worker in self._workers:
+            worker.is_leaving = (worker.role, worker.address) not in wanted
+        now = self._now()
+        known = {(worker.role, worker.address) for worker in self._workers}
+        for role, address in sorted(wanted - known):
+            worker = Worker(role, address, self._config.link, self._config.recovery, now)
+            try:
+                self._links.begin(worker, self._intake.receive)
+            except ConfigError as error:
+                log.error("member_refused", role=role.value, address=address, reason=str(error))
+                continue
+            self._workers.append(worker)
+            log.info("member_joined", role=role.value, address=address)
+        self._flush()
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled. Started at once; `wait_ready` waits for workers."""
         try:
             async with trio.open_nursery() as nursery:
+                self._links.nursery = nursery
                 for worker in self._workers:
-                    self._links.dial(worker)
-                    nursery.start_soon(self._links.keep, worker, self._intake.receive)
+                    self._links.begin(worker, self._intake.receive)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
@@ -292,14 +402,6 @@ class Links:
         process = process_facts(trio.lowlevel.current_statistics().tasks_living)
         return self._auditor.result(survey, trio.current_time(), connections, process)
 
-    def check_accounting(self) -> None:
-        """Raise unless every request has or will have exactly one terminal event.
-
-        Raises:
-          LocalProtocolError: it does not add up.
-        """
-        self._requests.table.accounting.check(self._requests.num_in_flight)
-
     def _now(self) -> float:
         """Return the time; where this process stood still, what that means was done before."""
         now = trio.current_time()
@@ -319,17 +421,18 @@ class Links:
         match frame:
             case Welcome():
                 objection = check_welcome(frame, me=self._me, expected=worker.role)
+                objection = objection or self._check_version(frame)
                 if objection is None:
                     self._requests.welcomed(worker, frame, now)
                 else:
-                    worker.trouble = f"cannot be used: {objection.reason}"
+                    self._links.refuse(worker, objection)
                     self._observer.worker_refused(str(worker), objection.reason)
             case Goodbye() if worker.is_connected:
                 log.info("worker_said_goodbye", worker=str(worker), reason=frame.reason)
                 if worker.is_draining:
                     # It waits for us to have heard it.
                     self._send(worker, goodbye("heard"))
-                self._requests.lost(worker, FAREWELL if frame.is_farewell else "goodbye", now)
+                self._links.lose(worker, FAREWELL if frame.is_farewell else "goodbye", now)
             case Goodbye():
                 worker.trouble = f"refuses: {frame.reason}"
                 self._observer.worker_refused(str(worker), frame.reason)
@@ -349,6 +452,12 @@ class Links:
                 if worker.is_connected:
                     live = tuple(AttemptRow(*key) for key in worker.live_keys)
                     self._send(worker, ServerHeartbeat(self._me.epoch, live))
+            for worker in [one for one in self._workers if one.is_leaving and not one.shares]:
+                self._workers.remove(worker)
+                self._requests.forget(worker, trio.current_time())
+                self._auditor.forget(worker)
+                self._links.end(worker)
+                log.info("member_left", worker=str(worker))
             self._flush()
             await trio.sleep(self._config.link.heartbeat_interval_s)
 
@@ -390,6 +499,6 @@ class Links:
             if connection is not None and worker.is_connected:
                 connection.send_nowait(frame)
         except PeerGone:
-            self._requests.lost(worker, "link_gone", trio.current_time())
+            self._links.lose(worker, "link_gone", trio.current_time())
         except PeerBusy:
-            self._requests.lost(worker, "link_full", trio.current_time())
+            self._links.lose(worker, "link_full", trio.current_time())

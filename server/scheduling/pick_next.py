@@ -14,7 +14,7 @@ from .request import Phase
 from .routing import Pair, Route, Why, choose_route, has_room, is_model_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from triolet.config import ServerConfig
 
@@ -72,7 +72,7 @@ class PickNext:
 
     Args:
       config: which workers may compute prompts.
-      workers: every worker there is or will be.
+      workers: as of Requests.
       queue: the requests that wait.
       recovery: the memory of faults.
       kept_share: the share of each worker that is kept from a class now.
@@ -81,7 +81,7 @@ class PickNext:
     def __init__(
         self,
         config: ServerConfig,
-        workers: tuple[Worker, ...],
+        workers: Sequence[Worker],
         queue: FairQueue[Request],
         recovery: Recovery,
         kept_share: Callable[[ServiceClass, float], float],

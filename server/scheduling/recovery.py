@@ -40,6 +40,7 @@ from triolet.units import SECONDS
 
 from . import outcome
 from .outcome import Outcome
+from .workers import BreakerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -158,7 +159,7 @@ class Recovery:
 
     Args:
       config: bounds.
-      workers: every worker there is or will be.
+      workers: as of Requests.
       observer: told of what changes.
       now: the time of the start.
 
@@ -182,7 +183,7 @@ class Recovery:
         self._prompts = Quarantine(config.recovery, prompt_digest)
         self._grammars = Quarantine(config.recovery, grammar_digest)
         self._explained: dict[Hashable, None] = {}
-        self._shown = {worker: worker.breaker.state for worker in workers}
+        self._shown: dict[Worker, BreakerState] = {}
 
     @property
     def num_quarantined(self) -> int:
@@ -260,6 +261,10 @@ class Recovery:
                 if share is not None:
                     share.is_isolated = False
 
+    def forget(self, worker: Worker) -> None:
+        """Keep nothing of a worker that is no member any more."""
+        self._shown.pop(worker, None)
+
     def sweep(self, now: float) -> None:
         """Let time pass."""
         self.budget.advance(now)
@@ -301,7 +306,7 @@ class Recovery:
 
     def _show(self, worker: Worker) -> None:
         state = worker.breaker.state
-        if self._shown[worker] is not state:
+        if self._shown.get(worker, BreakerState.CLOSED) is not state:
             self._shown[worker] = state
             self._observer.breaker_changed(str(worker), state.value)
 

@@ -539,6 +539,7 @@ class RequestTable:
             "input_ended" if request.is_input else "request_ended",
             request_id=request.spec.request_id.hex(),
             client_request_id=request.spec.client_request_id,
+            model=self._config.model_name,
             outcome=outcome.account,
             phase=phase.name.lower(),
             prompt_tokens=terminal.usage.prompt_tokens,

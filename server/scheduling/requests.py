@@ -32,7 +32,7 @@ from .request import Phase, RequestTable
 from .routing import is_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Set
+    from collections.abc import Iterable, Sequence, Set
 
     from transport.frames import AnyFrame, Welcome
     from triolet.config import ServerConfig
@@ -62,7 +62,7 @@ class Requests:
 
     Args:
       config: bounds and deadlines.
-      workers: every worker there is or will be.
+      workers: every worker that is a member, or was and still has attempts.
       text: for the relays.
       observer: told of what happens.
       now: the time of its start.
@@ -82,7 +82,7 @@ class Requests:
     def __init__(
         self,
         config: ServerConfig,
-        workers: Iterable[Worker],
+        workers: Sequence[Worker],
         text: RelayText,
         observer: Observer,
         now: float,
@@ -91,7 +91,7 @@ class Requests:
     ) -> None:
         self.outbox = Outbox()
         self._config = config
-        self._workers = tuple(workers)
+        self._workers = workers
         self._observer = observer
         self.table = RequestTable(config, text, observer, charges)
         self._attempts = Attempts(
@@ -262,6 +262,11 @@ class Requests:
             self._attempts.apply(request, again, now)
         self._attempts.dispatch(now)
 
+    def forget(self, worker: Worker, now: float) -> None:
+        """Take in that a worker without attempts is no member any more."""
+        self.lost(worker, FAREWELL, now)
+        self.recovery.forget(worker)
+
     def received(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a worker that was greeted. What belongs to no present attempt is
         dropped: it is late, doubled, or from an attempt that was given up."""
@@ -315,6 +320,14 @@ class Requests:
         if self._drain_until is None:
             self._drain_until = now + self._config.drain_timeout_s
             self.admission.is_draining = True
+
+    def check_accounting(self) -> None:
+        """Raise unless every request has or will have exactly one terminal event.
+
+        Raises:
+          LocalProtocolError: it does not add up.
+        """
+        self.table.accounting.check(self.num_in_flight)
 
     def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
         """Return whether a request in flight has this as its present attempt, on this worker."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from transport.frames import Capacity, Load
+    from triolet.control_protocol import ModelState
     from triolet.ids import Role
     from triolet.service_class import Scheduling
 
@@ -94,6 +95,8 @@ class FleetStatus:
       overload: what admission sees.
       queued_by_class: those that wait, by service class.
       queues: which can be asked for what takes a look at every tenant.
+      told: the model's state as control told it; None where there is no control.
+      is_coming: whether requests may wait for workers that control starts.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -111,6 +114,8 @@ class FleetStatus:
     overload: OverloadStatus
     queued_by_class: Mapping[str, int]
     queues: tuple[FairQueue[Any], ...]
+    told: ModelState | None = None
+    is_coming: bool = False
 
     @property
     def queue_lag_tokens(self) -> float:
@@ -118,9 +123,17 @@ class FleetStatus:
         return max((one.lag_tokens for queue in self.queues for one in queue.classes), default=0.0)
 
 
-def present(workers: Iterable[Worker], spare_addresses: Collection[str]) -> list[Worker]:
-    """Return the workers that there are or should be; a spare one counts while it is there."""
-    return [w for w in workers if w.is_connected or w.address not in spare_addresses]
+def present(
+    workers: Iterable[Worker], spare_addresses: Collection[str], *, is_asleep: bool = False
+) -> list[Worker]:
+    """Return the workers that there are or should be; a spare one counts while it is there.
+
+    Args:
+      workers: all that may be there.
+      spare_addresses: of those that are there during restarts.
+      is_asleep: the model's workers have ended on purpose: they are not missed.
+    """
+    return [w for w in workers if w.is_connected or not (is_asleep or w.address in spare_addresses)]
 
 
 def queued_by_class(queues: Iterable[FairQueue[Any]]) -> dict[str, int]:

@@ -296,6 +296,7 @@ class Worker:
       missing_since: when it was last seen to be gone; None while it is there.
       trouble: why it does not answer or is not used, as far as the link or its GOODBYE says; empty
         while it is there.
+      is_leaving: it is no member any more: what it has may end there.
     """
 
     def __init__(
@@ -314,6 +315,7 @@ class Worker:
         self.prefixes = PrefixIndex()
         self.missing_since: float | None = now
         self.trouble = ""
+        self.is_leaving = False
 
     def __str__(self) -> str:
         return str(self.peer_id or f"{self.role} at {self.address}")
@@ -346,12 +348,12 @@ class Worker:
     @property
     def is_draining(self) -> bool:
         """Whether it takes nothing new."""
-        return self.beat is not None and self.beat.is_draining
+        return self.is_leaving or (self.beat is not None and self.beat.is_draining)
 
     @property
     def is_usable(self) -> bool:
         """Whether it may be given new work."""
-        is_announced = self.beat is not None and not self.beat.is_draining
+        is_announced = self.beat is not None and not self.is_draining
         is_alive = self.monitor.state is PeerState.ALIVE and not self.monitor.is_stuck
         return is_alive and is_announced
 

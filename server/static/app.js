@@ -21,7 +21,10 @@ const WRONG_KEY = "This server refuses the API key below: it is wrong, or has en
 const url = new URL("/v1/responses", location.href);
 url.protocol = url.protocol.replace("http", "ws");
 
-const header = new Header(document);
+const header = new Header(document, (model) => {
+  chat.pick(model);
+  showModel();
+});
 const view = new View(document);
 const settings = new Settings(document, { onKey: () => connection.connect(), onModel: showModel });
 const models = new Models(() => keyHeaders(settings.key), () => settings.model);
@@ -51,7 +54,10 @@ const welcome = new Welcome(document, (question) => {
 });
 
 view.connect({
-  onShow: () => composer.cancelEditing(),
+  onShow() {
+    composer.cancelEditing();
+    showModel(); // each chat has its own
+  },
   onRegenerate() {
     chat.regenerate();
     composer.focus();
@@ -94,6 +100,9 @@ async function connectionChanged(state, closeCode) {
 
 async function showModel() {
   if (!connection.isOpen) return;
-  header.showModel(await models.name());
-  welcome.show(await models.words());
+  const picked = chat.model;
+  const [name, names, words] = [await models.name(picked), await models.own(), await models.words(picked)];
+  if (picked !== chat.model) return; // another chat is shown meanwhile, and tells its own
+  header.showModel(name, names);
+  welcome.show(words);
 }

@@ -20,7 +20,7 @@ export class Chat {
 
   /**
    * @param {Connection} connection
-   * @param {{name: () => Promise<string|null>}} model the one to ask.
+   * @param {{name: (picked: string|null) => Promise<string|null>}} model the one to ask.
    * @param {View} view
    * @param {() => object} parameters what each question carries.
    * @param {(conversation: Conversation) => void} onChange told when one has grown, or its answer ended.
@@ -37,6 +37,17 @@ export class Chat {
   show(conversation) {
     this.#conversation = conversation;
     this.#view.show(conversation);
+  }
+
+  /** The model that was picked for what is shown, null for none. */
+  get model() {
+    return this.#conversation?.model ?? null;
+  }
+
+  /** Ask this model from now on in what is shown. */
+  pick(model) {
+    this.#conversation.model = model;
+    if (!this.#conversation.isEmpty) this.#onChange(this.#conversation);
   }
 
   /** Ask a question, unless an answer is under way. @returns {boolean} whether it was taken. */
@@ -156,7 +167,7 @@ export class Chat {
     this.#view.startAnswer(answer);
     this.#onChange(conversation);
     const isOpen = await this.#connection.whenOpen(CONNECT_WAIT_MS);
-    const model = (isOpen && (await this.#model.name())) || undefined;
+    const model = (isOpen && (await this.#model.name(conversation.model))) || undefined;
     if (answer.isOver) return; // stopped meanwhile
     answer.spokenBy(model ?? null);
     if (conversation === this.#conversation) this.#view.showAnswer(answer);

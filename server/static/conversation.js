@@ -11,9 +11,13 @@ export class Conversation {
   #changedMs;
   #turns;
 
-  /** @param {{id: string, title?: string, changedMs?: number, turns?: object[]}} record what was kept. */
-  constructor({ id, title = "", changedMs = 0, turns = [] }) {
+  /** @type {string|null} the model that the reader picked for it. */
+  model = null;
+
+  /** @param {{id: string, title?: string, changedMs?: number, turns?: object[], model?: string}} record what was kept. */
+  constructor({ id, title = "", changedMs = 0, turns = [], model = null }) {
     this.#id = id;
+    this.model = typeof model === "string" ? model : null;
     this.#title = title;
     this.#changedMs = changedMs;
     this.#turns = turns.map(({ question, answer }) => ({ question, answer: answer && Answer.from(answer) }));
@@ -77,7 +81,8 @@ export class Conversation {
   /** What is kept of it; an answer that is under way counts as stopped here. */
   record() {
     const turns = this.#turns.map(({ question, answer }) => ({ question, answer: answer && answer.record() }));
-    return { id: this.#id, title: this.#title, changedMs: this.#changedMs, turns };
+    const { model } = this;
+    return { id: this.#id, title: this.#title, changedMs: this.#changedMs, turns, ...(model && { model }) };
   }
 
   /**

@@ -18,7 +18,10 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const part = (root, name) => root.querySelector(`[data-figure="${name}"]`);
 const tiles = ["queued", "running", "tokens", "cached", "ttft50", "ttft99", "itl50", "itl99"];
 const series = Object.fromEntries(tiles.map((name) => [name, new Series(PLACES)]));
-const rows = new Map(); // by role and name
+const rows = new Map(); // of workers, by role and name
+const modelRows = new Map(); // by name
+const VERSION_DIGITS = 12; // of a digest: enough to tell versions apart
+const BYTE_STEPS = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 let previous = null;
 let timer = 0;
 let isAsking = false;
@@ -75,14 +78,48 @@ function show(status) {
   if (previous && isAnother(status, previous)) for (const one of Object.values(series)) one.clear();
   previous = status;
   const model = document.getElementById("model");
-  model.textContent = status.model;
+  model.textContent = status.models.length > 1 ? `${status.models.length} models` : status.model;
   model.hidden = false;
   document.getElementById("version").textContent = `Triolet ${status.version}`;
   showTiles(status, ratesOf(status.recent));
   showCounts("queued_by_class", status.queued_by_class);
   showCounts("rejected_by_code", status.rejected_by_code);
   showCounts("errors_by_status", status.errors_by_status);
-  showWorkers(status.workers);
+  showModels(status.models);
+  showWorkers(status.workers, status.models.length > 1);
+}
+
+function showModels(models) {
+  keepRows(modelRows, models.map(({ name }) => name), newModelRow);
+  for (const model of models) {
+    const row = modelRows.get(model.name);
+    row.dataset.state = model.state;
+    fill(part(row, "state"), model.state);
+    fill(part(row, "version"), model.digest?.replace("sha256:", "").slice(0, VERSION_DIGITS) ?? "");
+    fill(part(row, "workers"), whole.format(model.workers.length));
+    fill(part(row, "running"), whole.format(model.running));
+    fill(part(row, "queued"), whole.format(model.queued));
+    fill(part(row, "weights"), bytes(model.weights_bytes));
+    fill(part(row, "kv"), bytes(model.kv_bytes));
+  }
+  document.getElementById("models-section").hidden = models.length === 0;
+}
+
+function newModelRow(name) {
+  const row = document.getElementById("model-row").content.firstElementChild.cloneNode(true);
+  part(row, "name").textContent = name;
+  document.getElementById("models").append(row);
+  return row;
+}
+
+/** Make the rows that are missing, and remove those that nothing is shown in any more. */
+function keepRows(kept, keys, make) {
+  for (const key of keys) if (!kept.has(key)) kept.set(key, make(key));
+  for (const [key, row] of kept) {
+    if (keys.includes(key)) continue;
+    row.remove();
+    kept.delete(key);
+  }
 }
 
 /** A list of words and numbers, of which there are as many as the server says. */
@@ -130,28 +167,21 @@ function put(name, value, format) {
   drawSparkline(tile.querySelector("svg"), values, Math.max(values.length, FEWEST_PLACES));
 }
 
-function showWorkers(workers) {
-  const seen = new Set();
-  for (const worker of workers) {
-    const key = `${worker.role} ${worker.name}`;
-    seen.add(key);
-    const row = rows.get(key) ?? newRow(key, worker);
-    showWorker(row, worker);
-  }
-  for (const [key, row] of rows) {
-    if (seen.has(key)) continue;
-    row.remove();
-    rows.delete(key);
+function showWorkers(workers, hasSeveralModels) {
+  const byKey = new Map(workers.map((worker) => [`${worker.role} ${worker.name}`, worker]));
+  keepRows(rows, [...byKey.keys()], (key) => newRow(byKey.get(key)));
+  for (const [key, worker] of byKey) {
+    fill(part(rows.get(key), "model"), hasSeveralModels ? worker.model : "");
+    showWorker(rows.get(key), worker);
   }
   document.getElementById("no-workers").hidden = workers.length > 0;
 }
 
-function newRow(key, { role, name }) {
+function newRow({ role, name }) {
   const row = document.getElementById("worker").content.firstElementChild.cloneNode(true);
   part(row, "name").textContent = name;
   part(row, "role").textContent = role;
   document.getElementById("workers").append(row);
-  rows.set(key, row);
   return row;
 }
 
@@ -173,6 +203,12 @@ function showWorker(row, { state, breaker, blocks, sequences, step_s }) {
 
 function fill(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+function bytes(count) {
+  const [size, unit] = BYTE_STEPS.find(([least]) => count >= least) ?? [1, "B"];
+  const shown = count / size;
+  return `${shown < 10 && size > 1 ? shown.toFixed(1) : whole.format(shown)} ${unit}`;
 }
 
 function rate(value) {

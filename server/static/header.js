@@ -9,13 +9,21 @@ const WORDS = {
 };
 
 export class Header {
+  #page;
   #model;
+  #pick;
   #link;
   #offline;
   #theme;
 
-  /** @param {Document} page */
-  constructor(page) {
+  /**
+   * @param {Document} page
+   * @param {(model: string) => void} onPick told which model the reader wants here.
+   */
+  constructor(page, onPick) {
+    this.#page = page;
+    this.#pick = page.getElementById("pick-model");
+    this.#pick.onchange = () => onPick(this.#pick.value);
     this.#model = page.getElementById("model");
     this.#link = page.getElementById("link");
     this.#offline = page.getElementById("offline");
@@ -28,9 +36,22 @@ export class Header {
     this.#showTheme();
   }
 
-  showModel(name) {
+  /** Show the model that is asked; where there are several, let the reader pick another. */
+  showModel(name, names) {
+    const isPicked = name !== null && names.length > 1;
     this.#model.textContent = name ?? "";
-    this.#model.hidden = name === null;
+    this.#model.hidden = name === null || isPicked;
+    this.#pick.hidden = !isPicked;
+    if (!isPicked) return;
+    this.#pick.replaceChildren(...[...new Set([...names, name])].map((one) => this.#option(one)));
+    this.#pick.value = name;
+  }
+
+  #option(name) {
+    const option = this.#page.createElement("option");
+    option.value = name;
+    option.textContent = name;
+    return option;
   }
 
   showConnection(state) {

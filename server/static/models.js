@@ -21,16 +21,23 @@ export class Models {
     return (await this.#known()).map(({ id }) => id);
   }
 
-  /** @returns {Promise<string|null>} the model to ask: the chosen one, or the first where that is not served. */
-  async name() {
+  /** @returns {Promise<string[]>} one name of each model, which may have several. */
+  async own() {
+    return [...new Set((await this.#known()).map(({ id, root }) => root ?? id))];
+  }
+
+  /**
+   * @param {string|null} picked for one conversation; null for none.
+   * @returns {Promise<string|null>} the model to ask: the picked one, the chosen one, or the first that is served.
+   */
+  async name(picked = null) {
     const names = await this.names();
-    const wanted = this.#wanted();
-    return names.includes(wanted) ? wanted : (names[0] ?? null);
+    return [picked, this.#wanted()].find((name) => names.includes(name)) ?? names[0] ?? null;
   }
 
   /** @returns {Promise<object|null>} what the page says of the model to ask; null for its own words. */
-  async words() {
-    const name = await this.name();
+  async words(picked = null) {
+    const name = await this.name(picked);
     return (await this.#known()).find(({ id }) => id === name)?.page ?? null;
   }
 

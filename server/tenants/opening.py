@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 def quotas_in_memory() -> Quotas:
     """Return limits with accounts in this process, which end with it."""
     config, watch = QuotaConfig(), SpendWatch(QuotaObserver())
-    return Quotas(config, MemoryStore(config, watch), watch, QuotaObserver(), Prices)
+    return Quotas(
+        config, MemoryStore(config, watch), watch, QuotaObserver(), lambda model: Prices()
+    )
 
 
 @contextmanager
 def opened_quotas(
-    config: QuotaConfig, metrics: QuotaObserver, prices: Callable[[], Prices]
+    config: QuotaConfig, metrics: QuotaObserver, prices: Callable[[str], Prices]
 ) -> Iterator[Quotas]:
     """Open the accounts where they are kept, and close them in the end.
 

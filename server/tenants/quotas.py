@@ -166,11 +166,13 @@ class Asked(NamedTuple):
       request_id: its own.
       prompt_tokens: charged; 0 for another completion of the same prompt.
       max_tokens: of its completion.
+      model: that computes it, which has prices of its own.
     """
 
     request_id: bytes
     prompt_tokens: int
     max_tokens: int
+    model: str = ""
 
 
 class Reservation:
@@ -262,7 +264,7 @@ class Quotas(Charges):
       store: of the accounts.
       watch: gets the plans, for alerts.
       metrics: counts refusals and costs.
-      prices: returns the present prices of the served model.
+      prices: returns the present prices of a model by its name.
     """
 
     def __init__(
@@ -271,7 +273,7 @@ class Quotas(Charges):
         store: MemoryStore | RedisStore,
         watch: SpendWatch,
         metrics: QuotaObserver,
-        prices: Callable[[], Prices],
+        prices: Callable[[str], Prices],
     ) -> None:
         self.store = store
         self._config = config
@@ -329,7 +331,7 @@ class Quotas(Charges):
 
         Args:
           tenant: of the request.
-          asked: its sequences; none where nothing is computed.
+          asked: its sequences, all of one model; none where nothing is computed.
 
         Returns:
           A context manager around the submission of the request.
@@ -339,7 +341,7 @@ class Quotas(Charges):
         """
         if not tenant.name or not asked:
             return Reservation(Ask("", tenant.name, 0), (), self._settle)
-        limits, prices = limits_of(tenant.plan), self._prices()
+        limits, prices = limits_of(tenant.plan), self._prices(asked[0].model)
         self._limits[tenant.name], part = limits, self.store.enforced(limits)
         prompt_tokens = sum(one.prompt_tokens for one in asked)
         completion_tokens = sum(self._estimate(tenant.name, one.max_tokens, part) for one in asked)
@@ -387,7 +389,8 @@ class Quotas(Charges):
         if is_begun:
             prompt, completion = asked.prompt_tokens, usage.completion_tokens
             tokens = prompt + completion
-            cost = cost_of(self._prices(), prompt, min(usage.cached_tokens, prompt), completion)
+            prices, cached = self._prices(asked.model), min(usage.cached_tokens, prompt)
+            cost = cost_of(prices, prompt, cached, completion)
             if completion:
                 self._lengths.setdefault(tenant, CompletionLengths()).add(completion)
         reservation.take(request_id, tokens, cost, is_begun=is_begun)

@@ -6,11 +6,9 @@ triolet/tenants_form.py parses it. A file with an error has no effect.
 from __future__ import annotations
 
 import hmac
-import os
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -19,6 +17,7 @@ from triolet.api_keys import digest_of
 from triolet.errors import ConfigError, RequestError
 from triolet.tenants import ANONYMOUS, Tenants
 from triolet.tenants_form import read_tenants
+from triolet.watched_file import WatchedFile
 
 from ..text.threads import in_thread
 
@@ -32,15 +31,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-class Stamp(NamedTuple):
-    """Figures that differ between two versions of a file. All 0 for a missing file."""
-
-    inode: int = 0
-    mtime_ns: int = 0
-    ctime_ns: int = 0  # changes also when the other times are copied along
-    size: int = 0
-
-
 class TenantFile:
     """One file.
 
@@ -50,10 +40,8 @@ class TenantFile:
     """
 
     def __init__(self, path: str, config: TenantsConfig) -> None:
-        self._path = Path(path)
+        self._file = WatchedFile(path, "tenants", config.max_bytes)
         self._config = config
-        self._seen = Stamp()
-        self._taken = Stamp()
 
     def read(self) -> Tenants:
         """Return the tenants of the file.
@@ -61,28 +49,7 @@ class TenantFile:
         Raises:
           ConfigError: it cannot be read, or something in it is wrong.
         """
-        try:
-            with self._path.open("rb") as file:
-                # Of what is read, not of what may have come to this name meanwhile.
-                self._taken = self._seen = _stamp(os.fstat(file.fileno()))
-                content = file.read(self._config.max_bytes + 1)
-        except OSError as error:
-            raise ConfigError(f"the file of tenants cannot be read: {error}") from None
-        if len(content) > self._config.max_bytes:
-            raise ConfigError(
-                f"{self._path} is longer than the {self._config.max_bytes} bytes of a file of "
-                "tenants"
-            )
-        return read_tenants(content, str(self._path))
-
-    def has_settled(self) -> bool:
-        """Return whether the file differs from the one read, and not from the last look."""
-        try:
-            stamp = _stamp(self._path.stat())
-        except OSError:
-            stamp = Stamp()
-        is_as_seen, self._seen = stamp == self._seen, stamp
-        return is_as_seen and stamp != self._taken
+        return read_tenants(self._file.read(), str(self._file.path))
 
     async def run(self, tenancy: Tenancy, dismiss: Callable[[Set[str]], None]) -> None:
         """Apply each change of the file.
@@ -94,9 +61,9 @@ class TenantFile:
         threads = trio.CapacityLimiter(1)
         while True:
             await trio.sleep(self._config.poll_s)
-            if not self.has_settled():
+            if not self._file.has_settled():
                 continue
-            self._taken = self._seen  # also of a file that cannot be opened: it is told once
+            self._file.note_tried()
             try:
                 tenants = await in_thread(self.read, threads)
             except ConfigError as error:
@@ -106,10 +73,6 @@ class TenantFile:
             gone = tenancy.replace(tenants)
             log.info("tenants_changed", tenants=len(tenants.by_name), gone=sorted(gone)[:100])
             dismiss(gone)
-
-
-def _stamp(status: os.stat_result) -> Stamp:
-    return Stamp(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
 
 
 MAX_KEY_CHARS: Final = 256

@@ -63,6 +63,7 @@ class Grammars:
       eos_token_ids: the model's end tokens.
       config: bounds.
       count: told of each answer by a word.
+      starts_at_once: whether the process starts at once, not with the first question.
 
     Attributes:
       turns: of the questions.
@@ -74,6 +75,8 @@ class Grammars:
         eos_token_ids: tuple[int, ...],
         config: GrammarConfig,
         count: Callable[[str], None] = lambda word: None,
+        *,
+        starts_at_once: bool = True,
     ) -> None:
         self._command = [
             sys.executable,
@@ -86,6 +89,7 @@ class Grammars:
         ]
         self._config = config
         self._count = count
+        self._starts_at_once = starts_at_once
         self.turns: Turns[_Question] = Turns(1, config.turns)
         self._has_questions = trio.Event()
         self._open: dict[tuple[str, Grammar], _Question] = {}
@@ -94,6 +98,8 @@ class Grammars:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the process until cancelled."""
         task_status.started()
+        if not self._starts_at_once:
+            await self._has_questions.wait()
         while True:
             try:
                 await self._serve()

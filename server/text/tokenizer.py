@@ -123,6 +123,16 @@ MESSAGES = "messages"
 WAITING_TEXTS = "texts wait for the tokenizer"
 
 
+def text_threads(count: int, turns: TurnsConfig) -> FairLimiter:
+    """Return the threads for long texts, with their lines.
+
+    Args:
+      count: texts worked on at once.
+      turns: bounds of the lines.
+    """
+    return FairLimiter(count, turns, WAITING_TEXTS)
+
+
 class ChatPrompt(str):
     """A rendered conversation as it reads, which still knows the special tokens that the template
     wrote from those that a user wrote. Whatever else makes a string of it, a slice for example, has
@@ -158,6 +168,8 @@ class TextModel:
       tool_parser: how the model writes calls of tools.
       turns: bounds of the lines for the threads.
       reasoning_parser: how the model's reasoning is told apart.
+      threads: for long texts, where several models share them; None for `tokenize_threads` of its
+        own.
 
     Attributes:
       eos_token_ids: every id that ends a sequence.
@@ -179,6 +191,7 @@ class TextModel:
         tool_parser: ToolParser = ToolParser.AUTO,
         turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
         reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
+        threads: FairLimiter | None = None,
     ) -> None:
         self.eos_token_ids = files.eos_token_ids
         self.max_model_len = files.max_model_len
@@ -213,7 +226,7 @@ class TextModel:
             else None
         )
         self._shows_tools: bool | None = None
-        self._limiter = FairLimiter(tokenize_threads, turns, WAITING_TEXTS)
+        self._limiter = threads or text_threads(tokenize_threads, turns)
         self.turns = self._limiter.turns
         self._timeout_s = tokenize_timeout_s
 
@@ -227,6 +240,7 @@ class TextModel:
         tool_parser: ToolParser = ToolParser.AUTO,
         turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
         reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
+        threads: FairLimiter | None = None,
     ) -> TextModel:
         """Read a model directory.
 
@@ -240,6 +254,7 @@ class TextModel:
             tool_parser=tool_parser,
             turns=turns,
             reasoning_parser=reasoning_parser,
+            threads=threads,
         )
 
     @property

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ops.cli.options import NAMED, option_name
-from ops.cli.show_config import rows
-from ops.settings.form import SECTIONS, dotted, show
+from ops.cli.show_config import Row, reason, rows
+from ops.settings.form import MODELS, SECTIONS, dotted, show, types_of
 from ops.settings.sources import Sources
+from triolet.config import ModelConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,11 +34,21 @@ def _lines() -> Iterator[str]:
         own = [row for row in found if row.field.partition(".")[0] == section]
         if not own:
             continue
-        yield from ("", f"## `[{section}]`", "", " ".join((kind.__doc__ or "").split()), "")
-        yield from ("| field | default | reason |", "|---|---|---|")
-        for row in own:
-            reason = re.sub(r"\|", r"\\|", row.reason)
-            yield f"| `{row.field.partition('.')[2]}` | `{show(row.value)}` | {reason} |"
+        yield from _table(section, kind, own)
+    plain = ModelConfig()
+    of_model = [
+        Row(f"{MODELS}.{name}", getattr(plain, name), "default", reason((MODELS, "", name)))
+        for name in types_of(ModelConfig)
+    ]
+    yield from _table(f"{MODELS}.NAME", ModelConfig, of_model)
+
+
+def _table(section: str, kind: type[object], rows: list[Row]) -> Iterator[str]:
+    yield from ("", f"## `[{section}]`", "", " ".join((kind.__doc__ or "").split()), "")
+    yield from ("| field | default | reason |", "|---|---|---|")
+    for row in rows:
+        why = re.sub(r"\|", r"\\|", row.reason)
+        yield f"| `{row.field.partition('.')[2]}` | `{show(row.value)}` | {why} |"
 
 
 def main() -> None:

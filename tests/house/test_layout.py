@@ -82,13 +82,13 @@ ENTRY_POINTS = {
 HOMES: dict[str, tuple[str, ...]] = {
     # A library that only one place may touch, and where.
     "zmq": ("transport/zmq_", "loadtest/bench/wire_sockets.py"),
-    "hypercorn": ("server/edge/",),
+    "hypercorn": ("server/edge/", "ops/control/admin.py"),
     "flash_attn": ("engine/attention/flash",),
     "triton": ("engine/gpu/",),
     "msgpack": ("transport/codec.py",),
     "llguidance": ("triolet/grammar.py",),
     "gguf": ("engine/gguf_weights.py",),
-    "cryptography": ("triolet/audit_log/heads.py",),
+    "cryptography": ("triolet/audit_log/heads.py", "triolet/store/signatures.py"),
     "coredis": ("server/tenants/redis_calls.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
@@ -320,7 +320,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
         "redis_",
         "tenancy.py",
     ),
-    "server/scheduling": ("delivery.py", "links.py"),
+    "server/scheduling": ("control_link.py", "delivery.py", "links.py", "members.py"),
 }
 SANS_IO = (
     "engine/batch.py",
@@ -330,6 +330,12 @@ SANS_IO = (
     "engine/block_ledger.py",
     "engine/pace.py",
     "engine/philox.py",
+    "ops/control/controller.py",
+    "ops/control/model_states.py",
+    "ops/control/models.py",
+    "ops/control/operations.py",
+    "ops/control/outlook.py",
+    "ops/control/residency.py",
     "ops/supervisor/plan.py",
     "ops/supervisor/restart_policy.py",
     "ops/supervisor/rolling.py",

@@ -58,6 +58,7 @@ WALL_CLOCKS = {
     *("datetime.now", "datetime.utcnow", "datetime.today", "date.today"),
 }
 MAY_TELL_THE_TIME = {
+    "ops/control/process.py": "`created_at` of an operation",
     "ops/cli/audit_commands.py": "which entries are shown",
     "ops/cli/tenant_commands.py": "when a key that is replaced ends",
     "server/api/access.py": "whether a key has ended",

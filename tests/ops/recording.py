@@ -14,19 +14,23 @@ from triolet.ids import Role
 from triolet.status import ServerReady
 
 if TYPE_CHECKING:
-    from ops.supervisor.restart_policy import Ending, Verdict
+    from ops.supervisor.restart_policy import Ending, GiveUp, Verdict
     from triolet.status import Report
 
 ROOT = Path(__file__).parents[2]
 
 
 def spec(name: str, journal: Path | str) -> ProcessSpec:
-    """Return a fake role; the name is `role-number` or `role-number:behaviour`."""
+    """Return a fake role; the name is `role-number`, with `model.` before it or `:behaviour` after
+    it."""
+    own = name.partition(":")[0]
+    model, _, place = own.rpartition(".")
     return ProcessSpec(
-        name=name.partition(":")[0],
-        role=Role(name.partition("-")[0]),
+        name=own,
+        role=Role(place.partition("-")[0]),
         argv=(sys.executable, "-m", "tests.ops.fake_role", name, str(journal)),
         env={"PYTHONPATH": str(ROOT)},
+        model=model,
     )
 
 
@@ -39,11 +43,15 @@ class Recorder:
     reports: list[tuple[str, Report]] = field(default_factory=list)
     logs: list[bytes] = field(default_factory=list)
     endings: list[tuple[str, Ending, Verdict | None]] = field(default_factory=list)
+    failures: list[tuple[str, GiveUp]] = field(default_factory=list)
+    began: dict[str, float] = field(default_factory=dict)
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
     stops: int = 0
     news: trio.Event = field(default_factory=trio.Event)
 
     def started(self, name: str, pid: int) -> None:
         self.pids.setdefault(name, []).append(pid)
+        self.began[name] = trio.current_time()
         self._write(str(pid))
 
     def reported(self, name: str, report: Report) -> None:
@@ -57,6 +65,10 @@ class Recorder:
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         self.endings.append((name, ending, verdict))
+        self.spans.append((name, self.began[name], trio.current_time()))
+
+    def failed(self, model: str, reason: GiveUp) -> None:
+        self.failures.append((model, reason))
 
     def stopping(self) -> None:
         self.stops += 1

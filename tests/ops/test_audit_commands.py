@@ -26,7 +26,7 @@ from triolet.audit_log.recording import record
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ops.supervisor.supervisor_socket import Answer, RestartRequest, Tell
+    from ops.supervisor.supervisor_socket import Answer, Request, Tell
 
 PATIENCE_S: Final = 60.0
 
@@ -137,7 +137,7 @@ class Supervisor:
     def __init__(self, *answers: Answer) -> None:
         self._answers = answers
 
-    async def restart(self, request: RestartRequest, tell: Tell) -> None:
+    async def restart(self, request: Request, tell: Tell) -> None:
         del request
         for answer in self._answers:
             await tell(answer)
@@ -150,7 +150,7 @@ async def test_a_restart_is_recorded_with_its_roles_and_its_end(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fleet = RunningFleet(place, Note(8000, ("server", "decode-0")))
+    fleet = RunningFleet(place, Note(8000, "http://127.0.0.1", {"decode-0": "ipc:///x"}))
     monkeypatch.setattr(running_fleets, "running_fleets", lambda: [fleet])
     log = place / "log"
     with trio.fail_after(PATIENCE_S):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from ops.cli import main
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 CONTROL = "--set worker.control_address=ipc:///tmp/nowhere"
@@ -64,6 +67,11 @@ CONTROL = "--set worker.control_address=ipc:///tmp/nowhere"
         ),
         ("server", ["no decode worker", "--set server.decode_addresses=ADDRESS"]),
         ("server --set server.prefill_addresses=ipc:///p", ["no decode worker"]),
+        (
+            "server /no/such/model --set server.members_file=members.json",
+            ["/no/such/model does not exist"],
+        ),
+        ("serve --set server.members_file=members.json", ["for a role that runs alone"]),
         ("serve --host 0.0.0.0", ["host is '0.0.0.0'", "--allow-remote-clients"]),
         ("serve --set worker.control_address=ipc:///x", ["for a role that runs alone"]),
         ("prefill", ["prefill.control_address is missing"]),
@@ -85,6 +93,45 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     assert err.count("\n") == 1
     for word in words:
         assert word in err
+
+
+@pytest.mark.parametrize(
+    ("role", "document", "words"),
+    [
+        ("server", {}, "no decode worker is named"),
+        ("prefill", {}, "prefill.control_address is missing"),
+        ("decode", {"decode": {"control_address": "ipc:///x"}}, "decode.kv_address is missing"),
+        ("decode", {"decode": {"name": 1}}, "decode.name is 1"),
+        ("decode", {"bogus": {}}, "bogus"),
+    ],
+)
+def test_a_role_with_settings_on_its_input_alone_answers_as_one_with_more_arguments(
+    role: str, document: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone they are the form in which a supervisor starts it, which is read without typer."""
+    said = []
+    for more in ([], ["--set", "process.log_level=info"]):
+        with given_on_stdin(json.dumps(document).encode() + b"\n"):
+            code = main([role, "--config", "-", *more])
+        said.append((code, *capsys.readouterr()))
+    assert said[0] == said[1]
+    assert said[0][0] == 2
+    assert words in said[0][2]
+
+
+@contextmanager
+def given_on_stdin(content: bytes) -> Iterator[None]:
+    """Let file descriptor 0 be a pipe with this content that stays open."""
+    reads, writes = os.pipe()
+    os.write(writes, content)
+    kept = os.dup(0)
+    os.dup2(reads, 0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        for fd in (kept, reads, writes):
+            os.close(fd)
 
 
 def test_a_server_that_is_not_there_is_no_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -16,12 +17,17 @@ from ops.exit_codes import CommandFailed
 from ops.private_directory import private_directory
 from ops.running_fleets import NOTE, Note, find_fleet, write_note
 from ops.supervisor import supervisor_socket
+from ops.supervisor.model_status import ModelState, ModelStatus, WorkerStatus
 from ops.supervisor.supervisor_socket import (
     MAX_LINE_BYTES,
     Finished,
+    Models,
+    ModelsRequest,
     Refused,
     RestartRequest,
+    StartModelRequest,
     StepBegan,
+    StopModelRequest,
     answer_commands,
     ask,
 )
@@ -31,7 +37,7 @@ from triolet.ids import Role
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from ops.supervisor.supervisor_socket import Answer, Tell
+    from ops.supervisor.supervisor_socket import Answer, Request, Tell
 
 PATIENCE_S = 60.0
 REQUEST = RestartRequest((Role.DECODE, Role.SERVER))
@@ -50,22 +56,28 @@ def test_a_fleet_is_found_while_it_runs(place: Path) -> None:
     with pytest.raises(CommandFailed, match="no `triolet serve` of this user runs here; start one"):
         find_fleet(None)
     with private_directory(place) as one:
-        write_note(one, Note(8000, ("server", "decode-0")))
+        write_note(one, Note(8000, "http://127.0.0.1", {"decode-0": "ipc:///x"}))
         assert find_fleet(None).directory == one
         assert find_fleet(8000).supervisor_socket.parent == one
         with pytest.raises(CommandFailed, match="on port 8001"):
             find_fleet(8001)
         with private_directory(place) as other:
-            write_note(other, Note(7000, ("server", "decode-0")))
+            write_note(other, Note(7000, "http://127.0.0.1", {"decode-0": "ipc:///x"}))
             assert find_fleet(7000).directory == other
             with pytest.raises(ConfigError, match="2 fleets run here, on ports 7000, 8000"):
                 find_fleet(None)
         assert find_fleet(None).directory == one
 
 
+def test_a_fleet_of_the_release_before_is_found(place: Path) -> None:
+    with private_directory(place) as one:
+        (one / NOTE).write_text('{"port": 8000, "processes": ["server", "decode-0"]}')
+        assert find_fleet(8000).note == Note(8000)
+
+
 def test_what_a_dead_supervisor_left_is_no_fleet(place: Path) -> None:
     with private_directory(place) as dead:
-        write_note(dead, Note(8000, ("server",)))
+        write_note(dead, Note(8000, "http://127.0.0.1", {}))
         saved = {path.name: path.read_bytes() for path in dead.iterdir()}
     dead.mkdir()
     for name, content in saved.items():
@@ -77,15 +89,15 @@ def test_what_a_dead_supervisor_left_is_no_fleet(place: Path) -> None:
         find_fleet(None)
 
 
-class Restarter:
+class Obedient:
     """Does what is asked, in words."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = answers
-        self.requests: list[RestartRequest] = []
+        self.requests: list[Request] = []
         self.done = trio.Event()
 
-    async def restart(self, request: RestartRequest, tell: Tell) -> None:
+    async def obey(self, request: Request, tell: Tell) -> None:
         self.requests.append(request)
         for answer in self.answers:
             await tell(answer)
@@ -93,35 +105,66 @@ class Restarter:
 
 
 @asynccontextmanager
-async def answering(path: Path, restarter: Restarter) -> AsyncIterator[None]:
+async def answering(path: Path, supervisor: Obedient) -> AsyncIterator[None]:
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            await nursery.start(answer_commands, path, restarter.restart)
+            await nursery.start(answer_commands, path, supervisor.obey)
             yield
             nursery.cancel_scope.cancel()
 
 
-async def heard(path: Path) -> list[Answer]:
-    async with aclosing(ask(path, REQUEST)) as answers:
+async def heard(path: Path, request: Request = REQUEST) -> list[Answer]:
+    async with aclosing(ask(path, request)) as answers:
         return [answer async for answer in answers]
 
 
 @pytest.mark.parametrize("last", [Finished(), Refused("not now")])
 async def test_a_command_hears_each_step_and_the_end(tmp_path: Path, last: Answer) -> None:
     said = [StepBegan("decode-0: draining"), StepBegan("server: …"), last]
-    restarter = Restarter(*said)
-    async with answering(tmp_path / "s", restarter):
+    supervisor = Obedient(*said)
+    async with answering(tmp_path / "s", supervisor):
         assert await heard(tmp_path / "s") == said
-    assert restarter.requests == [REQUEST]
+    assert supervisor.requests == [REQUEST]
+
+
+@pytest.mark.parametrize("request_", [StartModelRequest("a"), StopModelRequest("a")])
+async def test_a_model_is_named_in_requests(tmp_path: Path, request_: Request) -> None:
+    supervisor = Obedient(StepBegan("a.decode-0: starting"), Finished())
+    async with answering(tmp_path / "s", supervisor):
+        assert await heard(tmp_path / "s", request_) == [*supervisor.answers]
+    assert supervisor.requests == [request_]
+
+
+async def test_models_are_one_line_of_json(tmp_path: Path) -> None:
+    worker = WorkerStatus("a.decode-0", Role.DECODE, 7, is_ready=True)
+    models = Models([ModelStatus("a", ModelState.RUNNING, [worker])])
+    async with answering(tmp_path / "s", Obedient(models)):
+        assert await heard(tmp_path / "s", ModelsRequest()) == [models]
+        async with await trio.open_unix_socket(str(tmp_path / "s")) as stream:
+            await stream.send_all(b'{"request":"models"}\n')
+            said = b"".join([piece async for piece in stream])
+    assert json.loads(said) == {
+        "event": "models",
+        "models": [
+            {
+                "name": "a",
+                "state": "running",
+                "workers": [{"name": "a.decode-0", "role": "decode", "pid": 7, "is_ready": True}],
+                "failure": None,
+                "worker_seconds": 0.0,
+            }
+        ],
+        "run": "",
+    }
 
 
 async def test_what_a_command_began_goes_on_without_it(tmp_path: Path) -> None:
-    restarter = Restarter(*[StepBegan("x" * 10_000)] * 100, Finished())
-    async with answering(tmp_path / "s", restarter):
+    supervisor = Obedient(*[StepBegan("x" * 10_000)] * 100, Finished())
+    async with answering(tmp_path / "s", supervisor):
         async with await trio.open_unix_socket(str(tmp_path / "s")) as stream:
             await stream.send_all(msgspec.json.encode(REQUEST) + b"\n")
             await stream.receive_some(10)
-        await restarter.done.wait()
+        await supervisor.done.wait()
 
 
 @pytest.mark.parametrize(
@@ -130,21 +173,23 @@ async def test_what_a_command_began_goes_on_without_it(tmp_path: Path) -> None:
         b'{"request": "stop"}\n',
         b"\n",
         b'{"request": "restart"}\n',
+        b'{"request": "start_model"}\n',
+        b'{"request": "\xff"}\n',
         b"x" * (MAX_LINE_BYTES + 1),
         b"",
     ],
 )
 async def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path, line: bytes) -> None:
-    restarter = Restarter(Finished())
+    supervisor = Obedient(Finished())
     async with (
-        answering(tmp_path / "s", restarter),
+        answering(tmp_path / "s", supervisor),
         await trio.open_unix_socket(str(tmp_path / "s")) as stream,
     ):
         await stream.send_all(line)
         await stream.send_eof()
         said = b"".join([piece async for piece in stream])
     assert b"does not understand" in said
-    assert not restarter.requests
+    assert not supervisor.requests
 
 
 async def test_a_command_that_says_nothing_does_not_stay(
@@ -152,7 +197,7 @@ async def test_a_command_that_says_nothing_does_not_stay(
 ) -> None:
     monkeypatch.setattr(supervisor_socket, "REQUEST_TIMEOUT_S", 0.01)
     async with (
-        answering(tmp_path / "s", Restarter()),
+        answering(tmp_path / "s", Obedient()),
         await trio.open_unix_socket(str(tmp_path / "s")) as stream,
     ):
         assert b"refused" in b"".join([piece async for piece in stream])
@@ -161,6 +206,6 @@ async def test_a_command_that_says_nothing_does_not_stay(
 async def test_a_supervisor_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="is gone; its log says why"):
         await heard(tmp_path / "nobody")
-    async with answering(tmp_path / "s", Restarter(StepBegan("and then it died"))):
+    async with answering(tmp_path / "s", Obedient(StepBegan("and then it died"))):
         with pytest.raises(CommandFailed, match="is gone; its log says why"):
             await heard(tmp_path / "s")

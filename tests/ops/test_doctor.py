@@ -26,7 +26,6 @@ from ops.cli.check_machine import (
 from ops.cli.doctor import Wanted, serve_command, show
 from ops.cli.finding import Finding, Status
 from ops.settings.form import Settings
-from triolet.config import FleetConfig
 from triolet.memory import available_memory_bytes
 
 if TYPE_CHECKING:
@@ -87,14 +86,25 @@ def test_the_last_line_sums_it_up(status: Status, words: str) -> None:
 
 
 def test_the_last_line_is_the_command_for_what_was_looked_at() -> None:
-    words = "--port 8001 --dtype bfloat16 --max-model-len 64".split()
+    words = ["/models/my model", *"--port 8001 --dtype bfloat16 --max-model-len 64".split()]
     words += ["--set", "worker.engine.prefix_cache=false"]
-    settings = Settings(fleet=FleetConfig(model="/models/my model"))
-    assert serve_command(Wanted(settings, words)) == (
+    assert serve_command(Wanted(Settings(), words)) == (
         "triolet serve '/models/my model' --port 8001 --dtype bfloat16 --max-model-len 64 "
         "--set worker.engine.prefix_cache=false"
     )
     assert serve_command(Wanted(Settings())) == "triolet serve"
+
+
+def test_each_model_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{")
+    words = ["doctor", "chat=demo", f"code={tmp_path}", "--port", "0", "--kv-pool", "1MiB"]
+    assert main([*words, "--json"]) == 1
+    rows = {row["subject"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
+    assert rows["Model chat"]["status"] == "ok"
+    assert rows["Model code"]["status"] == "fail"
+    assert "cannot be read as JSON" in rows["Model code"]["detail"]
+    assert main(["doctor", "demo", "chat=demo"]) == 2
+    assert "'demo' has no name for requests" in capsys.readouterr().err
 
 
 def test_kernels_are_missed_only_where_they_could_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,9 +174,14 @@ def test_work_is_counted_in_words() -> None:
     assert what_is_left(Load(running=1, paused=2, waiting=3)) == "6 sequences left"
 
 
+def running(directory: str, port: int, *workers: str) -> RunningFleet:
+    addresses = {name: f"ipc://{directory}/{name}.control" for name in workers}
+    return RunningFleet(Path(directory), Note(port, "http://127.0.0.1", addresses))
+
+
 FLEETS = [
-    RunningFleet(Path("/run/a"), Note(8000, ("server", "prefill-0", "decode-0"))),
-    RunningFleet(Path("/run/b"), Note(8001, ("server", "prefill-0", "decode-0", "decode-1"))),
+    running("/run/a", 8000, "prefill-0", "decode-0"),
+    running("/run/b", 8001, "prefill-0", "decode-0", "decode-1"),
 ]
 
 
@@ -211,7 +216,7 @@ def test_a_name_is_found_in_the_fleet_that_has_it(fleets: list[RunningFleet]) ->
         (["drain", "ipc:///nowhere/x"], 2, "no directory /nowhere"),
         (["drain", "tcp://192.0.2.1:1"], 2, "CURVE"),
         (["restart"], 1, "no `triolet serve`"),
-        (["restart", "--role", "cook"], 2, "allowed: decode, prefill, server"),
+        (["restart", "--role", "cook"], 2, "allowed: control, decode, prefill, server"),
     ],
 )
 def test_a_command_that_cannot_work_says_so_in_one_line(

@@ -12,18 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.cli.word_wrap import WordWrap
+from ops.models.several import each_model, name_of
 from ops.plain_text import one_line, printable
 from ops.quantities import parse_size, show_count, show_size
 from ops.settings.form import Settings, of_role
 from ops.settings.sources import Sources
 from ops.supervisor.placement import VISIBLE_GPUS, gpu_names, own_cores, own_gpus
-from ops.supervisor.plan import Door, FleetPlan, plan_processes
+from ops.supervisor.plan import Door, FleetPlan, ModelPlan, plan_processes
 from ops.supervisor.rolling import Move, Step, restart_steps
 from triolet.config import (
+    ControlledModelConfig,
     EngineConfig,
     FleetConfig,
     LendingConfig,
     LocalPrefill,
+    ModelConfig,
     Pinning,
     ProcessConfig,
     RoutingConfig,
@@ -34,6 +37,8 @@ from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ops.supervisor.process_spec import ProcessSpec
 
 
@@ -84,7 +89,18 @@ def plan(prefill: int = 1, decode: int = 1, threads: int | None = None) -> Fleet
         decode=WorkerConfig(engine=engine),
         process=ProcessConfig("info"),
     )
-    return FleetPlan(Path("/models/tiny"), settings)
+    return FleetPlan(settings, (ModelPlan(Path("/models/tiny"), settings),))
+
+
+def of_models(*names: str, stopped: str = "", **counts: int) -> FleetPlan:
+    """Return the plan of a fleet of several models, with as many decode workers as are said."""
+    models = {
+        name: ModelConfig(f"/models/{name}", decode=counts.get(name, 1), start=name != stopped)
+        for name in names
+    }
+    settings = replace(plan().settings, models=models)
+    plans = [ModelPlan(Path(f"/models/{name_of(own)}"), own) for own in each_model(settings)]
+    return FleetPlan(settings, tuple(plans))
 
 
 def told(spec: ProcessSpec) -> Settings:
@@ -98,17 +114,27 @@ def own(spec: ProcessSpec) -> WorkerConfig:
     return told(spec).worker(spec.role)
 
 
+def with_settings(fleet: FleetPlan, change: Callable[[Settings], Settings]) -> FleetPlan:
+    """Return a plan with changed settings, those of its models too."""
+    models = tuple(replace(model, settings=change(model.settings)) for model in fleet.models)
+    return replace(fleet, settings=change(fleet.settings), models=models)
+
+
 def with_fleet(fleet: FleetPlan, **fields: object) -> FleetPlan:
-    changed = replace(fleet.settings.fleet, **fields)  # type: ignore[arg-type]
-    return replace(fleet, settings=replace(fleet.settings, fleet=changed))
+    def change(settings: Settings) -> Settings:
+        return replace(settings, fleet=replace(settings.fleet, **fields))  # type: ignore[arg-type]
+
+    return with_settings(fleet, change)
 
 
 def with_engines(fleet: FleetPlan, **fields: object) -> FleetPlan:
-    settings = fleet.settings
-    for role in (Role.PREFILL, Role.DECODE):
-        engine = replace(settings.worker(role).engine, **fields)  # type: ignore[arg-type]
-        settings = of_role(settings, role, engine=engine)
-    return replace(fleet, settings=settings)
+    def change(settings: Settings) -> Settings:
+        for role in (Role.PREFILL, Role.DECODE):
+            engine = replace(settings.worker(role).engine, **fields)  # type: ignore[arg-type]
+            settings = of_role(settings, role, engine=engine)
+        return settings
+
+    return with_settings(fleet, change)
 
 
 def test_a_plan_has_every_process_once_and_each_worker_its_own_sockets() -> None:
@@ -147,6 +173,79 @@ def test_the_only_worker_of_its_role_has_a_stand_in_that_the_server_knows_as_suc
     assert server.prefill_addresses == (own(specs[1]).control_address, *server.spare_addresses)
 
 
+def test_each_model_has_workers_of_its_own() -> None:
+    fleet = of_models("chat", "qwen2.5", chat=2, stopped="qwen2.5")
+    specs, spares = plan_processes(fleet, ("t",), Path("/run/x"), 1, range(8), [Door(7)])
+    assert [(spec.model, spec.name, told(spec).fleet.model) for spec in (*specs, *spares)] == [
+        ("", "server", None),
+        ("", "control", None),
+        ("chat", "chat.prefill-0", "/models/chat"),
+        ("chat", "chat.decode-0", "/models/chat"),
+        ("chat", "chat.decode-1", "/models/chat"),
+        ("qwen2.5", "qwen2.5.prefill-0", "/models/qwen2.5"),
+        ("qwen2.5", "qwen2.5.decode-0", "/models/qwen2.5"),
+        ("chat", "chat.prefill-spare", "/models/chat"),
+        ("qwen2.5", "qwen2.5.prefill-spare", "/models/qwen2.5"),
+        ("qwen2.5", "qwen2.5.decode-spare", "/models/qwen2.5"),
+    ]
+    assert fleet.process_names == [spec.name for spec in specs[:5]]
+    addresses = {spec.name: own(spec).control_address for spec in (*specs[2:], *spares)}
+    assert len(set(addresses.values())) == 8
+    chat, qwen = told(specs[0]).server.models
+    assert (chat.name, chat.model_dir, qwen.name) == ("chat", "/models/chat", "qwen2.5")
+    assert chat.prefill_addresses == (
+        addresses["chat.prefill-0"],
+        addresses["chat.prefill-spare"],
+    )
+    assert chat.decode_addresses == (addresses["chat.decode-0"], addresses["chat.decode-1"])
+    assert chat.spare_addresses == (addresses["chat.prefill-spare"],)
+    assert (
+        qwen.decode_addresses[-1] == qwen.spare_addresses[-1] == addresses["qwen2.5.decode-spare"]
+    )
+    assert all(own(spec).name == spec.name for spec in specs[2:])
+
+
+def test_control_is_told_of_every_model_and_servers_are_told_where_it_is() -> None:
+    fleet = of_models("chat", "code", chat=2)
+    code = replace(fleet.models[1].settings.models["code"], pinned=True, keep_alive_s=9.0)
+    settings = replace(fleet.models[1].settings, models={"code": code})
+    settings = of_role(settings, Role.DECODE, engine=EngineConfig(kv_pool_bytes=100))
+    fleet = replace(fleet, models=(fleet.models[0], replace(fleet.models[1], settings=settings)))
+    specs, _ = plan_processes(fleet, ("t",), Path("/run/x"), 1, range(8), [Door(7)])
+    control = told(specs[1]).control
+    assert (specs[1].role, control.directory) == (Role.CONTROL, "/run/x")
+    assert control.models == (
+        ControlledModelConfig("chat", "/models/chat", num_workers=3),
+        ControlledModelConfig(
+            "code", "/models/code", num_workers=2, pool_bytes=100, pinned=True, keep_alive_s=9.0
+        ),
+    )
+    assert told(specs[0]).server.control_socket == "/run/x/control.sock"
+    specs, _ = plan_processes(plan(), ("t",), Path("/run/x"), 1, range(8), [Door(7)])
+    assert Role.CONTROL not in {spec.role for spec in specs}
+    assert told(specs[0]).server.control_socket is None
+
+
+def test_sockets_of_models_with_long_names_have_short_paths() -> None:
+    fleet = of_models("a" * 63, "b" * 63)
+    specs, spares = plan_processes(fleet, ("t",), Path("/" + 79 * "d"), 1, range(8), [Door(7)])
+    for worker in map(own, (*specs[2:], *spares)):
+        for address in (worker.control_address, worker.kv_address or ""):
+            assert len(address.removeprefix("ipc://")) <= 107
+
+
+def test_the_workers_of_all_models_together_have_a_bound() -> None:
+    with pytest.raises(ConfigError, match="2 models have 65 decode workers together; allowed: at "):
+        of_models("a", "b", a=64)
+
+
+def test_the_model_that_nothing_computes_prompts_for_is_named() -> None:
+    never = RoutingConfig(LocalPrefill.OFF)
+    alone = with_fleet(of_models("a"), prefill=0)
+    with pytest.raises(ConfigError, match=r"models\.a\.prefill is 0, and server"):
+        with_settings(alone, lambda one: of_role(one, Role.SERVER, routing=never))
+
+
 ROLES = {Role.SERVER, Role.PREFILL, Role.DECODE}
 
 
@@ -174,7 +273,7 @@ def test_a_restart_never_leaves_a_role_empty(
     prefill: int, decode: int, roles: set[Role], steps: list[Step]
 ) -> None:
     specs, spares = plan_processes(plan(prefill, decode), ("t",), Path("/x"), 1, [0], [Door(7)])
-    assert restart_steps(specs, {spec.role: spec for spec in spares}, roles) == steps
+    assert restart_steps(specs, {(one.model, one.role): one for one in spares}, roles) == steps
 
 
 @pytest.mark.parametrize(
@@ -194,7 +293,7 @@ def test_cores_are_divided_among_workers(
 
 def lenders(fleet: FleetPlan, cores: int) -> dict[str, LendingConfig | None]:
     specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(cores), doors=[Door(7)])
-    workers = [spec for spec in (*specs, *spares) if spec.role is not Role.SERVER]
+    workers = [spec for spec in (*specs, *spares) if spec.role in (Role.PREFILL, Role.DECODE)]
     return {spec.name: own(spec).lending for spec in workers}
 
 
@@ -204,6 +303,33 @@ def test_workers_lend_cores_where_they_were_shared_out() -> None:
         "prefill-spare": LendingConfig("/x/cores", 0, 3),
         "decode-0": LendingConfig("/x/cores", 1, 3),
         "decode-1": LendingConfig("/x/cores", 2, 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "places"),
+    [(8, 2, (0, 1, 2, 3)), (2, 1, (0, 1, 0, 1)), (3, 1, (0, 1, 2, 0))],
+)
+def test_workers_of_several_models_share_all_cores(
+    cores: int, threads: int, places: tuple[int, ...]
+) -> None:
+    specs, _ = plan_processes(
+        of_models("a", "b"), ("t",), Path("/x"), 1, range(cores), doors=[Door(7)]
+    )
+    num_places = max(places) + 1
+    assert [own(spec).engine.threads for spec in specs[2:]] == [threads] * 4
+    assert [own(spec).lending for spec in specs[2:]] == [
+        LendingConfig("/x/cores", place, num_places) for place in places
+    ]
+
+
+def test_cores_are_divided_among_the_workers_that_start_with_the_fleet() -> None:
+    fleet = of_models("a", "b", stopped="a")
+    specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(8), doors=[Door(7)])
+    assert {own(spec).engine.threads for spec in specs[2:]} == {4}
+    assert lenders(fleet, 8) == {
+        spec.name: LendingConfig("/x/cores", int(spec.role is Role.DECODE), 2)
+        for spec in (*specs[2:], *spares)
     }
 
 
@@ -255,11 +381,13 @@ def test_a_plan_without_workers_is_refused(prefill: int, decode: int) -> None:
 
 def test_decode_alone_is_a_fleet_unless_it_may_compute_no_prompts() -> None:
     alone = plan(0, 1)
-    assert [name for _, name in alone.workers] == ["decode-0"]
-    assert [name for _, name in alone.spares] == ["decode-spare"]
-    never = of_role(alone.settings, Role.SERVER, routing=RoutingConfig(LocalPrefill.OFF))
+    assert [worker.name for worker in alone.workers] == ["decode-0"]
+    assert [spare.name for spare in alone.spares] == ["decode-spare"]
     with pytest.raises(ConfigError, match="allowed: 1 to 64"):
-        replace(alone, settings=never)
+        with_settings(
+            alone,
+            lambda own: of_role(own, Role.SERVER, routing=RoutingConfig(LocalPrefill.OFF)),
+        )
 
 
 WORDS = st.text(st.sampled_from("ab \n"), max_size=60)
@@ -295,7 +423,7 @@ def gpus_of(fleet: FleetPlan, gpus: tuple[str, ...]) -> dict[str, tuple[str | No
     return {
         spec.name: (spec.env.get(VISIBLE_GPUS), own(spec).engine.device)
         for spec in (*specs, *spares)
-        if spec.role is not Role.SERVER
+        if spec.role in (Role.PREFILL, Role.DECODE)
     }
 
 
@@ -310,6 +438,20 @@ def test_workers_are_spread_over_the_gpus() -> None:
         "decode-0": ("GPU-a", "cuda"),
         "decode-1": ("2", "cuda"),
         "decode-2": ("GPU-a", "cuda"),
+    }
+
+
+def test_workers_of_several_models_are_spread_over_the_gpus() -> None:
+    seen = gpus_of(on_gpu(of_models("a", "b"), "cuda"), ("0", "1", "2"))
+    assert {name: gpu for name, (gpu, _) in seen.items()} == {
+        "a.prefill-0": "0",
+        "a.decode-0": "1",
+        "b.prefill-0": "2",
+        "b.decode-0": "0",
+        "a.prefill-spare": "0",
+        "a.decode-spare": "1",
+        "b.prefill-spare": "2",
+        "b.decode-spare": "0",
     }
 
 

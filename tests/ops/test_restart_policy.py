@@ -15,13 +15,13 @@ def new_policy() -> RestartPolicy:
     return RestartPolicy("decode-0", CONFIG)
 
 
-def test_delays_double_with_each_death_up_to_the_cap() -> None:
+def test_the_first_restart_is_at_once_and_later_delays_double_up_to_the_cap() -> None:
     policy = new_policy()
     delays = []
-    for now in range(6):
+    for now in range(7):
         policy.became_ready(float(now))
         delays.append(policy.ended(float(now), KILLED))
-    assert delays == [Restart(d) for d in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0)]
+    assert delays == [Restart(d) for d in (0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0)]
 
 
 def test_a_thousand_deaths_after_ready_never_give_up_nor_overflow() -> None:
@@ -32,7 +32,7 @@ def test_a_thousand_deaths_after_ready_never_give_up_nor_overflow() -> None:
     assert verdict == Restart(1.0)
 
 
-@pytest.mark.parametrize(("life_s", "delay_s"), [(29.9, 0.2), (30.0, 0.1), (3000.0, 0.1)])
+@pytest.mark.parametrize(("life_s", "delay_s"), [(29.9, 0.1), (30.0, 0.0), (3000.0, 0.0)])
 def test_a_long_enough_life_clears_the_record(life_s: float, delay_s: float) -> None:
     policy = new_policy()
     policy.became_ready(0.0)
@@ -47,9 +47,9 @@ def test_a_process_that_left_in_order_did_not_die() -> None:
         policy.became_ready(float(now))
         assert policy.ended(float(now), Ending(0)) == Restart(0.1, was_asked_for=True)
     policy.became_ready(9.0)
-    assert policy.ended(9.0, KILLED) == Restart(0.1)
+    assert policy.ended(9.0, KILLED) == Restart(0.0)
     # Before it was ready it cannot have been asked.
-    assert policy.ended(9.0, Ending(0)) == Restart(0.2)
+    assert policy.ended(9.0, Ending(0)) == Restart(0.1)
 
 
 def test_deaths_before_ready_in_a_row_end_the_trying() -> None:

@@ -50,18 +50,21 @@ def test_a_port_in_use_is_found_out_before_anything_is_started() -> None:
     assert line.startswith(f"triolet: port {port} on 127.0.0.1 is in use")
 
 
+@pytest.mark.parametrize(
+    ("named", "about"), [("{}", ""), ("chat=demo code={}", "model code: ")], ids=["one", "second"]
+)
 def test_a_model_that_cannot_be_loaded_is_found_out_before_anything_is_started(
-    tmp_path: Path,
+    tmp_path: Path, named: str, about: str
 ) -> None:
     model = tmp_path / "broken"
     shutil.copytree(demo_model_path(), model)
     weights = next(model.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-100])
-    done = serve(str(model), "--port", "0", "--kv-pool", "16MiB")
+    done = serve(*named.format(model).split(), "--port", "0", "--kv-pool", "16MiB")
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"triolet: {model / weights.name} has ")
+    assert line.startswith(f"triolet: {about}{model / weights.name} has ")
 
 
 def test_what_only_a_worker_finds_out_ends_all_with_one_line() -> None:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ops.cli import main
-from ops.cli.options import NAMED, OTHER_NAMES, gather, new_form
+from ops.cli.options import NAMED, OTHER_NAMES, add_models, gather, new_form
 from ops.cli.show_config import reason
 from ops.model_directory import with_pool_share
-from ops.settings.form import Settings, document, find, leaves, of_role
+from ops.settings.form import MODELS, Settings, document, find, leaves, of_role, types_of
 from ops.settings.sources import Sources, read_settings
+from tests.house.test_layout import ROOT
+from tests.packaging.test_commands_in_documents import FENCED
 from triolet.config import (
     Dtype,
     EngineConfig,
@@ -21,7 +23,10 @@ from triolet.config import (
     LendingConfig,
     LinkConfig,
     MemorySharing,
+    ModelConfig,
     PeerServersConfig,
+    ServedModelConfig,
+    ToolParser,
     WireConfig,
 )
 from triolet.errors import ConfigError
@@ -241,7 +246,8 @@ def test_every_name_stands_for_a_field() -> None:
 
 
 def test_every_field_has_a_reason() -> None:
-    assert [path for path in leaves() if not reason(path)] == []
+    of_models = [(MODELS, "chat", name) for name in types_of(ModelConfig)]
+    assert [path for path in (*leaves(), *of_models) if not reason(path)] == []
 
 
 def test_config_show_names_value_origin_and_reason(
@@ -272,7 +278,8 @@ def test_config_show_names_value_origin_and_reason(
 
 
 def test_serve_refuses_what_it_sets_itself() -> None:
-    for text in ("worker.control_address=ipc:///x", "server.listen_fd=3", "decode.name=a"):
+    of_server = ("server.listen_fd=3", "server.models=[]", "server.model_digest=x")
+    for text in ("worker.control_address=ipc:///x", *of_server, "decode.name=a"):
         with pytest.raises(ConfigError, match="for a role that runs alone"):
             read_settings(None, [text]).refuse_for_serve()
 
@@ -390,3 +397,121 @@ def test_names_of_the_model_and_lists() -> None:
     assert (found.server.model_name, found.server.model_aliases) == ("a", ("b", "*"))
     assert found.server.trusted_proxies == ("10.0.0.0/8", "fd00::/8")
     assert replace(found.fleet, model=None) == found.fleet
+
+
+MODELS_FILE = """
+[models.chat]
+ref = "chat@stable"
+aliases = ["gpt-4o"]
+[models."qwen2.5"]
+ref = "demo"
+decode = 2
+"""
+
+
+def with_models(*arguments: str, sets: tuple[str, ...] = (), file: str = "") -> Sources:
+    sources = Sources()
+    sources.add_document(file.encode(), "triolet.toml")
+    sources.add_assignments(sets)
+    add_models(sources, arguments)
+    return sources
+
+
+def test_models_come_from_files_assignments_and_arguments() -> None:
+    sets = ("models.code.start=false", "models.qwen2.5.prefill=3", "models.chat.tool_parser=hermes")
+    sources = with_models("chat=/models/chat", "code=demo", sets=sets, file=MODELS_FILE)
+    found = sources.settings().models
+    assert list(found) == ["chat", "qwen2.5", "code"]
+    assert found == {
+        "chat": ModelConfig("/models/chat", ("gpt-4o",), tool_parser=ToolParser.HERMES),
+        "qwen2.5": ModelConfig("demo", prefill=3, decode=2),
+        "code": ModelConfig("demo", start=False),
+    }
+    origins = {name: sources.origin(("models", name, "ref")) for name in ("chat", "qwen2.5")}
+    assert origins == {"chat": "the argument chat=/models/chat", "qwen2.5": "triolet.toml, line 6"}
+
+
+def test_a_model_without_a_name_is_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert with_models("demo").settings().fleet.model == "demo"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a=b").mkdir()
+    assert with_models("a=b").settings().fleet.model == "a=b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("demo chat=demo", "2 models are named, and 'demo' has no name for requests"),
+        ("demo smollm2", "2 models are named, and 'demo' has no name for requests"),
+        ("a=demo a=smollm2", "two models are called a: demo and smollm2"),
+        ("=demo", "'' is no name of a model; allowed: 1 to 63"),
+        ("a/b=demo", "'a/b' is no name of a model"),
+        (f"{'a' * 64}=demo", "is no name of a model"),
+        ("chat=", "'chat=' names no model; give chat=MODEL"),
+    ],
+)
+def test_arguments_that_name_models_wrongly_are_refused(arguments: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        with_models(*arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sets", "file", "words"),
+    [
+        ("demo", "", MODELS_FILE, "fleet.model is 'demo', beside models with names of their own "),
+        ("demo", "", MODELS_FILE, "(the argument demo, triolet.toml, line 3, "),
+        ("", "server.model_name=x", MODELS_FILE, "or give models.NAME.aliases"),
+        ("", "", "[models.chat]\n", "triolet.toml, line 1: models.chat says nothing; give its ref"),
+        ("", "", "[models.chat]\nstart = false\n", "models.chat.ref is missing; give its ref"),
+        ("", "", "[models.chat]\nstart = false\n", "(triolet.toml, line 2)"),
+        ("", "", '[models.chat]\nreff = "demo"\n', "line 2: models.chat.reff is unknown; did you"),
+        ("", "", '[models.chat.ref]\nx = "demo"\n', "models.chat.ref is {'x': 'demo'}; allowed"),
+        ("", "", '[models."a/b"]\nref = "demo"\n', "models: 'a/b' is no name of a model"),
+        ("", "", "models = 3\n", "models is 3; allowed: a table"),
+        ("", "models.chat=demo", "", "models.chat is a section; set one of its fields: ref"),
+        ("", "models.chat.x=1", "", "models.chat.x is unknown; allowed: ref, aliases"),
+        ("", "models=demo", "", "is no assignment; allowed"),
+        ("a=demo", "models.a.decode=0", "", "models.a.decode is 0; allowed: 1 to 64 (--set models"),
+        ("a=demo", "models.a.keep_alive_s=0", "", "models.a.keep_alive_s is 0.0; allowed: > 0"),
+        ("a=demo b=demo", "models.a.aliases=b", "", "models.a.aliases has 'b', which is a name of"),
+        ("a=demo", "models.b.aliases=x", "", "models.b.ref is missing"),
+    ],
+)
+def test_models_that_cannot_be_are_refused(
+    arguments: str, sets: str, file: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        with_models(*arguments.split(), sets=tuple(sets.split()), file=file).settings()
+    assert words in str(refused.value)
+
+
+def test_config_show_has_the_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "triolet.toml"
+    file.write_text(MODELS_FILE)
+    assert main(["config", "show", "--config", str(file), "--json"]) == 0
+    rows = {row["field"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["models.qwen2.5.decode"]["value"] == 2
+    assert rows["models.qwen2.5.decode"]["origin"] == f"{file}, line 7"
+    assert rows["models.chat.start"]["origin"] == "default"
+    assert "start with the fleet" in rows["models.chat.start"]["reason"]
+    assert main(["config", "show", "--config", str(file)]) == 0
+    assert "models.chat.aliases = gpt-4o" in capsys.readouterr().out
+
+
+def test_a_server_is_told_of_several_models() -> None:
+    told = ServedModelConfig("chat", "/m", "sha256:1", ("a",), ("ipc:///p",), ("ipc:///d",))
+    meant = of_role(Settings(), Role.SERVER, models=(told,))
+    sources = Sources()
+    sources.add_document(document(meant, Role.SERVER), "a pipe")
+    assert sources.settings().server.models == (told,)
+
+
+def test_the_settings_of_the_operators_page_are_taken() -> None:
+    page = (ROOT / "docs" / "operations" / "models.md").read_text(encoding="utf-8")
+    ((kind, file),) = [(kind, text) for kind, text in FENCED.findall(page) if kind]
+    assert kind == "toml"
+    found = with_models(file=file, sets=("models.chat.decode=3",)).settings().models
+    assert found["chat"].decode == 3
+    assert (found["qwen2.5-coder"].tool_parser, found["qwen2.5-coder"].start) == ("hermes", False)

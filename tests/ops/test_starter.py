@@ -349,10 +349,9 @@ async def test_a_successor_stays_though_a_start_that_began_before_ends_later(
     os.mkfifo(may_serve)
     config = SupervisorConfig(restart_delay_s=0.0)
     recorder = Recorder()
-    stop = trio.Event()
     async with starting() as starter, trio.open_nursery() as nursery:
         spec = of_command("serve", str(may_serve))
-        slot = Slot(spec, starter, config, recorder, None, stop, nursery)
+        slot = Slot(spec, starter, config, recorder, None, nursery)
         nursery.start_soon(slot.keep)
         await trio.to_thread.run_sync(may_serve.write_bytes, b"")
         await slot.wait_ready()
@@ -378,7 +377,7 @@ async def test_a_successor_stays_though_a_start_that_began_before_ends_later(
             await trio.sleep(POLL_S)
         assert slot.current is new
         assert slot.lives == [new]
-        stop.set()
+        slot.end()
         new.ask_to_leave(signal.SIGKILL)
 
 

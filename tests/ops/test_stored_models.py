@@ -11,10 +11,11 @@ import pytest
 from ops.cli import main
 from ops.cli.doctor import check_stored
 from ops.cli.finding import Status
+from ops.models.several import with_stored_models
 from ops.models.stored import with_stored_model
 from ops.settings.form import Settings, of_role
 from tests.gguf_files import write_tiny
-from triolet.config import FleetConfig, WeightFormat
+from triolet.config import FleetConfig, ModelConfig, ToolParser, WeightFormat
 from triolet.errors import ConfigError, StoreError
 from triolet.ids import Role
 
@@ -90,12 +91,42 @@ def test_a_version_that_is_not_there_is_refused_with_what_is(store: Path) -> Non
         pytest.fail("it would be served")
 
 
+def test_each_model_of_a_fleet_may_be_a_version_with_settings_of_its_own(store: Path) -> None:
+    models = {
+        "a": ModelConfig("tiny", aliases=("x",), prefill=2, tool_parser=ToolParser.LLAMA),
+        "b": ModelConfig("demo"),
+    }
+    settings = replace(named("demo", store), models=models)
+    settings = of_role(settings, Role.SERVER, tool_parser=ToolParser.HERMES)
+    with with_stored_models(settings) as (one, other):
+        assert one.server.model_digest == one.decode.model_digest
+        assert one.server.model_digest.startswith("sha256:")
+        assert one.fleet.model not in (None, "tiny", "demo")
+        assert (one.server.model_name, one.server.model_aliases) == ("a", ("x",))
+        weights = [own.decode.engine.weights for own in (one, other)]
+        assert weights == [WeightFormat.INT8, WeightFormat.DTYPE], "each its own"
+        assert (other.fleet.model, other.server.model_digest) == ("demo", "")
+        assert [own.fleet.prefill for own in (one, other)] == [2, 1]
+        parsers = [own.server.tool_parser for own in (one, other)]
+        assert parsers == [ToolParser.LLAMA, ToolParser.HERMES]
+
+
+def test_a_model_with_a_version_that_is_not_there_is_named(store: Path) -> None:
+    models = {"a": ModelConfig("demo"), "b": ModelConfig("tiny:v9")}
+    settings = replace(named("demo", store), models=models)
+    with (
+        pytest.raises(ConfigError, match=r"^model b: tiny:v9 is no directory and no file here"),
+        with_stored_models(settings),
+    ):
+        pytest.fail("it would be served")
+
+
 def test_the_doctor_says_what_is_wrong_with_a_version(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ("doctor", "tiny", "--store", str(store), "--port", "0", "--json")
     capsys.readouterr()
-    finding, wanted_bytes = check_stored(named("tiny", store))
+    finding, wanted_bytes = check_stored(named("tiny", store), 2)
     assert finding.status is Status.OK
     assert wanted_bytes > 0
     assert capsys.readouterr().out == "", "stdout is the findings' alone"

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from ops.models.several import each_model
 from ops.settings.form import Settings
 from ops.supervisor.json_view import JsonView
-from ops.supervisor.plan import FleetPlan
+from ops.supervisor.plan import FleetPlan, ModelPlan
 from ops.supervisor.restart_policy import Ending, GiveUp, Restart
 from ops.supervisor.terminal_view import TerminalView, log_line, room_for
-from triolet.config import ServerConfig
+from triolet.config import ModelConfig, ServerConfig
 from triolet.status import Progress, ServerReady, WorkerReady
 
 if TYPE_CHECKING:
     from ops.supervisor.view import View
 
 URL = "http://127.0.0.1:8000"
-PLAN = FleetPlan(Path("/models/tiny"), Settings(server=ServerConfig(model_name="tiny")))
+SETTINGS = Settings(server=ServerConfig(model_name="tiny"))
+PLAN = FleetPlan(SETTINGS, (ModelPlan(Path("/models/tiny"), SETTINGS),))
 
 
 def worker(name: str, num_blocks: int = 640, max_model_len: int = 1024) -> WorkerReady:
@@ -107,12 +109,59 @@ async def test_a_person_gets_a_table_with_all_that_is_needed() -> None:
     assert rows.index(["prefill-0", "102"]) < rows.index(["decode-0", "101"])
 
 
+MODELS = Settings(models={"chat": ModelConfig("/models/chat"), "code": ModelConfig("/models/code")})
+TWO = FleetPlan(
+    MODELS, tuple(ModelPlan(Path(one.fleet.model or ""), one) for one in each_model(MODELS))
+)
+CHAT = ("chat.prefill-0", "chat.decode-0")
+FAILURE = "code.decode-0 exited with code 1 3 times in a row"
+
+
+def live_with_two_models(view: View) -> None:
+    """Start, lose one of two models before it was ready, serve."""
+    with view:
+        for pid, name in enumerate(["server", "control", *CHAT, "code.decode-0"], 101):
+            view.started(name, pid)
+        for name in CHAT:
+            view.reported(name, worker(name))
+        failure = GiveUp(FAILURE, 1)
+        view.ended("code.decode-0", Ending(1), failure)
+        view.failed("code", failure)
+        view.serving(URL)
+        view.stopping()
+
+
+async def test_the_ready_line_names_each_model(capsys: pytest.CaptureFixture[str]) -> None:
+    live_with_two_models(JsonView(TWO))
+    (ready,) = [
+        json.loads(line) for line in capsys.readouterr().out.splitlines() if '"ready"' in line
+    ]
+    assert ready["models"] == {"chat": "/models/chat", "code": "/models/code"}
+    assert "model" not in ready
+    assert ready["pids"]["chat.decode-0"] == 104
+    assert "code.decode-0" not in ready["pids"], "it is gone"
+
+
+async def test_a_person_sees_which_model_has_failed() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=110, force_terminal=True, color_system=None)
+    live_with_two_models(TerminalView(TWO, console))
+    shown = screen.getvalue()
+    assert f"Model code has failed, others go on: {FAILURE}" in shown
+    table = shown.partition("others go on")[2]
+    rows = [line.split() for line in table.splitlines()]
+    for last in (["Model", "chat"], ["Model", "code"], ["not", "running"], ["code.decode-0", "-"]):
+        assert last in [row[-2:] for row in rows]
+    assert ["chat.decode-0", "104"] in [row[:2] for row in rows]
+
+
 async def test_giving_up_takes_the_bars_away() -> None:
     screen = io.StringIO()
     console = Console(file=screen, width=110, force_terminal=True, color_system=None)
     with TerminalView(PLAN, console) as view:
         view.started("decode-0", 7)
         view.ended("decode-0", Ending(2, "no weights"), GiveUp("decode-0: no weights", 2))
+        view.stopping()
         console.print("next line")
     assert screen.getvalue().rstrip().splitlines()[-1].endswith("next line")
     assert "Stopped" not in screen.getvalue()

@@ -15,7 +15,11 @@ from .published import CONSOLE
 PAGES: Final = (
     *("README.md", "docs/install.md", "docs/first_hour.md", "docs/operations.md", "docs/AUDIT.md"),
     *(f"docs/operations/{page}.md" for page in ("audit", "drain", "link_keys", "machines")),
-    *(f"docs/operations/{page}.md" for page in ("gpus", "proxy", "restart", "start", "store")),
+    *(f"docs/operations/{page}.md" for page in ("gpus", "models", "proxy", "registry")),
+    *(
+        f"docs/operations/{page}.md"
+        for page in ("restart", "scale", "signatures", "start", "store")
+    ),
 )
 FENCED: Final = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND: Final = re.compile(r"(?:^|[\s(|])((?:/opt/triolet/bin/)?triolet [a-z].*)")

@@ -11,7 +11,7 @@ from tests.server.scheduling.fakes import make_request
 from triolet.errors import RequestError
 from triolet.ids import Role
 
-from .house import House, Record, Slot, open_house, read_all
+from .house import RESTART_S, House, Record, Slot, open_house, read_all
 from .story_engine import POISON, StoryEngine
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ async def test_its_choices_end_with_it(autojump_clock: MockClock) -> None:
 
 async def _check_quarantine(house: House) -> None:
     """The prompt is refused at once, and another prompt is not; after a while it may try again."""
+    await trio.sleep(2 * RESTART_S)  # the workers that it killed are back
     lives = [slot.lives for slot in (*house.prefills, *house.decodes)]
     with pytest.raises(RequestError) as refusal:
         house.fleet.submit(poisoned(100))

@@ -37,6 +37,8 @@ _TURNS: Final = "server/test_turns.py"
 _KEYS: Final = "security/test_keys.py"
 _TENANCY: Final = "server/test_tenancy.py"
 _AUDIT_LOG: Final = "triolet/audit_log"
+_REGISTRY: Final = "ops/registry"
+_SIGNATURES: Final = "triolet/store/test_signatures.py"
 _PRIVATE: Final = "triolet/test_private_files.py"
 _HEADS: Final = (
     "server/edge/test_head_guard.py::test_heads_that_two_parsers_could_read_differently_are_refused"
@@ -89,8 +91,9 @@ MUTANTS: Final = (
     Mutant("A5", "engine/preflight/headers.py",
            "if not _SHARD_NAME.fullmatch(name):", "if not name:",
            "engine/test_weights.py::test_a_lying_index_is_a_clean_error"),
-    Mutant("A6", "server/api/body.py", "if name is not None and not config.serves(name):",
-           "if name is not None and name[:1] != config.model_name[:1] and not open(name):",
+    Mutant("A6", "server/api/served_models.py",
+           "return self._by_name.get(name, self._any)",
+           "return self._by_name.get(name, self._any) or (open(name) and self._any)",
            "security/test_files_and_connections.py::"
            "test_no_word_of_a_client_finds_a_model_or_a_file"),
     Mutant("A6", "server/api/operations/pages.py", "    file = files.get(name)\n",
@@ -438,4 +441,39 @@ MUTANTS: Final = (
     Mutant("A39", "triolet/audit_log/recording.py",
            "    note(Outcome.BEGUN)\n", "",
            "ops/test_audit_commands.py::test_a_change_that_cannot_be_recorded_is_not_made"),
+    Mutant("A40", "ops/registry/blobs.py",
+           "        if not one.is_right:\n            one.begin_anew()",
+           "        if one.is_right is None:\n            one.begin_anew()",
+           f"{_REGISTRY}/test_lies.py::test_bytes_with_another_digest_are_not_kept"),
+    Mutant("A40", "ops/registry/manifests.py",
+           "        if expected is not None and expected != found:\n",
+           "        if expected is not None and not found:\n",
+           f"{_REGISTRY}/test_lies.py::test_a_manifest_with_another_digest_is_refused"),
+    Mutant("A40", "ops/registry/client.py",
+           "is_own, sent = self._is_own(url), self._authorization",
+           "is_own, sent = True, self._authorization",
+           f"{_REGISTRY}/test_lies.py::test_no_password_goes_elsewhere_or_into_an_error"),
+    Mutant("A40", "ops/registry/client.py",
+           '            text = text.replace(secret, "***")\n',
+           "            text = text.strip()\n",
+           f"{_REGISTRY}/test_lies.py::test_no_password_goes_elsewhere_or_into_an_error"),
+    Mutant("A40", "ops/registry/client.py",
+           "        may_be_plain = self.is_insecure or is_loopback(url.host)\n",
+           "        may_be_plain = True\n",
+           f"{_REGISTRY}/test_lies.py::"
+           "test_what_is_asked_beyond_this_machine_without_tls_is_refused"),
+    Mutant("A40", "triolet/store/aliases.py",
+           "            self._require_signed(connection, pointer.name, [pointer], digest, ())\n"
+           "            if old != digest:\n",
+           "            if old != digest:\n",
+           f"{_SIGNATURES}::test_an_alias_takes_only_what_one_of_its_keys_has_signed"),
+    Mutant("A40", "triolet/store/signatures.py",
+           '    if subject.digest != {"sha256": digest.removeprefix("sha256:")}:\n',
+           "    if not subject.digest:\n",
+           f"{_SIGNATURES}::test_what_is_no_signature_is_refused"),
+    Mutant("A40", "ops/registry/pull.py",
+           "        Aliases(store).require_signed(reference, digest, signatures.signers)\n",
+           "        Aliases(store).all()\n",
+           f"{_REGISTRY}/test_signatures.py::"
+           "test_nothing_is_fetched_or_named_without_the_signature_that_is_required"),
 )  # fmt: skip

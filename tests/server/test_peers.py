@@ -51,7 +51,7 @@ async def two_servers(
                 parts = {part: of_each[number] for part, of_each in more.items()}
                 services = fake_services(CONFIG, fleet, metrics, peers=peers)
                 services = replace(services, **parts)
-                metrics.watch(services.fleet.status, lambda: 0)
+                metrics.watch(fleet.status, lambda: 0)
                 edge = Edge(build_app(services), CONFIG)
                 own = open_own_socket(config)
                 door.detach()  # the edge's from now on

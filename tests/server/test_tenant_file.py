@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import pytest
 import trio
 
 from server.tenants.tenancy import Tenancy, TenantFile
 from triolet.config import TenantsConfig
-from triolet.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
@@ -29,49 +26,6 @@ def written(path: Path, text: str, age_s: int = 0) -> TenantFile:
     path.write_text(text)
     os.utime(path, (1_000_000 + age_s, 1_000_000 + age_s))
     return TenantFile(str(path), CONFIG)
-
-
-def test_a_file_is_read_and_has_not_changed_since(tmp_path: Path) -> None:
-    file = written(tmp_path / "tenants", ALICE)
-    assert set(file.read().by_name) == {"alice"}
-    assert not file.has_settled()
-    assert not file.has_settled()
-
-
-def test_a_change_counts_when_it_has_stood_for_one_more_look(tmp_path: Path) -> None:
-    file = written(tmp_path / "tenants", ALICE)
-    file.read()
-    written(tmp_path / "tenants", SECRET, age_s=1)
-    assert not file.has_settled()
-    written(tmp_path / "tenants", BOB, age_s=2)
-    assert not file.has_settled()
-    assert file.has_settled()
-    assert set(file.read().by_name) == {"bob"}
-    assert not file.has_settled()
-
-
-def test_another_file_in_its_place_is_noticed_whatever_its_age(tmp_path: Path) -> None:
-    file = written(tmp_path / "tenants", ALICE)
-    file.read()
-    written(tmp_path / "new", ALICE.replace("alice", "carol"))
-    (tmp_path / "new").replace(tmp_path / "tenants")
-    assert [file.has_settled(), file.has_settled()] == [False, True]
-
-
-def test_a_file_that_is_gone_has_changed_too(tmp_path: Path) -> None:
-    file = written(tmp_path / "tenants", ALICE)
-    file.read()
-    (tmp_path / "tenants").unlink()
-    assert [file.has_settled(), file.has_settled()] == [False, True]
-    with pytest.raises(ConfigError, match="cannot be read"):
-        file.read()
-
-
-def test_a_file_beyond_its_bound_is_refused(tmp_path: Path) -> None:
-    written(tmp_path / "tenants", ALICE)
-    file = TenantFile(str(tmp_path / "tenants"), replace(CONFIG, max_bytes=len(ALICE) - 1))
-    with pytest.raises(ConfigError, match=f"longer than the {len(ALICE) - 1} bytes"):
-        file.read()
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -37,7 +37,7 @@ async def both(folder: Path, **more: Any) -> AsyncIterator[tuple[list[Quotas], l
     prices = Prices(prompt=1e6)
     with ExitStack() as opened:
         quotas = [
-            opened.enter_context(opened_quotas(config, QuotaObserver(), lambda: prices))
+            opened.enter_context(opened_quotas(config, QuotaObserver(), lambda model: prices))
             for _ in NAMES
         ]
         tenancies = [Tenancy(tenants_of(ALICE, BOB)) for _ in NAMES]

@@ -14,6 +14,8 @@ from triolet.config import ReasoningParser
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from server.text.threads import FairLimiter
+
 BOS, EOS, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
@@ -54,6 +56,7 @@ def tiny_text(
     specials: Sequence[str] = (),
     markers: Sequence[str] = (),
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
+    threads: FairLimiter | None = None,
 ) -> TextModel:
     """Return a text model whose tokens are bytes, and those of `specials` and `markers`."""
     files = TextFiles(
@@ -68,4 +71,5 @@ def tiny_text(
         tokenize_threads=tokenize_threads,
         tokenize_timeout_s=tokenize_timeout_s,
         reasoning_parser=reasoning_parser,
+        threads=threads,
     )

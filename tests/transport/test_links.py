@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -284,12 +285,46 @@ async def _expect_only(listener: Listener, frame: Drain) -> None:
             received += 1
 
 
+async def test_a_connection_that_breaks_says_so_once_each_time(ends: Ends) -> None:
+    listener, connection = await ends.linked()
+    for _ in range(2):
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.wait_broken)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                listener.close()
+        with trio.move_on_after(0.01) as calm:
+            await connection.wait_broken()
+        assert calm.cancelled_caught
+        listener = ends.listen()
+        with trio.fail_after(PATIENCE_S):
+            await connection.send(make_hello(SERVER))
+            await listener.receive_many()
+
+
+async def test_a_break_that_another_task_notes_first_wakes_the_one_that_waits(ends: Ends) -> None:
+    listener, connection = await ends.linked(hwm=1_000_000)  # never full in what follows
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.wait_broken)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            listener.close()
+            give_up = time.monotonic() + PATIENCE_S
+            # Without a checkpoint: the waiting task has no turn before.
+            while not is_gone(lambda: connection.send_nowait(Drain(0.0))):
+                assert time.monotonic() < give_up
+
+
 async def test_closing_wakes_whoever_waits(ends: Ends) -> None:
     listener, connection = await ends.linked(hwm=2)
 
     async def expect_closed(end: Listener | Connection) -> None:
         with pytest.raises(trio.ClosedResourceError):
             await end.receive_many()
+
+    async def expect_no_break() -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await connection.wait_broken()
 
     async def send_for_ever() -> None:
         while True:
@@ -303,6 +338,7 @@ async def test_closing_wakes_whoever_waits(ends: Ends) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(expect_closed, connection)
+            nursery.start_soon(expect_no_break)
             nursery.start_soon(expect_no_more_room)
             await trio.testing.wait_all_tasks_blocked(0.01)
             connection.close()

@@ -104,6 +104,18 @@ def test_an_owner_begins_although_its_cores_are_lent(cores: Cores, sibling: Sibl
 
 
 @pytest.mark.slow
+def test_of_two_workers_on_one_place_the_first_at_work_borrows(cores: Cores, path: Path) -> None:
+    other = Sibling(path, 0)
+    assert cores.take() == 12
+    assert other.do("take") == "4"
+    other.do("give_back")
+    cores.give_back()
+    cores.rest()
+    assert other.do("take") == "12"
+    other.kill()
+
+
+@pytest.mark.slow
 def test_nothing_is_left_of_a_worker_that_was_killed(
     cores: Cores, path: Path, sibling: Sibling
 ) -> None:

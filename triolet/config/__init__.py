@@ -4,7 +4,10 @@ Reads no file, flag or environment (ops/settings does). Each part of the product
 dataclass it needs.
 """
 
+from .control import ControlConfig, ControlledModelConfig
 from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
+from .models import ModelConfig, ServedModelConfig
+from .parsers import ReasoningParser, ToolParser
 from .scheduling import (
     AT,
     MEMORY,
@@ -33,15 +36,20 @@ from .server import (
     DoorConfig,
     GrammarConfig,
     PeerServersConfig,
-    ReasoningParser,
     ResponseCacheConfig,
     ResumeConfig,
     ServerConfig,
     TenantsConfig,
-    ToolParser,
     TurnsConfig,
 )
-from .supervisor import FetchConfig, FleetConfig, Pinning, ProcessConfig, SupervisorConfig
+from .supervisor import (
+    MAX_WORKERS,
+    FetchConfig,
+    FleetConfig,
+    Pinning,
+    ProcessConfig,
+    SupervisorConfig,
+)
 from .worker import (
     AUTO_BACKEND,
     AUTO_DEVICE,
@@ -56,6 +64,7 @@ from .worker import (
     GpuConfig,
     LendingConfig,
     MaskConfig,
+    SnapshotConfig,
     SpeculationConfig,
     WeightFormat,
     WorkerConfig,
@@ -74,6 +83,7 @@ __all__ = [
     "MAX_AUDIT_LEASES",
     "MAX_LENDERS",
     "MAX_NUM_SEQS",
+    "MAX_WORKERS",
     "MEMORY",
     "NO_GUESSES",
     "OFF",
@@ -81,6 +91,8 @@ __all__ = [
     "AdmissionConfig",
     "BatchConfig",
     "BrownoutConfig",
+    "ControlConfig",
+    "ControlledModelConfig",
     "DoorConfig",
     "Dtype",
     "EmbeddingConfig",
@@ -97,6 +109,7 @@ __all__ = [
     "LocalPrefill",
     "MaskConfig",
     "MemorySharing",
+    "ModelConfig",
     "OverloadConfig",
     "PeerServersConfig",
     "Pinning",
@@ -108,8 +121,10 @@ __all__ = [
     "ResponseCacheConfig",
     "ResumeConfig",
     "RoutingConfig",
+    "ServedModelConfig",
     "ServerConfig",
     "SloConfig",
+    "SnapshotConfig",
     "SpeculationConfig",
     "SupervisorConfig",
     "TenantsConfig",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from typing import Final
 
@@ -12,6 +11,8 @@ from ..errors import ConfigError
 from ..loopback import is_loopback
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .link import LinkConfig, require
+from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
+from .parsers import ReasoningParser, ToolParser
 from .scheduling import (
     EmbeddingLimits,
     OverloadConfig,
@@ -277,30 +278,6 @@ class ResponseCacheConfig:
         return min(self.max_answer_bytes, self.max_bytes // 8)
 
 
-class ReasoningParser(StrEnum):
-    """How a model writes its reasoning."""
-
-    AUTO = "auto"  # as the tokenizer's markers say
-    NONE = "none"  # all is text
-    QWEN3 = "qwen3"  # <think>…</think>, opened by the prompt or by the completion's first token
-    DEEPSEEK_R1 = "deepseek_r1"  # the same; a completion begins within it, whatever the prompt says
-    HARMONY = "harmony"  # channels of gpt-oss
-
-
-class ToolParser(StrEnum):
-    """How a model writes calls of tools."""
-
-    AUTO = "auto"  # as its chat template says, or its tokens
-    HERMES = "hermes"  # JSON between <tool_call> tags: Hermes, Qwen and many others
-    LLAMA = "llama"  # bare JSON: Llama 3
-    MISTRAL = "mistral"  # JSON behind [TOOL_CALLS]
-    QWEN3_CODER = "qwen3_coder"  # tags for each parameter
-    PYTHONIC = "pythonic"  # [f(a=1)]: Llama 3.2 and 4
-    HARMONY = "harmony"  # messages on channels: gpt-oss
-    GRANITE = "granite"  # a JSON list behind <|tool_call|>
-    PHI = "phi"  # the same with a closing token: Phi-4-mini
-
-
 DAY_S = 86_400.0 * SECONDS
 
 
@@ -351,6 +328,13 @@ class ServerConfig:
     """Control addresses of prefill workers, those of `spare_addresses` included."""
     decode_addresses: tuple[str, ...] = ()
     """Control addresses of decode workers, those of `spare_addresses` included."""
+    model_digest: str = ""
+    """sha256:… of the model's version in the store; empty for a directory that is not in one."""
+    control_socket: str | None = None
+    """Where the fleet's control is reached, which loads and ends models; none where the workers of
+    all models run all the time."""
+    models: tuple[ServedModelConfig, ...] = ()
+    """Every model where there are several; empty for the one that the fields above describe."""
     model_aliases: tuple[str, ...] = ()
     """Other names that requests may use for the model; `*` accepts every name. Tools with a fixed
     name work unchanged then."""
@@ -502,8 +486,33 @@ class ServerConfig:
     spare_addresses: tuple[str, ...] = ()
     """Those of the workers' addresses where usually no worker is: a worker is there only while
     another one is replaced."""
+    members_file: str | None = None
+    """File that names the workers, where these change while the server runs; None, or a file that
+    is not there yet, for the workers of the addresses above."""
+    members_poll_s: float = 100 * MILLISECONDS
+    """How often it is looked at: a new worker takes longer to start."""
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
+
+    @property
+    def of_models(self) -> tuple[ServerConfig, ...]:
+        """This configuration as it is for each model: as if that were the only one."""
+        return tuple(
+            replace(
+                self,
+                models=(),
+                model_dir=one.model_dir,
+                model_name=one.name,
+                model_digest=one.digest,
+                model_aliases=one.aliases,
+                prefill_addresses=one.prefill_addresses,
+                decode_addresses=one.decode_addresses,
+                spare_addresses=one.spare_addresses,
+                tool_parser=one.tool_parser,
+                reasoning_parser=one.reasoning_parser,
+            )
+            for one in self.models
+        ) or (self,)
 
     @property
     def address_connections(self) -> int:
@@ -515,10 +524,6 @@ class ServerConfig:
         """Whether clients that reach the address have keys, are of this machine, or are meant."""
         return self.allow_remote_clients or bool(self.tenants.file) or is_loopback(self.host)
 
-    def serves(self, name: str) -> bool:
-        """Return whether requests may call the model by this name."""
-        return name in (self.model_name, *self.model_aliases) or ANY_MODEL in self.model_aliases
-
     def __post_init__(self) -> None:
         require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
         require(0 <= self.port <= 65_535, "port", self.port, "0 to 65535")
@@ -526,6 +531,7 @@ class ServerConfig:
         queued = self.max_queued_requests
         require(queued >= 0, "max_queued_requests", queued, ">= 0")
         require(self.requests_per_turn >= 1, "requests_per_turn", self.requests_per_turn, ">= 1")
+        require(self.members_poll_s > 0, "members_poll_s", self.members_poll_s, "> 0")
         require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
         require(
             0 <= self.drain_timeout_s <= DAY_S,

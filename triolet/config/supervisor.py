@@ -69,11 +69,11 @@ class SupervisorConfig:
     """How `triolet serve` keeps its processes alive on one machine."""
 
     restart_delay_s: float = 100 * MILLISECONDS
-    """Before the first restart: a worker that was killed should be back before its clients notice,
-    and its sockets are gone by then."""
+    """Before the second restart in a row, and before that of a process that left by itself. The
+    first death is followed by a new process at once: clients wait for it."""
     max_restart_delay_s: float = 10.0 * SECONDS
-    """The delay doubles with each death in a row up to this, so that a worker that keeps dying
-    does not eat the machine."""
+    """The delay doubles with each further death in a row up to this, so that a worker that keeps
+    dying does not eat the machine."""
     stable_s: float = 30.0 * SECONDS
     """A process that was ready for this long starts with a clean record."""
     max_failed_starts: int = 3

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from ..errors import ConfigError
-from ..units import MIB, MILLISECONDS, SECONDS
+from ..units import GIB, MIB, MILLISECONDS, SECONDS
 from .link import MAX_LENDERS, KvWire, LinkConfig, require
 
 
@@ -205,6 +205,26 @@ class WeightFormat(StrEnum):
     INT8 = "int8"
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotConfig:
+    """Weights as the `native` kernels read them, kept in files between starts."""
+
+    keep: bool = True
+    """A worker maps them instead of packing the weights again, and workers of one model have them
+    in memory once."""
+    folder: str | None = None
+    """None is `$XDG_CACHE_HOME/triolet/packed`. No other user may write there."""
+    max_bytes: int = 32 * GIB
+    """Of all snapshots; the least recently used one is removed first. Two of an 8B model in
+    bfloat16."""
+    min_bytes: int = 64 * MIB
+    """Weight files below this size are packed at each start, which takes less than 0.1 s."""
+
+    def __post_init__(self) -> None:
+        require(self.max_bytes >= 0, "snapshots.max_bytes", self.max_bytes, ">= 0")
+        require(self.min_bytes >= 0, "snapshots.min_bytes", self.min_bytes, ">= 0")
+
+
 AUTO_BACKEND: Final = "auto"
 """The name of no backend, but of whichever is best here."""
 
@@ -283,6 +303,7 @@ class EngineConfig:
     gpu: GpuConfig = field(default_factory=GpuConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     masks: MaskConfig = field(default_factory=MaskConfig)
+    snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     poison_freed_blocks: bool = False
     """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
     write by another than the owner, and a read beyond a sequence. Costs a write per freed
@@ -331,6 +352,8 @@ class WorkerConfig:
     """Name in the fleet and in metrics; empty for role and process id."""
     model_dir: str = ""
     """Absolute path of the model; filled in from `fleet.model`."""
+    model_digest: str = ""
+    """sha256:… of the model's version in the store; empty for a directory that is not in one."""
     control_address: str = ""
     """Where servers reach this worker: `ipc://…` or `tcp://host:port`."""
     kv_address: str | None = None

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from ..errors import StoreError
 from ..sqlite import transaction
 from .layout import explained
-from .reference import Pointer, PointerKind, alias_of
+from .reference import Pointer, PointerKind, Reference, alias_of
+from .sources import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from .layout import ModelStore
-    from .reference import Reference
+    from .signatures import Signed
 
 FILE: Final = "aliases.sqlite"
 STABLE: Final = "stable"
@@ -29,7 +30,10 @@ MAX_MOVES: Final = 1000
 """Of a tag or alias that are remembered: years of releases."""
 ABSENT: Final = ""
 """As an expectation: there is no such tag or alias yet."""
-_FORM: Final = 1
+_FORM: Final = 2
+"""1 had no requirements."""
+_WHOLE_MODEL: Final = ("", "")
+"""Kind and label of a requirement for every tag and alias of a model."""
 _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS pointers (
         name TEXT NOT NULL, kind TEXT NOT NULL, label TEXT NOT NULL, digest TEXT NOT NULL,
@@ -38,6 +42,9 @@ _SCHEMA: Final = (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL, kind TEXT NOT NULL, label TEXT NOT NULL,
         old TEXT NOT NULL, new TEXT NOT NULL, at REAL NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS moves_of ON moves (name, kind, label, id)",
+    """CREATE TABLE IF NOT EXISTS requirements (
+        name TEXT NOT NULL, kind TEXT NOT NULL, label TEXT NOT NULL, key TEXT NOT NULL,
+        PRIMARY KEY (name, kind, label, key)) WITHOUT ROWID""",
 )
 
 
@@ -53,6 +60,10 @@ class Move(NamedTuple):
     old: str
     new: str
     at: float
+
+
+class NamedError(StoreError):
+    """A version stays because a tag or alias names it."""
 
 
 class Aliases:
@@ -113,12 +124,33 @@ class Aliases:
             old = _target(connection, pointer)
             if expect is not None and old != expect:
                 _refuse_move(pointer, old, expect)
+            self._require_signed(connection, pointer.name, [pointer], digest, ())
             if old != digest:
                 _set(connection, pointer, old, digest)
                 if pointer == alias_of(pointer.name, STABLE) and old:
                     previous = alias_of(pointer.name, PREVIOUS)
                     _set(connection, previous, _target(connection, previous), old)
         return old
+
+    def tag_new(self, tag: Pointer, digest: str, how: str) -> None:
+        """Tag a version that has just come into the store.
+
+        Args:
+          tag: for it.
+          digest: of the version.
+          how: it came, for the error: `imported`.
+
+        Raises:
+          StoreError: the tag is another version.
+        """
+        old = self.all().get(tag, ABSENT)
+        if old not in (ABSENT, digest):
+            version = f"{tag.name}@{digest}"
+            raise StoreError(
+                f"{version} is {how}, but {tag} is {old} and stays; give another --tag, or move "
+                f"it: `triolet model tag {version} {tag} --expect {old}`"
+            )
+        self.move(tag, digest, expect=old)
 
     def remove(self, pointer: Pointer) -> str:
         """Remove a tag or alias and return the digest that it had.
@@ -155,6 +187,11 @@ class Aliases:
                     f"{reference} has {len(digests)} versions and no alias {STABLE}: say which, "
                     f"such as {known}, or `triolet model alias {reference.name}@{STABLE} REF`"
                 )
+        if found is None and (evicted := Sources(self._store).evicted_as(reference)) is not None:
+            raise StoreError(
+                f"{reference} was evicted from the store {self._store.root} to keep to its limit; "
+                f"`{evicted.command}` brings it back"
+            )
         if found is None:
             names = ", ".join(sorted({e.name for e in self._store.entries()})) or "no model"
             raise StoreError(
@@ -163,12 +200,91 @@ class Aliases:
             )
         return found
 
-    @contextmanager
-    def unnamed(self, name: str, digest: str) -> Iterator[None]:
-        """Keep all tags and aliases as they are while a version is removed from the index.
+    def required_keys(self, scope: Reference) -> tuple[str, ...]:
+        """Return the keys of which one must have signed what a tag, an alias or, for a name alone,
+        every tag and alias of a model points to; none where none must."""
+        with self._reading() as connection:
+            return () if connection is None else _required(connection, *_scope(scope))
+
+    def require_keys(self, scope: Reference, keys: Collection[str]) -> None:
+        """Require signatures; what points to a version without one would stay, and is refused.
+
+        Args:
+          scope: a tag, an alias, or the name of a model for all of its tags and aliases.
+          keys: of which one must have signed; none ends the requirement.
 
         Raises:
-          StoreError: one names the version.
+          StoreError: a version that a name points to now is not signed so.
+        """
+        where = _scope(scope)
+        with self._changing() as connection:
+            connection.execute(
+                "DELETE FROM requirements WHERE name = ? AND kind = ? AND label = ?", where
+            )
+            connection.executemany(
+                "INSERT INTO requirements VALUES (?, ?, ?, ?)",
+                [(*where, one) for one in sorted(set(keys))],
+            )
+            rows = connection.execute(
+                "SELECT name, kind, label, digest FROM pointers WHERE name = ?", (scope.name,)
+            ).fetchall()
+            for name, kind, label, digest in rows:
+                pointer = Pointer(name, PointerKind(kind), label)
+                if scope.pointer in (None, pointer):
+                    self._require_signed(connection, name, [pointer], digest, ())
+
+    def require_signed(
+        self, reference: Reference, digest: str, signers: Collection[str] = ()
+    ) -> None:
+        """Require what a tag, an alias or a model asks of the version that it is to be.
+
+        Args:
+          reference: the name under which the version is to be known or served.
+          digest: of the version.
+          signers: keys that have signed it, beside those that the store knows of.
+
+        Raises:
+          StoreError: a signature is required, and none of the keys has signed.
+        """
+        pointers = [reference.pointer] if reference.pointer is not None else []
+        stable = alias_of(reference.name, STABLE)
+        if reference == Reference(reference.name) and self.all().get(stable) == digest:
+            pointers = [stable]
+        with self._reading() as connection:
+            if connection is not None:
+                self._require_signed(connection, reference.name, pointers, digest, signers)
+
+    def _require_signed(
+        self,
+        connection: sqlite3.Connection,
+        name: str,
+        pointers: Collection[Pointer],
+        digest: str,
+        signers: Collection[str],
+    ) -> None:
+        scopes = [(str(pointer), tuple(pointer)) for pointer in pointers]
+        for words, scope in [*scopes, (name, (name, *_WHOLE_MODEL))]:
+            keys = _required(connection, *scope)
+            if not keys or not set(keys).isdisjoint(signers):
+                continue
+            # Here, where it is needed: its libraries take longer to import than all else.
+            from .signatures import signatures_of
+
+            found = signatures_of(self._store, digest)
+            if set(keys).isdisjoint(found.keys):
+                _refuse_unsigned(words, f"{name}@{digest}", keys, {*found.keys, *signers}, found)
+
+    @contextmanager
+    def unnamed(self, name: str, digest: str, but_for: Pointer | None = None) -> Iterator[None]:
+        """Keep all tags and aliases as they are while a version is removed from the index.
+
+        Args:
+          name: of the model.
+          digest: of the version.
+          but_for: may name it, and is removed with it.
+
+        Raises:
+          NamedError: another one names the version.
         """
         with self._changing() as connection:
             rows = connection.execute(
@@ -176,9 +292,12 @@ class Aliases:
                 "ORDER BY kind, label",
                 (name, digest),
             ).fetchall()
-            if rows:
-                named = [Pointer(one, PointerKind(kind), label) for one, kind, label in rows]
-                raise StoreError(
+            named = [Pointer(one, PointerKind(kind), label) for one, kind, label in rows]
+            if but_for in named:
+                named.remove(but_for)
+                _set(connection, but_for, digest, ABSENT)
+            if named:
+                raise NamedError(
                     f"{name}@{digest} is {', '.join(map(str, named))}; it stays: remove "
                     f"{'that' if len(named) == 1 else 'those'} first, with `triolet model rm "
                     f"{named[0]}`"
@@ -195,13 +314,13 @@ class Aliases:
         ):
             connection.execute("PRAGMA synchronous = FULL")
             (form,) = connection.execute("PRAGMA user_version").fetchone()
-            if form not in (0, _FORM):
+            if form > _FORM:
                 raise StoreError(
                     f"{self._path} is of form {form}, this Triolet knows {_FORM}; use the one that "
                     "wrote it"
                 )
             with transaction(connection):
-                if not form:
+                if form < _FORM:
                     for statement in _SCHEMA:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA user_version = {_FORM}")
@@ -249,6 +368,44 @@ def _refuse_move(pointer: Pointer, old: str, expect: str) -> NoReturn:
         f"{pointer} is {old}, expected {expect or 'no such tag or alias'}; it was not moved: look "
         f"at it with `triolet model show {pointer}`, and decide again"
     )
+
+
+def _refuse_unsigned(
+    scope: str, version: str, keys: Collection[str], signers: Collection[str], found: Signed
+) -> NoReturn:
+    signed = f"is signed by {', '.join(sorted(signers))}" if signers else "is not signed"
+    faults = f" ({'; '.join(found.faults)})" if found.faults else ""
+    raise StoreError(
+        f"{scope} takes versions that {' or '.join(keys)} has signed, and {version} {signed}"
+        f"{faults}; nothing was named or changed: have it signed with such a key (`triolet model "
+        f"sign {version} --key FILE`), or change the requirement by `triolet model require {scope}`"
+    )
+
+
+def _scope(reference: Reference) -> tuple[str, str, str]:
+    """Return what a requirement is for.
+
+    Raises:
+      StoreError: it names a version, which never changes.
+    """
+    if reference.digest is not None:
+        raise StoreError(f"{reference} is a version; name a tag, an alias, or the model alone")
+    if reference.pointer is None:
+        return (reference.name, *_WHOLE_MODEL)
+    if reference.pointer == alias_of(reference.name, PREVIOUS):
+        raise StoreError(f"{reference} follows {reference.name}@{STABLE}; name {STABLE} instead")
+    return reference.pointer
+
+
+def _required(connection: sqlite3.Connection, name: str, kind: str, label: str) -> tuple[str, ...]:
+    (form,) = connection.execute("PRAGMA user_version").fetchone()
+    if form < _FORM:
+        return ()
+    rows = connection.execute(
+        "SELECT key FROM requirements WHERE name = ? AND kind = ? AND label = ? ORDER BY key",
+        (name, kind, label),
+    ).fetchall()
+    return tuple(key for (key,) in rows)
 
 
 def _target(connection: sqlite3.Connection, pointer: Pointer) -> str:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import StoreError
 from .layout import explained, sync_folder
-from .manifest import MAX_MANIFEST_BYTES
+from .manifest import EMPTY_DOCUMENT, MAX_MANIFEST_BYTES, digest_of
+from .partial import Partials
 from .reference import DIGEST
+from .signatures import MAX_SIGNATURE_BYTES, SignatureFault, envelope_of
+from .sources import Sources
 from .view import VIEWS
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from .aliases import Aliases
@@ -45,7 +49,7 @@ class Collected(NamedTuple):
     """What a collection removed.
 
     Attributes:
-      num_blobs: how many.
+      num_blobs: how many; what a pull has left unfinished counts as one each.
       num_bytes: of these.
       in_use: removed versions that are served, and stay until a collection after that.
     """
@@ -71,11 +75,17 @@ def remove(writer: Writer, aliases: Aliases, reference: Reference) -> Removed:
         entries = writer.store.entries()
         gone = (reference.name, digest)
         writer.set_entries([one for one in entries if (one.name, one.digest) != gone])
+    Sources(writer.store).drop(*gone)
     return Removed(reference.pointer, digest)
 
 
-def collect(writer: Writer) -> Collected:
-    """Remove all blobs that neither a version in the index nor a served one names.
+def collect(writer: Writer, wanted: Collection[str] = ()) -> Collected:
+    """Remove all blobs that neither a version in the index nor a served one names, and what pulls
+    have begun, unless one runs.
+
+    Args:
+      writer: of the store.
+      wanted: digests of blobs that stay all the same.
 
     Raises:
       StoreError: a manifest cannot be read, so that what it names is not known; nothing is removed.
@@ -84,9 +94,10 @@ def collect(writer: Writer) -> Collected:
     roots = {entry.digest for entry in store.entries()}
     with ExitStack() as held, explained(store.root):
         in_use = _removed_but_served(store, roots, held)
-        kept = set(roots)
+        kept = {*roots, *wanted}
         for digest in roots | set(in_use):
             kept |= {digest, *(blob.digest for blob in store.manifest(digest).blobs)}
+        kept |= _of_signatures(store)
         for view in _views(store):
             if f"sha256:{view.name}" not in kept:
                 shutil.rmtree(view)
@@ -99,7 +110,19 @@ def collect(writer: Writer) -> Collected:
                 num_blobs += 1
         sync_folder(store.blobs)
         store.receipts.keep_only(kept)
-    return Collected(num_blobs, num_bytes, sorted(in_use))
+        num_partial, partial_bytes = Partials(store).collect()
+    return Collected(num_blobs + num_partial, num_bytes + partial_bytes, sorted(in_use))
+
+
+def _of_signatures(store: ModelStore) -> set[str]:
+    """Return the blobs of all signatures in the index. A damaged one keeps its manifest alone."""
+    kept = set()
+    for one in store.referrers():
+        kept |= {one.digest, digest_of(EMPTY_DOCUMENT)}
+        with suppress(StoreError, SignatureFault):
+            manifest = store.read(one.digest, MAX_SIGNATURE_BYTES)
+            kept.add(envelope_of(manifest, one.subject).digest)
+    return kept
 
 
 def _removed_but_served(store: ModelStore, roots: set[str], held: ExitStack) -> set[str]:

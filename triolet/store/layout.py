@@ -45,6 +45,10 @@ _LAYOUT: Final = {"imageLayoutVersion": "1.0.0"}
 _INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
 NAME: Final = "vnd.triolet.name"
 """Annotation of a manifest in the index: the model that it is a version of."""
+SUBJECT: Final = "vnd.triolet.subject"
+"""Annotation of a signature's manifest in the index: the version that it signs."""
+SIGNATURE_TYPE: Final = "application/vnd.triolet.signature.v1+json"
+"""Of the artefacts that sign a version (signatures.py)."""
 BLOB_MODE: Final = 0o444
 """A blob never changes."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -69,6 +73,20 @@ class Entry(NamedTuple):
     """
 
     name: str
+    digest: str
+    size: int
+
+
+class Referrer(NamedTuple):
+    """A signature in the index.
+
+    Attributes:
+      subject: digest of the version that it signs.
+      digest: of its own manifest.
+      size: of that manifest.
+    """
+
+    subject: str
     digest: str
     size: int
 
@@ -137,26 +155,44 @@ class ModelStore:
         Raises:
           StoreError: the index is broken.
         """
+        return self._index()[0]
+
+    def referrers(self, subject: str | None = None) -> tuple[Referrer, ...]:
+        """Return the signatures of a version, or all.
+
+        Raises:
+          StoreError: the index is broken.
+        """
+        return tuple(one for one in self._index()[1] if subject in (None, one.subject))
+
+    def _index(self) -> tuple[tuple[Entry, ...], tuple[Referrer, ...]]:
         path = self.root / INDEX_FILE
         with explained(path):
             try:
                 with path.open("rb") as file:
                     content = file.read(MAX_INDEX_BYTES + 1)
             except FileNotFoundError:
-                return ()
+                return (), ()
         remedy = "put its last backup there, or move the store away and import its models again"
         if len(content) > MAX_INDEX_BYTES:
             raise StoreError(f"{path} has more than {MAX_INDEX_BYTES} bytes; {remedy}")
         try:
             index = msgspec.json.decode(content, type=_Index)
-            return tuple(
+            entries = tuple(
                 Entry(require_name(one.annotations[NAME]), one.digest, one.size)
                 for one in index.manifests
+                if SUBJECT not in one.annotations
+            )
+            referrers = tuple(
+                Referrer(one.annotations[SUBJECT], one.digest, one.size)
+                for one in index.manifests
+                if SUBJECT in one.annotations
             )
         except KeyError as error:
             raise StoreError(f"{path} names a manifest without {error}; {remedy}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(f"{path} cannot be read: {error}; {remedy}") from error
+        return entries, referrers
 
     def manifest(self, digest: str) -> Manifest:
         """Return a version's manifest, checked.
@@ -297,24 +333,41 @@ class Writer:
         if is_own:
             self.store.receipts.write(path.lstat(), digest)
 
-    def set_entries(self, entries: Collection[Entry]) -> None:
+    def set_entries(
+        self, entries: Collection[Entry], referrers: Collection[Referrer] | None = None
+    ) -> None:
         """Replace the index, once all blobs are on disk under their names.
+
+        Args:
+          entries: all versions.
+          referrers: all signatures, None for those that there are; those of other versions go.
 
         Raises:
           StoreError: it cannot be written.
         """
+        digests = {one.digest for one in entries}
+        if referrers is None:
+            referrers = self.store.referrers()
+        named: list[tuple[str, Entry | Referrer, dict[str, str]]] = [
+            *((ARTIFACT_TYPE, one, {NAME: one.name}) for one in sorted(set(entries))),
+            *(
+                (SIGNATURE_TYPE, one, {SUBJECT: one.subject})
+                for one in sorted(set(referrers))
+                if one.subject in digests
+            ),
+        ]
         index = {
             "schemaVersion": 2,
             "mediaType": _INDEX_TYPE,
             "manifests": [
                 {
                     "mediaType": MANIFEST_TYPE,
-                    "artifactType": ARTIFACT_TYPE,
+                    "artifactType": artifact_type,
                     "digest": one.digest,
                     "size": one.size,
-                    "annotations": {NAME: one.name},
+                    "annotations": annotations,
                 }
-                for one in sorted(set(entries))
+                for artifact_type, one, annotations in named
             ],
         }
         content = json.dumps(index, indent=1, sort_keys=True).encode()

@@ -42,7 +42,9 @@ DTYPE: Final = "vnd.triolet.dtype"
 """What most numbers of a file of weights are stored in."""
 TEMPLATE_FILES: Final = frozenset({"chat_template.jinja", "chat_template.json"})
 SAMPLING_FILE: Final = "generation_config.json"
-EMPTY_POLICY: Final = b"{}"
+EMPTY_DOCUMENT: Final = b"{}"
+"""What OCI has artefacts without a config name as theirs."""
+EMPTY_POLICY: Final = EMPTY_DOCUMENT
 """The pack of no rules."""
 MAX_MANIFEST_BYTES: Final = 4 << 20
 """What OCI registries accept at least: 4 MiB."""
@@ -176,20 +178,20 @@ def manifest_document(config: bytes, layers: list[Descriptor]) -> bytes:
     )
 
 
-def read_manifest(content: bytes, digest: str) -> Manifest:
+def read_manifest(content: bytes, digest: str, remedy: str = "import the model again") -> Manifest:
     """Return a manifest once all that it names is safe to make a path of.
 
     Args:
       content: its bytes.
       digest: for the error.
+      remedy: for the error.
 
     Raises:
       StoreError: it is no manifest of a model, or names a path.
     """
-    remedy = "import the model again"
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"manifest {digest} cannot be read: {error}; {remedy}") from error
     if manifest.artifact_type != ARTIFACT_TYPE:
         raise StoreError(

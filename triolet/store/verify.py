@@ -27,12 +27,14 @@ class Verified(NamedTuple):
       num_blobs: that they name, each once.
       num_bytes: of these.
       faults: what is wrong, one sentence each with its remedy.
+      signed: ids of the keys that have signed a version, by its name and digest.
     """
 
     num_versions: int
     num_blobs: int
     num_bytes: int
     faults: list[str]
+    signed: dict[str, tuple[str, ...]]
 
 
 def verify(store: ModelStore, entries: Iterable[Entry]) -> Verified:
@@ -41,8 +43,12 @@ def verify(store: ModelStore, entries: Iterable[Entry]) -> Verified:
     Raises:
       StoreError: the store cannot be read at all.
     """
+    # Its libraries take longer to import than a start needs to verify by receipts.
+    from .signatures import signatures_of
+
     faults: list[str] = []
     named: dict[str, tuple[Descriptor, str]] = {}
+    signed: dict[str, tuple[str, ...]] = {}
     num_versions = 0
     for entry in entries:
         num_versions += 1
@@ -54,11 +60,15 @@ def verify(store: ModelStore, entries: Iterable[Entry]) -> Verified:
             continue
         for blob in manifest.blobs:
             named.setdefault(blob.digest, (blob, version))
+        signatures = signatures_of(store, entry.digest)
+        signed[version] = signatures.keys
+        faults += [f"{version}: {fault}; sign it again" for fault in signatures.faults]
     blobs = list(named.values())
     with ThreadPoolExecutor(_num_threads(), thread_name_prefix="verify") as threads:
         found = threads.map(lambda one: _fault(store, *one), blobs)
         faults += [fault for fault in found if fault is not None]
-    return Verified(num_versions, len(blobs), sum(blob.size for blob, _ in blobs), faults)
+    num_bytes = sum(blob.size for blob, _ in blobs)
+    return Verified(num_versions, len(blobs), num_bytes, faults, signed)
 
 
 def require_whole(store: ModelStore, version: str, blobs: Iterable[Descriptor]) -> None:
@@ -74,16 +84,30 @@ def require_whole(store: ModelStore, version: str, blobs: Iterable[Descriptor]) 
       StoreError: one is missing or differs.
     """
 
-    def fault(blob: Descriptor) -> str | None:
-        found = store.require_sound(store.blob_path(blob.digest))
-        if store.receipts.find(found) == blob.digest:
-            return None
-        return _fault(store, blob, version)
-
     with ThreadPoolExecutor(_num_threads(), thread_name_prefix="verify") as threads:
-        for complaint in threads.map(fault, blobs):
+        for complaint in threads.map(lambda one: _unknown_fault(store, one, version), blobs):
             if complaint is not None:
                 raise StoreError(complaint)
+
+
+def is_whole(store: ModelStore, blob: Descriptor) -> bool:
+    """Return whether a store has a blob, and nothing is wrong with it."""
+    try:
+        return _unknown_fault(store, blob, "") is None
+    except StoreError:
+        return False
+
+
+def _unknown_fault(store: ModelStore, blob: Descriptor, version: str) -> str | None:
+    """Say what is wrong with a blob; one that has not changed since it was read is not read again.
+
+    Raises:
+      StoreError: it is missing, or others may write it.
+    """
+    found = store.require_sound(store.blob_path(blob.digest))
+    if store.receipts.find(found) == blob.digest:
+        return None
+    return _fault(store, blob, version)
 
 
 def _num_threads() -> int:

@@ -323,7 +323,7 @@ async def create_message(services: Services) -> Response:
     message = MessageStream(
         request,
         f"msg_{live.request_id.hex()}",
-        services.config.model_name,
+        plan.model.name,
         fields.max_tokens,
         shown_request_id(),
         plan.tool_form,
@@ -331,8 +331,8 @@ async def create_message(services: Services) -> Response:
         message_tier(fields.service_tier, request.scheduling),
     )
     if fields.stream:
-        return await begin_stream([request], message, fields, services)
-    return await begin_whole([request], message.whole, fields, services)
+        return await begin_stream([request], message, fields, plan.model, services)
+    return await begin_whole([request], message.whole, fields, plan.model, services)
 
 
 def _check_budget(fields: MessagesRequest) -> None:
@@ -349,19 +349,19 @@ async def count_message_tokens(services: Services) -> Response:
     fields = await read_fields(CountRequest, services)
     with params_called(PARAMS):
         chat = _as_chat(fields)
-        check_fields(chat, services)
-        tools = await plan_tools(chat, services)
-        prompt_ids = await encode_chat(chat, services, tools.shown)
+        model = check_fields(chat, services)
+        tools = await plan_tools(chat, model)
+        prompt_ids = await encode_chat(chat, model, services, tools.shown)
     return json_response({"input_tokens": len(prompt_ids)})
 
 
 async def _plan(fields: MessagesRequest, services: Services) -> Plan:
     with params_called(PARAMS):
         chat = _as_chat(fields)
-        check_fields(chat, services)
+        model = check_fields(chat, services)
         check_output(fields, current_tenant().plan)
-        refuse_early(chat, services)
-        plan = await plan_chat(chat, services)
+        refuse_early(chat, model)
+        plan = await plan_chat(chat, model, services)
     if fields.max_tokens == 0:
         return warming(plan)
     return replace(plan, max_tokens=fields.max_tokens)

@@ -26,7 +26,15 @@ from ..body import JSON_ONLY, current_scope, note_ignored, read_fields
 from ..constraints import parsed_arguments, read_grammar
 from ..errors import echo, params_called
 from ..fields import CalledFunction, NamedSchema, ResponseFormat, ToolCall
-from ..generate import Plan, check_fields, json_response, own_requests, refuse_early, submit_all
+from ..generate import (
+    Plan,
+    check_fields,
+    json_response,
+    named_model,
+    own_requests,
+    refuse_early,
+    submit_all,
+)
 from ..limits import reserved
 from ..openai.chat import plan_chat
 from ..openai.embeddings import EmbeddingFields, embed, numbers_of
@@ -49,12 +57,13 @@ from .schema import (
     OllamaGenerate,
     OllamaOptions,
     OllamaTurn,
-    served_model,
+    untagged,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from ..served_models import ServedModel
     from ..services import Services
 
 
@@ -275,10 +284,11 @@ PARAMS: Final = {
 async def chat(services: Services) -> Response:
     """Answer a conversation; without messages say that the model is loaded."""
     fields = await read_body(OllamaChat, services)
-    form = OllamaForm(services.config.model_name, is_chat=True)
+    model = named_model(untagged(fields.model, services.models), services)
+    form = OllamaForm(model.name, is_chat=True)
     if not fields.messages:
-        return _loaded(fields, form, services)
-    common = _common(fields, services)
+        return _loaded(fields, form)
+    common = _common(fields, model, services)
     chat_fields = ChatRequest.model_construct(
         **common,
         messages=_messages(fields.messages),
@@ -290,10 +300,11 @@ async def chat(services: Services) -> Response:
 async def generate(services: Services) -> Response:
     """Continue a prompt, in the chat template unless it is raw."""
     fields = await read_body(OllamaGenerate, services)
-    form = OllamaForm(services.config.model_name, is_chat=False)
+    model = named_model(untagged(fields.model, services.models), services)
+    form = OllamaForm(model.name, is_chat=False)
     if not fields.prompt:
-        return _loaded(fields, form, services)
-    common = _common(fields, services)
+        return _loaded(fields, form)
+    common = _common(fields, model, services)
     if fields.raw:
         if fields.system:
             raise invalid_request("has no place in a raw prompt", "system")
@@ -313,13 +324,8 @@ async def read_body(kind: type[ModelT], services: Services) -> ModelT:
     return await read_fields(kind, services, media=MEDIA)
 
 
-def _loaded(fields: AnyRequest, form: OllamaForm, services: Services) -> Response:
-    """Return what a client is told that has the model loaded before it asks: it is.
-
-    Raises:
-      RequestError: 404, another model.
-    """
-    served_model(fields.model, services.config)
+def _loaded(fields: AnyRequest, form: OllamaForm) -> Response:
+    """Return what a client is told that has the model loaded before it asks: it is."""
     document = loaded(form)
     if fields.stream is False:
         return Response(document, content_type="application/json")
@@ -334,19 +340,19 @@ async def _answer(
 ) -> Response:
     """Run what was asked for and write it as lines, or whole."""
     with params_called(PARAMS):
-        check_fields(asked, services)
-        refuse_early(asked, services)
+        model = check_fields(asked, services)
+        refuse_early(asked, model)
         plan = await (
-            plan_chat(asked, services)
+            plan_chat(asked, model, services)
             if isinstance(asked, ChatRequest)
-            else _plan_raw(asked, services)
+            else _plan_raw(asked, model)
         )
     plan = replace(plan, default_max_tokens=_most_tokens(fields.options, plan))
     is_streamed = fields.stream is not False
     requests = own_requests(plan, services, is_streamed=is_streamed)
     live = current_scope()
-    with await reserved(requests, services):
-        choices = submit_all(requests, services, live)
+    with await reserved(requests, model, services):
+        choices = submit_all(requests, model, live)
     clock = Clock(live.began_at, trio.current_time(), trio.current_time)
     reader = AnswerReader(plan.tool_form, plan.thinking)
     if not is_streamed:
@@ -362,15 +368,16 @@ async def _answer(
     return Response(body, headers=LINE_HEADERS)
 
 
-async def _plan_raw(fields: CompletionRequest, services: Services) -> Plan:
-    grammar = await read_grammar(fields, services)
+async def _plan_raw(fields: CompletionRequest, model: ServedModel) -> Plan:
+    grammar = await read_grammar(fields, model)
     (prompt,) = fields.prompt
     assert isinstance(prompt, str)
     return Plan(
+        model=model,
         fields=fields,
-        prompts=[tuple(await services.text.encode(prompt))],
+        prompts=[tuple(await model.text.encode(prompt))],
         max_tokens=None,
-        default_max_tokens=services.defaults.max_new_tokens,
+        default_max_tokens=model.defaults.max_new_tokens,
         param="prompt",
         logprobs=None,
         grammar=grammar,
@@ -385,16 +392,16 @@ def _most_tokens(options: OllamaOptions | None, plan: Plan) -> int | None:
     return wanted if wanted > 0 else None
 
 
-def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
+def _common(fields: AnyRequest, model: ServedModel, services: Services) -> dict[str, Any]:
     """Return what a chat and a completion take alike.
 
     Raises:
-      RequestError: 400, an option; 404, the model.
+      RequestError: 400, an option.
     """
     options = fields.options or OllamaOptions()
-    check_options(options, services)
+    check_options(options, model, services)
     common = shared_fields(options, but=("seed",)) | {
-        "model": served_model(fields.model, services.config),
+        "model": untagged(fields.model, services.models),
         "repetition_penalty": options.repeat_penalty,
         "seed": None if options.seed == -1 else options.seed,
         "priority": fields.priority,
@@ -410,13 +417,13 @@ def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
     return common
 
 
-def check_options(options: OllamaOptions, services: Services) -> None:
+def check_options(options: OllamaOptions, model: ServedModel, services: Services) -> None:
     """Refuse an option that cannot be kept, and tell the client which have no effect.
 
     Raises:
       RequestError: 400 that names the option.
     """
-    most = services.fleet.max_model_len
+    most = model.fleet.max_model_len
     if options.num_ctx is not None and options.num_ctx > most:
         raise invalid_request(
             f"is {options.num_ctx}; the model's context has {most} tokens", "options.num_ctx"
@@ -476,8 +483,9 @@ def _messages(turns: list[OllamaTurn]) -> list[Message]:
 async def embed_inputs(services: Services) -> Response:
     """Return the vectors of one or several inputs; of none, none."""
     fields = await read_body(OllamaEmbed, services)
-    model = served_model(fields.model, services.config)
-    check_options(fields.options or OllamaOptions(), services)
+    name = untagged(fields.model, services.models)
+    model = named_model(name, services)
+    check_options(fields.options or OllamaOptions(), model, services)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
     if len(texts) > (most := services.config.embedding.max_inputs):
         raise invalid_request(f"at most {most} inputs are taken at once", "input")
@@ -487,7 +495,7 @@ async def embed_inputs(services: Services) -> Response:
     num_tokens = 0
     if texts:
         asked = EmbeddingFields.model_construct(
-            input=tuple(texts), model=model, dimensions=fields.dimensions
+            input=tuple(texts), model=name, dimensions=fields.dimensions
         )
         vectors = await embed(asked, services, is_cut=fields.truncate is not False)
         num_tokens = vectors.num_tokens
@@ -497,7 +505,7 @@ async def embed_inputs(services: Services) -> Response:
     took_s = trio.current_time() - current_scope().began_at
     return json_response(
         {
-            "model": services.config.model_name,
+            "model": model.name,
             "embeddings": lists,
             "total_duration": round(took_s * NS_PER_S),
             "load_duration": 0,
@@ -509,11 +517,12 @@ async def embed_inputs(services: Services) -> Response:
 async def embed_prompt(services: Services) -> Response:
     """Return the vector of one prompt; of an empty one, an empty one."""
     fields = await read_body(OllamaEmbeddings, services)
-    model = served_model(fields.model, services.config)
-    check_options(fields.options or OllamaOptions(), services)
+    name = untagged(fields.model, services.models)
+    model = named_model(name, services)
+    check_options(fields.options or OllamaOptions(), model, services)
     if not fields.prompt:
         return json_response({"embedding": []})
-    asked = EmbeddingFields.model_construct(input=(fields.prompt,), model=model)
+    asked = EmbeddingFields.model_construct(input=(fields.prompt,), model=name)
     with params_called({"input": "prompt"}):
         vectors = await embed(asked, services, is_cut=True)
     return json_response({"embedding": numbers_of(vectors.found[0])})

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from triolet.errors import RequestError, invalid_request
 
-from ..generate import json_response
+from ..generate import json_response, named_model
+from ..served_models import DIGEST
 from .chat import read_body, stamp
-from .schema import OllamaShow, listed_names, served_model
+from .schema import OllamaShow, listed_names, untagged
 
 if TYPE_CHECKING:
     from quart import Response
 
     from ...text.model_files import ModelCard
+    from ..served_models import ServedModel
     from ..services import Services
 
 SPOKEN: Final = "0.12.6"
@@ -24,17 +26,20 @@ _PREFIXES: Final = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 def list_tags(services: Services) -> Response:
-    """Return the model under each of its names."""
+    """Return every model under each of its names."""
     return json_response(
-        {"models": [_listed(one, services) for one in listed_names(services.config)]}
+        {"models": [_listed(one, m) for m in services.models for one in listed_names(m)]}
     )
 
 
 def list_running(services: Services) -> Response:
-    """Return the same, with how long it stays loaded; nothing while no worker has it."""
-    names = listed_names(services.config) if services.fleet.status().is_ready else []
-    more = {"expires_at": NEVER, "context_length": services.fleet.max_model_len}
-    return json_response({"models": [_listed(one, services) | more for one in names]})
+    """Return those that workers have, with how long each stays loaded."""
+    running: list[dict[str, Any]] = []
+    for model in services.models:
+        if model.fleet.status().is_ready:
+            more = {"expires_at": NEVER, "context_length": model.fleet.max_model_len}
+            running += [_listed(one, model) | more for one in listed_names(model)]
+    return json_response({"models": running})
 
 
 def show_version(services: Services) -> Response:
@@ -49,24 +54,24 @@ async def show(services: Services) -> Response:
     name = fields.model or fields.name
     if name is None:
         raise invalid_request("is required", "model")
-    served_model(name, services.config)
-    card, defaults = services.card, services.defaults
+    model = named_model(untagged(name, services.models), services)
+    card, defaults = model.card, model.defaults
     parameters = {
         "temperature": defaults.temperature,
         "top_p": defaults.top_p,
         "top_k": defaults.top_k,
         "min_p": defaults.min_p,
         "repeat_penalty": defaults.repetition_penalty,
-        "num_ctx": services.fleet.max_model_len,
+        "num_ctx": model.fleet.max_model_len,
     }
     return json_response(
         {
-            "modelfile": f"FROM {listed_names(services.config)[0]}",
+            "modelfile": f"FROM {listed_names(model)[0]}",
             "parameters": "\n".join(f"{key} {value}" for key, value in parameters.items()),
             "template": card.template,
             "details": _details(card),
-            "model_info": _info(card, services),
-            "capabilities": _capabilities(services),
+            "model_info": _info(card, model),
+            "capabilities": _capabilities(model),
             "modified_at": stamp(card.modified_at),
         }
     )
@@ -74,23 +79,23 @@ async def show(services: Services) -> Response:
 
 def refuse(services: Services) -> Response:
     """Refuse to get, make, move or delete a model: its operator chose it when the server began."""
-    del services
+    what = "model" if len(services.models) == 1 else "models"
     raise RequestError(
-        "this server serves the model that it was started with; models are not pulled, pushed, "
+        f"this server serves the {what} that it was started with; models are not pulled, pushed, "
         "created, copied or deleted here",
         status=501,
         code="not_implemented",
     )
 
 
-def _listed(name: str, services: Services) -> dict[str, Any]:
-    card = services.card
+def _listed(name: str, model: ServedModel) -> dict[str, Any]:
+    card = model.card
     return {
         "name": name,
         "model": name,
         "modified_at": stamp(card.modified_at),
         "size": card.size_bytes,
-        "digest": card.digest,
+        "digest": model.digest.removeprefix(DIGEST) or card.digest,
         "details": _details(card),
     }
 
@@ -106,24 +111,24 @@ def _details(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _info(card: ModelCard, services: Services) -> dict[str, Any]:
+def _info(card: ModelCard, model: ServedModel) -> dict[str, Any]:
     family = card.family or "unknown"
     return {
         "general.architecture": family,
         "general.parameter_count": card.num_parameters,
-        f"{family}.context_length": services.fleet.max_model_len,
+        f"{family}.context_length": model.fleet.max_model_len,
         **{f"{family}.{name}": value for name, value in card.info.items()},
     }
 
 
-def _capabilities(services: Services) -> list[str]:
+def _capabilities(model: ServedModel) -> list[str]:
     """Return what the model can be used for, as far as its files tell."""
-    template = services.card.template
+    template = model.card.template
     said = {
         "completion": True,
         "tools": "tools" in template,
-        "thinking": services.text.reasoner is not None,
-        "embedding": not services.embedding.objection,
+        "thinking": model.text.reasoner is not None,
+        "embedding": not model.embedding.objection,
     }
     return [name for name, is_so in said.items() if is_so]
 

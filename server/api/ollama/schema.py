@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from triolet.config import ANY_MODEL, ServerConfig
-
-from ..body import check_model
 from ..fields import MAX_TOOLS, Tool
 from ..schemas import (
     MAX_INT,
@@ -19,24 +16,20 @@ from ..schemas import (
     assistant_calls,
 )
 
+if TYPE_CHECKING:
+    from ..served_models import ModelTable, ServedModel
+
 TAG: Final = ":latest"
 
 
-def served_model(name: str, config: ServerConfig) -> str:
-    """Return a model's name without the tag, unless it is served by the whole.
-
-    Raises:
-      RequestError: 404, it is not served.
-    """
-    shown = name if config.serves(name) else name.removesuffix(TAG)
-    check_model(shown, config)
-    return shown
+def untagged(name: str, models: ModelTable) -> str:
+    """Return a model's name without the tag, unless a model is called so by the whole."""
+    return name if models.is_listed(name) else name.removesuffix(TAG)
 
 
-def listed_names(config: ServerConfig) -> list[str]:
-    """Return every name of the model as it is listed: with a tag."""
-    names = (config.model_name, *(one for one in config.model_aliases if one != ANY_MODEL))
-    return [name if ":" in name else name + TAG for name in names]
+def listed_names(model: ServedModel) -> list[str]:
+    """Return every name of a model as it is listed: with a tag."""
+    return [name if ":" in name else name + TAG for name in model.names]
 
 
 MAX_MODEL_CHARS: Final = 256

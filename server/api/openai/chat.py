@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quart import Response
 
     from ...text.tokenizer import ChatPrompt
+    from ..served_models import ServedModel
     from ..services import Services
     from ..stream import Answer
 
@@ -86,7 +87,9 @@ def template_messages(
     return [_template_message(message, history_field) for message in messages]
 
 
-async def read_turns(messages: Sequence[Message], services: Services) -> list[dict[str, object]]:
+async def read_turns(
+    messages: Sequence[Message], model: ServedModel, services: Services
+) -> list[dict[str, object]]:
     """Do the same beside the event loop: arguments of calls are JSON, perhaps megabytes of it.
 
     Raises:
@@ -94,7 +97,7 @@ async def read_turns(messages: Sequence[Message], services: Services) -> list[di
     """
     calls = [call for message in messages for call in message.tool_calls or ()]
     num_chars = sum(len(call.function.arguments) for call in calls)
-    reasoner = services.text.reasoner
+    reasoner = model.text.reasoner
     field = None if reasoner is None else reasoner.history_field
     return await in_parser_thread(
         partial(template_messages, messages, field), services, is_quick=num_chars <= INLINE_BYTES
@@ -130,51 +133,57 @@ def _template_message(message: Message, history_field: str | None) -> dict[str, 
 async def chat_completions(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(ChatRequest, services)
-    check_fields(fields, services)
-    refuse_early(fields, services)
-    plan = await plan_chat(fields, services)
+    model = check_fields(fields, services)
+    refuse_early(fields, model)
+    plan = await plan_chat(fields, model, services)
     if fields.stream:
         return await stream_response(
             plan,
             services,
-            head("chat.completion.chunk", "chatcmpl", services),
+            head("chat.completion.chunk", "chatcmpl", model),
             partial(ChatChunks, form=plan.tool_form, thinking=plan.thinking),
         )
     return await whole_response(
-        plan, services, head("chat.completion", "chatcmpl", services), partial(_choice, plan)
+        plan, services, head("chat.completion", "chatcmpl", model), partial(_choice, plan)
     )
 
 
 async def encode_chat(
-    fields: ChatRequest, services: Services, tools: Sequence[dict[str, Any]] | None = None
+    fields: ChatRequest,
+    model: ServedModel,
+    services: Services,
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[int, ...]:
     """Return the prompt that a conversation is to the model, which may be shown tools.
 
     Raises:
       RequestError: the template refuses it, or it can never fit.
     """
-    prompt = await _render(fields, services, tools)
-    return await _encode(prompt, services)
+    prompt = await _render(fields, model, services, tools)
+    return await _encode(prompt, model)
 
 
-async def _encode(prompt: ChatPrompt, services: Services) -> tuple[int, ...]:
-    return tuple(await services.text.encode(prompt, add_special_tokens=False, param="messages"))
+async def _encode(prompt: ChatPrompt, model: ServedModel) -> tuple[int, ...]:
+    return tuple(await model.text.encode(prompt, add_special_tokens=False, param="messages"))
 
 
 async def _render(
-    fields: ChatRequest, services: Services, tools: Sequence[dict[str, Any]] | None
+    fields: ChatRequest,
+    model: ServedModel,
+    services: Services,
+    tools: Sequence[dict[str, Any]] | None,
 ) -> ChatPrompt:
     """Return a conversation by the model's template, up to where its completion begins."""
     continues = bool(fields.continue_final_message)
-    messages, mark = await read_turns(fields.messages, services), new_mark()
+    messages, mark = await read_turns(fields.messages, model, services), new_mark()
     if continues:
         check_continued(fields)
         messages = marked(messages, mark)
-    prompt = await services.text.render_chat(
+    prompt = await model.text.render_chat(
         messages,
         add_generation_prompt=fields.add_generation_prompt is not False and not continues,
         tools=tools,
-        template_kwargs=template_switches(fields, services.text.reasoner),
+        template_kwargs=template_switches(fields, model.text.reasoner),
     )
     return up_to_mark(prompt, mark) if continues else prompt
 
@@ -231,7 +240,7 @@ def plan_reasoning(
     return plan._replace(tokens=tokens)
 
 
-async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
+async def plan_chat(fields: ChatRequest, model: ServedModel, services: Services) -> Plan:
     """Return what is to be generated for a conversation, in whatever API's words it came.
 
     Raises:
@@ -239,23 +248,24 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
     """
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid_request("needs logprobs to be true", "top_logprobs")
-    tools = await plan_tools(fields, services)
+    tools = await plan_tools(fields, model)
     # What has to be called is no place for an answer, which alone has a form of its own.
-    grammar = tools.grammar or await read_grammar(fields, services)
-    prompt = await _render(fields, services, tools.shown)
-    prompt_ids = await _encode(prompt, services)
+    grammar = tools.grammar or await read_grammar(fields, model)
+    prompt = await _render(fields, model, services, tools.shown)
+    prompt_ids = await _encode(prompt, model)
     max_tokens = fields.max_completion_tokens
-    reasoner = services.text.reasoner
+    reasoner = model.text.reasoner
     reads_all = reasoner is not None and reasoner.reads_calls
     return Plan(
+        model=model,
         fields=fields,
         prompts=[prompt_ids],
         max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
-        default_max_tokens=services.defaults.max_new_tokens,
+        default_max_tokens=model.defaults.max_new_tokens,
         param="messages",
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         grammar=grammar,
-        tool_form=services.text.tool_form if reads_all and tools.form is None else tools.form,
+        tool_form=model.text.tool_form if reads_all and tools.form is None else tools.form,
         reasoning=plan_reasoning(
             fields,
             prompt,
@@ -289,8 +299,8 @@ DEFAULT_MAX_TOKENS: Final = 16
 async def completions(services: Services) -> Response:
     """Continue one or several prompts."""
     fields = await read_fields(CompletionRequest, services)
-    check_fields(fields, services)
-    refuse_early(fields, services)
+    model = check_fields(fields, services)
+    refuse_early(fields, model)
     if fields.echo and fields.logprobs is not None:
         raise invalid_request(
             "with echo would need those of the prompt, which are not computed; leave one away",
@@ -298,9 +308,10 @@ async def completions(services: Services) -> Response:
         )
     if len(fields.prompt) > services.config.max_prompts:
         raise invalid_request(f"at most {services.config.max_prompts} are served at once", "prompt")
-    grammar = await read_grammar(fields, services)
-    prompts = [await _prompt_ids(prompt, services) for prompt in fields.prompt]
+    grammar = await read_grammar(fields, model)
+    prompts = [await _prompt_ids(prompt, model) for prompt in fields.prompt]
     plan = Plan(
+        model=model,
         fields=fields,
         prompts=prompts,
         max_tokens=fields.max_tokens,
@@ -309,8 +320,8 @@ async def completions(services: Services) -> Response:
         logprobs=fields.logprobs,
         grammar=grammar,
     )
-    echoes = await _echoes(fields, prompts, services)
-    fields_of_answer = head("text_completion", "cmpl", services)
+    echoes = await _echoes(fields, prompts, model)
+    fields_of_answer = head("text_completion", "cmpl", model)
     if fields.stream:
         return await stream_response(
             plan, services, fields_of_answer, partial(CompletionChunks, echoes=echoes)
@@ -320,23 +331,23 @@ async def completions(services: Services) -> Response:
     )
 
 
-async def _prompt_ids(prompt: Prompt, services: Services) -> tuple[int, ...]:
+async def _prompt_ids(prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(await services.text.encode(prompt))
-    if (largest := max(prompt)) >= services.text.vocab_size:
-        raise unknown_token(largest, services.text.vocab_size, "prompt")
+        return tuple(await model.text.encode(prompt))
+    if (largest := max(prompt)) >= model.text.vocab_size:
+        raise unknown_token(largest, model.text.vocab_size, "prompt")
     return prompt
 
 
 async def _echoes(
-    fields: CompletionRequest, prompts: Sequence[tuple[int, ...]], services: Services
+    fields: CompletionRequest, prompts: Sequence[tuple[int, ...]], model: ServedModel
 ) -> list[str]:
     """Return what precedes each choice's text: its prompt if asked for, else nothing."""
     echoes = []
     for prompt, ids in zip(fields.prompt, prompts, strict=True):
         text = ""
         if fields.echo:
-            text = prompt if isinstance(prompt, str) else await services.text.decode(ids)
+            text = prompt if isinstance(prompt, str) else await model.text.decode(ids)
         echoes += [text] * (fields.n or 1)
     return echoes
 

@@ -22,9 +22,9 @@ from ...contract.generation import input_request
 from ...tenants.quotas import Asked
 from ...tenants.tenancy import current_tenant
 from .. import fields
-from ..body import check_model, current_scope, deadline_s, read_fields, shown_request_id
+from ..body import current_scope, deadline_s, read_fields, shown_request_id
 from ..errors import params_called
-from ..generate import check_input, head, json_response
+from ..generate import check_input, head, json_response, named_model
 from ..limits import current_scheduling, renew_tenant, reserve_for
 from ..sampling import unknown_token
 from ..schemas import IGNORED, MAX_INT, Prompt, ServiceFields, read_prompts
@@ -32,6 +32,7 @@ from ..schemas import IGNORED, MAX_INT, Prompt, ServiceFields, read_prompts
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..served_models import ServedModel
     from ..services import Services
 
 
@@ -55,10 +56,12 @@ class Vectors(NamedTuple):
     Attributes:
       found: little-endian fp32, in the inputs' order.
       num_tokens: of all inputs together.
+      model: that made them.
     """
 
     found: Sequence[bytes]
     num_tokens: int
+    model: ServedModel
 
 
 async def embeddings(services: Services) -> Response:
@@ -67,7 +70,7 @@ async def embeddings(services: Services) -> Response:
     if len(fields.input) > (most := services.config.embedding.max_inputs):
         raise invalid_request(f"at most {most} inputs are taken at once", PARAM)
     vectors = await embed(fields, services)
-    body = await _body(vectors, services, fields)
+    body = await _body(vectors, fields)
     return Response(body, content_type="application/json")
 
 
@@ -91,10 +94,10 @@ async def embed(
     """
     if services.state.is_draining:
         raise draining()
-    check_model(fields.model, services.config)
+    model = named_model(fields.model, services)
     current_scheduling(fields.service_tier)
-    form = _form(fields, services)
-    inputs = await _input_ids(fields.input, services, names, is_cut=is_cut)
+    form = _form(fields, model)
+    inputs = await _input_ids(fields.input, model, names, is_cut=is_cut)
     live, within_s = current_scope(), deadline_s(services.config)
     renew_tenant(services.tenancy)
     scheduling = current_scheduling(fields.service_tier, services.quotas.store.num_servers)
@@ -110,16 +113,16 @@ async def embed(
         )
         for ids in inputs
     ]
-    asked = [Asked(one.request_id, len(one.prompt_ids), 0) for one in requests]
+    asked = [Asked(one.request_id, len(one.prompt_ids), 0, model.name) for one in requests]
     with await reserve_for(asked, services):
-        run = services.fleet.embed(requests)
+        run = model.fleet.embed(requests)
         live.hold(run)
-    return Vectors(await run.vectors(), sum(map(len, inputs)))
+    return Vectors(await run.vectors(), sum(map(len, inputs)), model)
 
 
-def _form(fields: EmbeddingFields, services: Services) -> VectorForm:
+def _form(fields: EmbeddingFields, served: ServedModel) -> VectorForm:
     """Return what the vectors are to be like: what the model says, and as long as asked for."""
-    model = services.embedding
+    model = served.embedding
     if model.objection:
         raise invalid_request(f"this model makes no vectors here: {model.objection}", "model")
     dimensions = fields.dimensions
@@ -134,12 +137,12 @@ def _form(fields: EmbeddingFields, services: Services) -> VectorForm:
 
 
 async def _input_ids(
-    inputs: Sequence[Prompt], services: Services, names: Sequence[str], *, is_cut: bool
+    inputs: Sequence[Prompt], model: ServedModel, names: Sequence[str], *, is_cut: bool
 ) -> list[tuple[int, ...]]:
     """Return the tokens of each input, bounded one by one and in all."""
-    most_tokens = services.config.embedding.max_request_tokens
-    longest, plan = services.embedding.max_input_tokens, current_tenant().plan
-    most = services.fleet.max_model_len if longest is None else longest
+    most_tokens = model.config.embedding.max_request_tokens
+    longest, plan = model.embedding.max_input_tokens, current_tenant().plan
+    most = model.fleet.max_model_len if longest is None else longest
     if plan.max_context_tokens is not None:
         most = min(most, plan.max_context_tokens)
     found: list[tuple[int, ...]] = []
@@ -149,11 +152,11 @@ async def _input_ids(
         what = param if names else f"input {at}"
         if isinstance(one, str):
             kept = most if is_cut else None
-            ids = tuple(await services.text.encode(one, param=param, max_tokens=kept))
+            ids = tuple(await model.text.encode(one, param=param, max_tokens=kept))
         else:
             ids = one[:most] if is_cut else one
-            if (largest := max(ids)) >= services.text.vocab_size:
-                raise unknown_token(largest, services.text.vocab_size, param)
+            if (largest := max(ids)) >= model.text.vocab_size:
+                raise unknown_token(largest, model.text.vocab_size, param)
         if not ids:
             raise invalid_request(f"{what} has no tokens", param)
         if not is_cut and longest is not None and len(ids) > longest:
@@ -175,7 +178,7 @@ def numbers_of(vector: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
-async def _body(vectors: Vectors, services: Services, fields: EmbeddingFields) -> bytes:
+async def _body(vectors: Vectors, fields: EmbeddingFields) -> bytes:
     """Return the answer. Vector by vector: thousands at once would hold up all streams."""
     items = []
     for index, vector in enumerate(vectors.found):
@@ -188,7 +191,7 @@ async def _body(vectors: Vectors, services: Services, fields: EmbeddingFields) -
     document = {
         "object": "list",
         "data": [msgspec.Raw(item) for item in items],
-        "model": services.config.model_name,
+        "model": vectors.model.name,
         "usage": {"prompt_tokens": vectors.num_tokens, "total_tokens": vectors.num_tokens},
     }
     return msgspec.json.encode(document)
@@ -268,7 +271,7 @@ async def rerank(services: Services) -> Response:
         names.setdefault(text, f"documents.{index}")
     with params_called({"input": "documents"}):
         pairs = [(fields.query, text) for text in texts]
-        scores, num_tokens = await _scores(pairs, names, fields, services)
+        scores, num_tokens, model = await _scores(pairs, names, fields, services)
     ranked = sorted(enumerate(scores), key=itemgetter(1), reverse=True)[: fields.top_n]
     shows = fields.return_documents
     shows = request.path != COHERE if shows is None else shows
@@ -279,7 +282,7 @@ async def rerank(services: Services) -> Response:
     return json_response(
         {
             "id": f"rerank-{current_scope().request_id.hex()}",
-            "model": services.config.model_name,
+            "model": model.name,
             "results": results,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             "meta": {
@@ -306,9 +309,9 @@ async def score(services: Services) -> Response:
             names.setdefault(text, name if len(given) == 1 else f"{name}.{index}")
     with params_called({"input": "text_2"}):
         pairs = zip(first * (count // len(first)), second * (count // len(second)), strict=True)
-        scores, num_tokens = await _scores(list(pairs), names, fields, services)
+        scores, num_tokens, model = await _scores(list(pairs), names, fields, services)
     return json_response(
-        head("list", "score", services)
+        head("list", "score", model)
         | {
             "data": [
                 {"index": index, "object": "score", "score": one}
@@ -330,8 +333,8 @@ async def _scores(
     names: Mapping[str, str],
     fields: ScoringFields,
     services: Services,
-) -> tuple[list[float], int]:
-    """Return the cosine of each pair, and how many tokens were computed.
+) -> tuple[list[float], int, ServedModel]:
+    """Return the cosine of each pair, how many tokens were computed, and the model.
 
     Args:
       pairs: of texts.
@@ -358,4 +361,4 @@ async def _scores(
         product, length = sum(map(mul, numbers[one], numbers[other])), lengths[one] * lengths[other]
         scores.append(product / length if length else 0.0)
         await trio.lowlevel.checkpoint()
-    return scores, vectors.num_tokens
+    return scores, vectors.num_tokens, vectors.model

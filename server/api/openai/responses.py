@@ -144,9 +144,9 @@ async def plan_response(fields: ResponseFields, earlier: Turns, services: Servic
         )
     with params_called(PARAMS):
         chat = _as_chat(fields, earlier)
-        check_fields(chat, services)
-        refuse_early(chat, services)
-        plan = await plan_chat(chat, services)
+        model = check_fields(chat, services)
+        refuse_early(chat, model)
+        plan = await plan_chat(chat, model, services)
     plan = replace(plan, param=PARAMS[plan.param])
     return warming(plan) if fields.only_warms else plan
 
@@ -159,9 +159,9 @@ async def prompt_of_response(fields: ResponseFields, services: Services) -> tupl
     """
     with params_called(PARAMS):
         chat = _as_chat(fields, ())
-        check_fields(chat, services)
-        tools = await plan_tools(chat, services)
-        return await encode_chat(chat, services, tools.shown)
+        model = check_fields(chat, services)
+        tools = await plan_tools(chat, model)
+        return await encode_chat(chat, model, services, tools.shown)
 
 
 def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
@@ -276,12 +276,12 @@ async def create_response(services: Services) -> Response:
         replace(one, request_id=live.request_id)
         for one in own_requests(plan, services, is_streamed=bool(fields.stream))
     )
-    head = response_head(f"resp_{live.request_id.hex()}", fields, request, services.config)
+    head = response_head(f"resp_{live.request_id.hex()}", fields, request, plan.model.name)
     framing = sse_frame if fields.stream else message_frame
     events = ResponseEvents(head, fields, framing, plan.tool_form, plan.thinking)
     if fields.stream:
-        return await begin_stream([request], events, fields, services)
-    return await begin_whole([request], partial(_whole, events), fields, services)
+        return await begin_stream([request], events, fields, plan.model, services)
+    return await begin_whole([request], partial(_whole, events), fields, plan.model, services)
 
 
 async def count_input_tokens(services: Services) -> Response:

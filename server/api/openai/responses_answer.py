@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ...contract.output_stream import OutputStream
     from ..door import BodyHold
+    from ..served_models import ServedModel
     from ..services import Services
     from .responses_schema import ResponseCreate, ResponseResume
 
@@ -280,23 +281,28 @@ class ResponseAnswer:
                 client_request_id=self._client_request_id,
             )
             request = replace(request, request_id=self._request_id)
-            head = response_head(self.id, create, request, self._services.config)
+            head = response_head(self.id, create, request, plan.model.name)
             events = SocketEvents(
                 head, create, message_frame, plan.tool_form, plan.thinking, self.stream_id
             )
             events.turns = (*earlier, *turns_of(create.input))
             if create.resumable:
-                await self._run_resumable(events, request, live, outbox)
+                await self._run_resumable(events, request, plan.model, live, outbox)
             else:
-                await self._run_bound(events, request, live, outbox)
+                await self._run_bound(events, request, plan.model, live, outbox)
         events.remember(self.id, self._conversations)
 
     async def _run_bound(
-        self, events: SocketEvents, request: GenerationRequest, live: RequestScope, outbox: WsOutbox
+        self,
+        events: SocketEvents,
+        request: GenerationRequest,
+        model: ServedModel,
+        live: RequestScope,
+        outbox: WsOutbox,
     ) -> None:
         """Send what is generated, which ends with this connection."""
-        with await reserved([request], self._services):
-            stream = submit_all([request], self._services, live)
+        with await reserved([request], model, self._services):
+            stream = submit_all([request], model, live)
         self._events, self._stream = events, stream
         if self._is_cancelled:
             self.cancel()
@@ -319,17 +325,18 @@ class ResponseAnswer:
         self,
         events: SocketEvents,
         request: GenerationRequest,
+        model: ServedModel,
         live: RequestScope,
         outbox: WsOutbox,
     ) -> None:
         """The same, but what is generated stays when this connection goes."""
         kept, config = self._services.kept, self._services.config.resume
         answer = self._resumable = ResumableAnswer(events, b"", config)
-        with await reserved([request], self._services), params_called({KEY: RESUMABLE}):
+        with await reserved([request], model, self._services), params_called({KEY: RESUMABLE}):
             kept.begin(
                 response_name(self.id),
                 answer,
-                partial(self._services.fleet.submit, request),
+                partial(model.fleet.submit, request),
             )
         if self._is_cancelled:
             answer.stop()

@@ -33,7 +33,6 @@ from .chunks import new_call_id
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from triolet.config import ServerConfig
     from triolet.errors import RequestError
 
     from .responses_schema import ResponseFields
@@ -155,7 +154,7 @@ Item = MessageItem | CallItem | ReasoningItem
 
 
 def response_head(
-    response_id: str, fields: ResponseFields, request: GenerationRequest, config: ServerConfig
+    response_id: str, fields: ResponseFields, request: GenerationRequest, model_name: str
 ) -> dict[str, Any]:
     """Return a response before its end.
 
@@ -163,7 +162,7 @@ def response_head(
       response_id: `resp_` and hex.
       fields: what was asked for.
       request: what is generated for it.
-      config: names the served model.
+      model_name: of what generates it.
     """
     choice = fields.tool_choice
     return {
@@ -177,7 +176,7 @@ def response_head(
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
         "metadata": fields.metadata or {},
-        "model": config.model_name,
+        "model": model_name,
         "output": [],
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,

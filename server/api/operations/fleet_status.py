@@ -7,7 +7,7 @@ are refused; so is what a proxy on this machine passes on.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,8 @@ import trio
 from msgspec.structs import replace
 from quart import Response, request
 
-from triolet.audit import FleetAudit
+from triolet.audit import FleetAudit, whole_audit
+from triolet.errors import RequestError
 from triolet.invariants import check_invariants
 from triolet.loopback import is_loopback
 
@@ -25,7 +26,9 @@ from ...tenants.tenancy import current_tenant
 from ..body import current_scope
 from ..errors import http_error
 from ..generate import json_response
+from ..peers import ALONE
 from ..request_scope import UNIX_PEER
+from ..served_models import state_of
 from .probes import VERSION
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
     from triolet.tenants import Tenant
 
     from ...metrics.metrics import Metrics
-    from ...scheduling.status import WorkerStatus
+    from ...scheduling.status import FleetStatus, WorkerStatus
+    from ..served_models import ServedModel
     from ..services import Services
 
 
@@ -85,8 +89,33 @@ def check_is_from_here(services: Services) -> None:
 
 
 async def _audit(services: Services) -> FleetAudit:
+    """Return the account of all models.
+
+    Raises:
+      RequestError: too many audits at once.
+    """
     check_is_from_here(services)
-    return await services.fleet.audit(services.count_connections())
+    found: dict[str, FleetAudit] = {}
+    refused: list[RequestError] = []
+
+    async def ask(model: ServedModel) -> None:
+        is_first = model is services.models.first
+        # The clients are those of the server, counted once.
+        connections = services.count_connections() if is_first else 0
+        try:
+            found[model.name] = await model.fleet.audit(connections)
+        except RequestError as error:
+            refused.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for model in services.models:
+            nursery.start_soon(ask, model)
+    if refused:
+        raise refused[0]
+    if len(found) == 1:
+        return found[services.models.first.name]
+    own_name = ALONE if services.peers is None else services.peers.own_name
+    return whole_audit(own_name, [found[model.name] for model in services.models])
 
 
 def _document(audit: FleetAudit) -> Response:
@@ -190,26 +219,52 @@ async def fleet_status(services: Services) -> Response:
 
 
 def _status(services: Services) -> dict[str, Any]:
-    status = services.fleet.status()
+    statuses = {model: model.fleet.status() for model in services.models}
+    queued_by_class: Counter[str] = Counter()
+    for status in statuses.values():
+        queued_by_class.update(status.queued_by_class)
+    overloads = [status.overload for status in statuses.values()]
     return {
-        "model": services.config.model_name,
+        "model": services.models.first.name,
         "version": VERSION,
         "at_s": trio.current_time(),
         "is_draining": services.state.is_draining,
         "servers": 1,
-        "queued": status.queued,
-        "running": status.running,
+        "queued": sum(status.queued for status in statuses.values()),
+        "running": sum(status.running for status in statuses.values()),
         "connections": services.count_connections(),
-        "brownout": status.overload.brownout,
-        "promises": status.overload.expected_returns,
-        "ttft_error_s": status.overload.error_s,
+        "brownout": max(one.brownout for one in overloads),
+        "promises": sum(one.expected_returns for one in overloads),
+        "ttft_error_s": max(one.error_s for one in overloads),
         **_grown(services.metrics),
         "recent": services.recent.since_then(),
-        "queued_by_class": dict(status.queued_by_class),
+        "queued_by_class": dict(queued_by_class),
         "rejected_by_code": _by_first(services.metrics.figures()["requests_rejected"]),
         "errors_by_status": _errors(services),
-        "workers": [_worker(worker) for worker in status.workers],
+        "models": [_model(model, status) for model, status in statuses.items()],
+        "workers": [
+            _worker(worker) | {"model": model.name}
+            for model, status in statuses.items()
+            for worker in status.workers
+        ],
         "tenants": asdict(services.tenancy.report),
+    }
+
+
+def _model(model: ServedModel, status: FleetStatus) -> dict[str, Any]:
+    """Return one model, how far it is from answering, and what it takes."""
+    sizes = [worker.capacity for worker in status.workers if worker.capacity is not None]
+    return {
+        "name": model.name,
+        "aliases": list(model.names[1:]),
+        "digest": model.digest or None,
+        "state": state_of(status).value,
+        "queued": status.queued,
+        "running": status.running,
+        "workers": [worker.name for worker in status.workers],
+        "weights_bytes": model.card.size_bytes,
+        "kv_bytes": sum(one.num_blocks * one.bytes_per_block for one in sizes),
+        "max_model_len": status.max_model_len,
     }
 
 
@@ -278,6 +333,10 @@ def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
     for group in GROUPS:
         for name, value in other[group].items():
             status[group][name] = status[group].get(name, 0) + value
+    others = {model["name"]: model for model in other["models"]}
+    for model in status["models"]:
+        for name in ("queued", "running"):
+            model[name] += others.get(model["name"], model | {name: 0})[name]
 
 
 def _add_grown(status: dict[str, Any], other: dict[str, Any]) -> None:

@@ -14,12 +14,15 @@ from triolet.errors import draining, no_worker
 from triolet.ids import Role
 
 from ...metrics.exposition import in_turns, merging
+from ...scheduling.presence import ASLEEP
 from ..generate import json_response
+from ..served_models import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from ...scheduling.status import WorkerStatus
+    from ...scheduling.status import FleetStatus, WorkerStatus
+    from ..served_models import ServedModel
     from ..services import Services
 
 VERSION: Final = installed_version("triolet")
@@ -35,32 +38,58 @@ PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 def live(services: Services) -> Response:
     """The process runs and its event loop turns."""
-    return json_response({"status": "live", "model": services.config.model_name})
+    return json_response({"status": "live", "model": services.models.first.name})
 
 
 def ready(services: Services) -> Response:
-    """A request sent now has workers to go to."""
+    """A request sent now has workers to go to, at least with one of the models: the others may
+    sleep until they are asked for, and a server that is not ready would get no such request."""
     if services.state.is_draining:
         raise draining()
-    status = services.fleet.status()
-    if not status.is_ready:
-        roles = {worker.role.value for worker in status.workers if worker.state == "alive"}
-        missing = sorted({role.value for role in _needed(services)} - roles)
-        known = "".join(f"; {said}" for said in _troubles(status.workers))
-        raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}{known}")
+    statuses = {model: model.fleet.status() for model in services.models}
+    if not (any(status.is_ready for status in statuses.values()) or _all_sleep(statuses.values())):
+        raise no_worker(_missing_of_all(statuses, services))
     # By name, so that a replaced worker shows here whether the new one is used.
     workers = {
         worker.name: worker.state if _is_used(worker, status.workers, services) else ANOTHER_MODEL
+        for status in statuses.values()
         for worker in status.workers
         if worker.capacity is not None
     }
     limits = "" if services.tenancy.is_open else _limits(services)
-    troubles = _troubles(status.workers)
+    troubles = [said for status in statuses.values() for said in _troubles(status.workers)]
+    models = [
+        {"name": model.name, "state": state_of(status).value} for model, status in statuses.items()
+    ]
     return json_response(
-        {"status": "ready", "model": services.config.model_name, "workers": workers}
+        {"status": "ready", "model": services.models.first.name, "workers": workers}
+        | ({"models": models} if len(models) > 1 else {})
         | ({"limits": limits} if limits else {})
         | ({"troubles": troubles} if troubles else {})
     )
+
+
+def _all_sleep(statuses: Collection[FleetStatus]) -> bool:
+    """Whether no model has workers or is loaded, and one at least is as soon as it is asked for."""
+    is_any_loaded = any(status.told not in ASLEEP for status in statuses)
+    return not is_any_loaded and any(status.is_coming for status in statuses)
+
+
+def _missing_of_all(statuses: Mapping[ServedModel, FleetStatus], services: Services) -> str:
+    """Return what every model lacks, by its name where there are several."""
+    said = {model.name: _missing(status, services) for model, status in statuses.items()}
+    if len(said) == 1:
+        [only] = said.values()
+        return only
+    return "no model is served; " + "; ".join(f"{name}: {lack}" for name, lack in said.items())
+
+
+def _missing(status: FleetStatus, services: Services) -> str:
+    """Return which workers a model lacks, and what is known of why."""
+    roles = {worker.role.value for worker in status.workers if worker.state == "alive"}
+    missing = sorted({role.value for role in _needed(services)} - roles)
+    known = "".join(f"; {said}" for said in _troubles(status.workers))
+    return f"no live worker for {' and '.join(missing) or 'a request'}{known}"
 
 
 def _troubles(workers: Sequence[WorkerStatus]) -> list[str]:
@@ -123,25 +152,29 @@ async def metrics(services: Services) -> Response:
 
 def version(services: Services) -> Response:
     """Which release this is, and what it serves."""
-    return json_response({"version": VERSION, "model": services.config.model_name})
+    return json_response({"version": VERSION, "model": services.models.first.name})
 
 
 def own_load(services: Services) -> Response:
     """How much is going on in this process."""
-    status = services.fleet.status()
-    return json_response(_load(status.queued, status.running))
+    return json_response(_load(*_counted(services)))
 
 
 async def load(services: Services) -> Response:
     """How much is going on, in all servers on this port."""
-    status = services.fleet.status()
-    queued, running = status.queued, status.running
+    queued, running = _counted(services)
     if services.peers is not None:
         for body in (await services.peers.ask(OWN_LOAD)).values():
             if body is not None:
                 other = msgspec.json.decode(body, type=dict[str, int])
                 queued, running = queued + other["queued"], running + other["running"]
     return json_response(_load(queued, running))
+
+
+def _counted(services: Services) -> tuple[int, int]:
+    """Return how many requests wait and run here, for all models."""
+    statuses = [model.fleet.status() for model in services.models]
+    return sum(status.queued for status in statuses), sum(status.running for status in statuses)
 
 
 def _load(queued: int, running: int) -> dict[str, int]:

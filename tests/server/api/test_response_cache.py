@@ -164,7 +164,7 @@ async def test_another_model_answers_anew_and_two_at_once_are_not_told_apart() -
 async def test_an_idle_server_forgets_what_is_too_old() -> None:
     async with surface(response_cache=CACHE) as server:
         await ask(server)
-        cache = server.services.fleet
+        cache = server.services.models.first.fleet
         assert isinstance(cache, CachingFleet)
         assert len(cache.store) == 1
         server.services.kept.sweep(trio.current_time() + CACHE.ttl_s)

@@ -82,7 +82,7 @@ def events_of(answer: Answer) -> list[dict[str, Any]]:
 def events(framing: Callable[[bytes, bytes], bytes], lane: str | None = None) -> ResponseEvents:
     fields = read_request(ResponseRequest, ask())
     request = GenerationRequest(b"\0" * 16, (1, 2), SamplingParams(), 1.0)
-    head = response_head("resp_00", fields, request, CONFIG)
+    head = response_head("resp_00", fields, request, CONFIG.model_name)
     return ResponseEvents(head, fields, framing, stream_id=lane)
 
 

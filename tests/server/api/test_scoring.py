@@ -136,7 +136,8 @@ async def test_a_text_that_is_too_long_is_named_by_its_own_parameter(
     path: str, body: dict[str, Any], param: str
 ) -> None:
     async with surface(LetterFleet()) as server:
-        object.__setattr__(server.services, "embedding", EmbeddingModel(max_input_tokens=8))
+        first = server.services.models.first
+        object.__setattr__(first, "embedding", EmbeddingModel(max_input_tokens=8))
         answer = await server.post(path, body)
         assert not server.fleet.inputs
     assert (answer.status, answer.error["param"]) == (400, param)
@@ -144,7 +145,9 @@ async def test_a_text_that_is_too_long_is_named_by_its_own_parameter(
 
 async def test_a_model_without_vectors_says_so() -> None:
     async with surface() as server:
-        object.__setattr__(server.services, "embedding", EmbeddingModel(objection="no pooling"))
+        object.__setattr__(
+            server.services.models.first, "embedding", EmbeddingModel(objection="no pooling")
+        )
         answer = await server.post("/v1/rerank", ASK)
     assert (answer.status, answer.error["param"]) == (400, "model")
     assert "makes no vectors" in answer.error["message"]

@@ -162,6 +162,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.models = ["triolet-demo"]
+        self.roots: dict[str, str] = {}
         self.page_words: dict[str, Any] | None = {**DEMO_WORDS, "has_chat_template": True}
         self.wants_key = False
         self.status: dict[str, Any] = {}
@@ -261,7 +262,10 @@ class FakeServer:
             self._connections.add(connection)
             return None
         if request.path == "/v1/models":
-            cards = [model_card(name) | {"page": self.page_words} for name in self.models]
+            cards = [
+                model_card(name, self.roots.get(name, name)) | {"page": self.page_words}
+                for name in self.models
+            ]
             listed = {"object": "list", "data": cards}
             self._asked_for_models.release()
             assert self.answers_models.wait(WAIT_S)
@@ -278,9 +282,9 @@ class FakeServer:
         return reply((STATIC / name).read_bytes(), media_type)
 
 
-def model_card(name: str) -> dict[str, Any]:
-    """Return how a model is listed."""
-    return {"id": name, "object": "model"}
+def model_card(name: str, root: str) -> dict[str, Any]:
+    """Return how a model is listed under one of its names; `root` is its own."""
+    return {"id": name, "object": "model", "root": root}
 
 
 def events_of(connection: ServerConnection) -> Iterator[dict[str, Any]]:

@@ -37,6 +37,22 @@ def worker(name: str, role: str, state: str = "alive", breaker: str = "closed") 
         "sequences": {"running": 3, "paused": 1, "waiting": 2},
         "step_s": 0.0123,
         "computed_tokens": 5,
+        "model": "triolet-demo",
+    }
+
+
+def model(name: str, state: str = "serving", digest: str | None = None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "aliases": [],
+        "digest": digest,
+        "state": state,
+        "queued": 1,
+        "running": 2,
+        "workers": ["p0", "d0"],
+        "weights_bytes": 9_761_168,
+        "kv_bytes": 64 << 20,
+        "max_model_len": 4096,
     }
 
 
@@ -73,6 +89,7 @@ def status(at_s: float, totals: list[int], recent: list[int] | None = None) -> d
         "rejected_by_code": {},
         "errors_by_status": {},
         "latencies": {name: copy.deepcopy(histogram) for name in ("ttft", "itl", "queue")},
+        "models": [model("triolet-demo")],
         "workers": [worker("p0", "prefill"), worker("d0", "decode"), worker(MARKUP, "decode")],
     }
 
@@ -158,6 +175,37 @@ def test_every_worker_shows_its_state_and_its_blocks(board: Page, server: FakeSe
     expect(rows).to_have_count(2)
     expect(rows.nth(0)).to_contain_text("dead")
     expect(rows.nth(1)).to_contain_text("alive, left out")
+
+
+def test_models_show_their_version_state_and_memory(board: Page, server: FakeServer) -> None:
+    shown = board.locator(".served")
+    expect(shown).to_have_count(1)
+    expect(board.locator("#model")).to_have_text("triolet-demo")
+    expect(board.locator(".worker [data-figure=model]").first).to_be_empty()
+    told = status(102.0, [0, 0, 0, 0])
+    told["models"].append(model(MARKUP, "staged", "sha256:" + "0123456789abcdef" * 4))
+    told["workers"][2]["model"] = MARKUP
+    server.status = told
+    next_look(board)
+    expect(shown).to_have_count(2)
+    expect(board.locator("#model")).to_have_text("2 models")
+    expect(shown.nth(1).locator("[data-figure=name]")).to_have_text(MARKUP)
+    for figure, text in {
+        "version": "0123456789ab",
+        "state": "staged",
+        "workers": "2",
+        "running": "2",
+        "queued": "1",
+        "weights": "9.3 MiB",
+        "kv": "64 MiB",
+    }.items():
+        expect(shown.nth(1).locator(f"[data-figure={figure}]")).to_have_text(text)
+    owners = board.locator(".worker [data-figure=model]")
+    expect(owners).to_have_text(["triolet-demo", "triolet-demo", MARKUP])
+    del told["models"][0]
+    server.status = told | {"at_s": 104.0}
+    next_look(board)
+    expect(shown).to_have_count(1)
 
 
 def test_a_server_that_is_gone_is_said_to_be_and_found_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from transport.digest import KV_KEY_BYTES
 from transport.frames import EndReason, Prefill, RefuseReason, Reserve
 from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.config import LinkConfig
+from triolet.control_protocol import ModelNews, ModelState
 from triolet.errors import RequestError
 from triolet.invariants import check_at_rest, check_invariants
 
@@ -145,6 +147,24 @@ async def test_a_killed_decode_worker_that_restarts_continues_every_stream(
         cluster.check_idle()
 
 
+@pytest.mark.parametrize("away_s", [0.0, 0.11, 0.37, 0.62, 4.0])
+async def test_a_worker_that_is_back_is_greeted_without_waiting_for_a_heartbeat(
+    autojump_clock: MockClock, away_s: float
+) -> None:
+    link = LinkConfig()
+    async with running() as cluster:
+        await trio.sleep(0.3)  # between two heartbeats
+        killed_at = trio.current_time()
+        cluster.decode_process.kill()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not cluster.fleet.status().is_ready
+        await trio.sleep(away_s)
+        await cluster.restart_decode(kill=False)
+        await cluster.fleet.wait_ready()
+        took_s = trio.current_time() - killed_at - away_s
+        assert took_s <= link.local_reconnect_s
+
+
 async def test_a_frozen_worker_is_given_up_and_its_late_words_do_not_count(
     autojump_clock: MockClock,
 ) -> None:
@@ -237,6 +257,21 @@ async def test_no_worker_for_too_long_fails_the_request(autojump_clock: MockCloc
             cluster.fleet.submit(make_request(2))
         assert refusal.value.status == 503
         cluster.fleet.check_accounting()
+
+
+async def test_workers_that_ended_on_purpose_are_not_missed(autojump_clock: MockClock) -> None:
+    async with running() as cluster:
+        told = partial(ModelNews, "tiny", "", predicted_ready_s=1.0, bytes=0)
+        presence = cluster.fleet.admission.presence
+        presence.note(told(state=ModelState.SLEEPING), trio.current_time())
+        assert len(cluster.fleet.status().workers) == 2, "they are still there"
+        cluster.decode_process.kill()
+        cluster.prefill_process.kill()
+        await trio.sleep(REST_S)
+        assert cluster.fleet.status().workers == ()
+        presence.note(told(state=ModelState.LOADING), trio.current_time())
+        states = [worker.state for worker in cluster.fleet.status().workers]
+        assert states == ["dead", "dead"], "they are on their way"
 
 
 async def test_a_client_that_stops_reading_is_ended_and_its_blocks_are_freed(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 from msgspec.structs import replace
 
+from server.api.served_models import ModelTable, ServedModel
 from server.api.services import Services
 from server.contract.generation import (
     CancelReason,
@@ -25,6 +26,7 @@ from server.contract.generation import (
 )
 from server.contract.output_stream import OutputStream
 from server.scheduling.status import OverloadStatus
+from server.text.model_files import SamplingDefaults
 from server.text.tokenizer import ChatPrompt
 from server.text.tool_calls import HERMES
 from transport.frames import Capacity, Load
@@ -37,13 +39,14 @@ if TYPE_CHECKING:
 
     from server.contract.generation import Event, GenerationRequest
     from server.metrics.metrics import Metrics
-    from server.scheduling.links import Fleet
+    from server.scheduling.links import Links
     from server.tenants.quotas import Quotas
     from server.text.grammars import Grammars
     from server.text.reasoning import Reasoner
     from server.text.tokenizer import TextModel
     from server.text.tool_calls import ToolForm
     from triolet.config import ServerConfig
+    from triolet.control_protocol import ModelState
     from triolet.sampling import Grammar
     from triolet.service_class import Scheduling
 
@@ -200,6 +203,9 @@ class FakeStatus:
     overload: OverloadStatus = field(default_factory=OverloadStatus)
     queued_by_class: Mapping[str, int] = field(default_factory=dict)
     queue_lag_tokens: float = 0.0
+    is_draining: bool = False
+    told: ModelState | None = None
+    is_coming: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -408,14 +414,27 @@ def fake_services(
     metrics: Metrics,
     grammars: FakeGrammars | None = None,
     text: FakeText | TextModel | None = None,
+    defaults: SamplingDefaults | None = None,
+    others: Sequence[ServedModel] = (),
     **parts: Any,  # noqa: ANN401 (fields of Services)
 ) -> Services:
     """Return the parts of a server whose fleet, text and grammars are fakes."""
-    return Services(
+    model = fake_model(config, fleet, grammars, text, defaults)
+    return Services(config, ModelTable([model, *others]), metrics, **parts)
+
+
+def fake_model(
+    config: ServerConfig,
+    fleet: FakeFleet,
+    grammars: FakeGrammars | None = None,
+    text: FakeText | TextModel | None = None,
+    defaults: SamplingDefaults | None = None,
+) -> ServedModel:
+    """Return a model whose fleet, text and grammars are fakes."""
+    return ServedModel(
         config,
-        cast("Fleet", fleet),
+        cast("Links", fleet),
         cast("TextModel", text or FakeText()),
-        metrics,
         cast("Grammars", grammars or FakeGrammars()),
-        **parts,
+        defaults or SamplingDefaults(),
     )

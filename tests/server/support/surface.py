@@ -15,16 +15,17 @@ from server.edge.listen import Edge, base_url, open_listening_socket
 from server.metrics.metrics import Metrics
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
-from server.text.model_files import SamplingDefaults
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText, fake_services
 from triolet.config import ServerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
+    from server.api.served_models import ServedModel
     from server.api.services import Services
     from server.jobs.storage import Storage
     from server.tenants.quotas import Quotas
+    from server.text.model_files import SamplingDefaults
     from server.text.tokenizer import TextModel
 
 MODEL = "demo"
@@ -240,26 +241,32 @@ async def surface(
     text: FakeText | TextModel | None = None,
     quotas: Quotas | None = None,
     storage: Storage | None = None,
+    others: Sequence[ServedModel] = (),
     **changes: object,
 ) -> AsyncIterator[Surface]:
     """Run a server with some settings changed; nothing may be left of it at the end."""
     config = replace(CONFIG, **changes)  # type: ignore[arg-type]
     fleet = fleet or FakeFleet()
     grammars = FakeGrammars()
-    metrics = Metrics(MODEL, config.metrics_compat)
+    metrics = Metrics(MODEL, config.metrics_compat, *(model.name for model in others))
     services = fake_services(
         config,
         fleet,
         metrics,
         grammars,
         text,
-        defaults=defaults or SamplingDefaults(),
+        defaults=defaults,
+        others=others,
         count_connections=lambda: edge.connections,
         tenancy=tenancy or Tenancy(),
         quotas=quotas or quotas_in_memory(),
     )
     edge = Edge(build_app(services, storage), config)
-    metrics.watch(services.fleet.status, *edge.counters)
+    metrics.watch(
+        fleet.status,
+        *edge.counters,
+        others={model.name: model.fleet.status for model in others},
+    )
     listening = open_listening_socket(config)
     url, port = base_url(listening), listening.getsockname()[1]
     async with trio.open_nursery() as nursery:

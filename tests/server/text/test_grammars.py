@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
+import shutil
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+import trio.testing
 
 from loadtest.schemas import costly, random_schema
 from server.text.grammar_process import next_token
@@ -59,6 +61,30 @@ async def test_good_ones_pass_and_others_are_refused_by_name() -> None:
         await grammars.check(Grammar(GrammarKind.LARK, 'start: "yes" | "no"'), "guided_choice")
         await grammars.check(GOOD, "guided_regex")
     assert words == ["usable", "refused", "too_costly", "usable", "usable"]
+
+
+def processes_for(tokenizer: Path) -> int:
+    """Return how many processes have been started with a tokenizer."""
+    commands = (path / "cmdline" for path in Path("/proc").iterdir() if path.name.isdigit())
+    found = 0
+    for command in commands:
+        with suppress(OSError):  # it has ended
+            found += str(tokenizer).encode() in command.read_bytes().split(b"\0")
+    return found
+
+
+@pytest.mark.slow
+async def test_of_many_models_only_those_with_grammars_have_a_process(tmp_path: Path) -> None:
+    tokenizer = Path(shutil.copy(DEMO / "tokenizer.json", tmp_path))
+    grammars = Grammars(tokenizer, (1,), PATIENT, starts_at_once=False)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(grammars.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert processes_for(tokenizer) == 0
+        await grammars.check(GOOD, "guided_regex")
+        assert processes_for(tokenizer) == 1
+        nursery.cancel_scope.cancel()
+    assert processes_for(tokenizer) == 0
 
 
 @pytest.mark.slow

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.text import tokenizer as special_tokens
-from server.text.tokenizer import ChatPrompt, SpecialTokenGuard, TextModel
+from server.text.tokenizer import ChatPrompt, SpecialTokenGuard, TextModel, text_threads
 from tests.server.tiny_text import BOS_ID, EOS_ID, tiny_text
+from triolet.config import TurnsConfig
 from triolet.errors import RequestError
 
 PATIENCE_S = 60.0
@@ -239,3 +241,15 @@ async def test_a_real_directory_loads_and_guards_its_tokens() -> None:
     assert 2 not in ids
     assert "a </s> b" in await model.decode(ids)
     assert model.token(403).text == " Once"
+
+
+async def test_models_may_share_the_threads_for_long_texts() -> None:
+    threads = text_threads(1, TurnsConfig(max_waiting_each=1))
+    one, other = (tiny_text(threads=threads) for _ in range(2))
+    async with threads, trio.open_nursery() as nursery:
+        nursery.start_soon(one.encode, "abc")
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(RequestError) as refused:
+            await other.encode("abc")
+        assert refused.value.status == 429, "the line of this client is full, for all models"
+        nursery.cancel_scope.cancel()

@@ -34,3 +34,19 @@ def test_the_commands_of_the_page_work_one_after_another(
     ]
     assert f"chat@{second}" in said["list"].out
     assert said["gc"].err == "0 blobs removed, 0 B\n"
+
+
+def test_the_commands_of_the_page_on_signatures_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    for line in commands("docs/operations/signatures.md"):
+        _, *arguments = shlex.split(line)
+        assert main(arguments) == 0, line
+        said = capsys.readouterr()
+        if arguments[1] == "key":
+            ours = said.out.strip()
+        if arguments[1] == "verify":
+            assert f"is signed by {ours}" in said.err
+    assert "requires no signature any more" in said.err

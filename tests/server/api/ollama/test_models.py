@@ -53,7 +53,7 @@ async def test_a_fleet_without_workers_has_nothing_loaded() -> None:
 
 async def test_what_is_shown_is_what_the_directory_says() -> None:
     async with surface() as server:
-        object.__setattr__(server.services, "card", read_model_card(demo_model_path()))
+        object.__setattr__(server.services.models.first, "card", read_model_card(demo_model_path()))
         shown = (await server.post("/api/show", {"name": MODEL})).json
         missing = await server.post("/api/show", {"model": "another"})
         nameless = await server.post("/api/show", {})
@@ -138,7 +138,7 @@ async def test_a_long_input_is_cut_unless_that_is_forbidden() -> None:
         assert (await server.post("/api/embed", long)).status == 200
         assert len(server.fleet.inputs[0].prompt_ids) == 4096
         object.__setattr__(
-            server.services, "embedding", type(server.services.embedding)(max_input_tokens=100)
+            server.services.models.first, "embedding", EmbeddingModel(max_input_tokens=100)
         )
         answer = await server.post("/api/embed", long | {"truncate": False})
     assert answer.status == 400
@@ -158,7 +158,9 @@ async def test_a_long_input_keeps_the_special_tokens_around_it() -> None:
     )
     text = TextModel(files, tokenize_threads=1, tokenize_timeout_s=5.0)
     async with surface(text=text) as server:
-        object.__setattr__(server.services, "embedding", EmbeddingModel(max_input_tokens=8))
+        object.__setattr__(
+            server.services.models.first, "embedding", EmbeddingModel(max_input_tokens=8)
+        )
         for told in ("abc", "abcdef", "abcdefg", "x<|pad|>cdefgh", "x" * 100_000):
             answer = await server.post("/api/embed", {"model": MODEL, "input": told})
             assert answer.status == 200, answer
@@ -178,7 +180,7 @@ async def test_a_model_thinks_if_its_reasoning_is_told_apart(switch: str) -> Non
     for markers in (("<think>", "</think>"), ()):
         text = tiny_text(template=template, markers=markers)
         async with surface(text=text) as server:
-            object.__setattr__(server.services, "card", ModelCard(template=template))
+            object.__setattr__(server.services.models.first, "card", ModelCard(template=template))
             shown = (await server.post("/api/show", {"model": MODEL})).json["capabilities"]
             for think in (True, False):
                 asked = {"model": MODEL, "prompt": "hi", "think": think}

@@ -1,0 +1,283 @@
+"""The folder of snapshots: found, built once by whichever process comes first, bounded, private.
+
+Nothing here can keep a model from being served: whatever goes wrong with a snapshot is logged, and
+the weights are packed into this process's own memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from triolet.gguf.directory import cache_home
+from triolet.private_files import FILE_MODE, make_private_folder
+from triolet.store.receipts import now_ns
+
+from ..native.packing import own_pages
+from ..native.pieces import ReusedPages
+from ..weights import weights_digest
+from .file import SnapshotDamagedError, map_snapshot, write_snapshot
+from .receipts import DigestReceipts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.config import SnapshotConfig
+
+    from ..native.pieces import Packing, Piece
+    from .file import Key
+
+log = structlog.get_logger(__name__)
+
+SUFFIX: Final = ".packed"
+UNFINISHED: Final = ".unfinished"
+BUILD_WAIT_S: Final = 60.0
+"""Longest wait for another process that packs the same weights, half of what a supervisor waits for
+a sign of life. A billion weights take some three seconds."""
+BUILD_POLL_S: Final = 0.005
+STRAY_AGE_NS: Final = 3600 * 10**9
+"""After which a receipt that a killed process left unfinished is removed."""
+_OWN_STEM: Final = re.compile(r"[0-9a-f]{32}")
+"""Of each file that is written here. An operator may name a folder that holds other things."""
+_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+class _NotKeptError(Exception):
+    """The folder or a file in it cannot be used; the text says why and what to do."""
+
+
+class Snapshots:
+    """The snapshots of one model.
+
+    Args:
+      config: whether, where and how many.
+      files: the model's weights.
+      is_on: False where `files` do not say what the weights are.
+    """
+
+    def __init__(
+        self, config: SnapshotConfig, files: Sequence[Path], *, is_on: bool = True
+    ) -> None:
+        self._config = config
+        self._files = files
+        self._is_on = is_on and config.keep and self._num_bytes() >= config.min_bytes
+        self._digest = ""
+
+    @property
+    def place(self) -> str:
+        """Where the weights lie, links followed: for a version of a store the SHA-256 of each."""
+        return "\n".join(str(path.resolve()) for path in self._files)
+
+    @property
+    def folder(self) -> Path:
+        """Where they are.
+
+        Raises:
+          _NotKeptError: no folder is named, and this user has no home.
+        """
+        if self._config.folder is not None:
+            return Path(self._config.folder)
+        try:
+            return cache_home() / "triolet" / "packed"
+        except RuntimeError as error:
+            raise _NotKeptError(
+                "this user has no home directory: set XDG_CACHE_HOME, or "
+                "worker.engine.snapshots.folder"
+            ) from error
+
+    def weights_digest(self) -> str:
+        """Return the digest of the model's weights, from a receipt if they have not changed."""
+        self._digest = self._digest or self._find_digest()
+        return self._digest
+
+    def _find_digest(self) -> str:
+        if not self._is_on:
+            return weights_digest(self._files)
+        try:
+            self._take_folder()
+            receipts = DigestReceipts(self.folder)
+            digest = receipts.find(self._files)
+            if digest is None:
+                began_at_ns = now_ns()
+                digest = weights_digest(self._files)
+                with suppress(OSError):  # a lost receipt costs time and nothing else
+                    receipts.write(self._files, digest, began_at_ns)
+        except (OSError, _NotKeptError) as error:
+            self._give_up(error)
+            digest = weights_digest(self._files)
+        return digest
+
+    def load(self, key: Key, packing: Packing, num_threads: int) -> dict[str, Piece]:
+        """Return packed weights: mapped from a snapshot, which is written if there is none.
+
+        Args:
+          key: what they are.
+          packing: makes them.
+          num_threads: to pack with where others do the same.
+
+        Raises:
+          ModelError: a tensor is missing, unknown or of another shape.
+        """
+        if self._is_on:
+            try:
+                pieces = self._mapped(key)
+                if pieces is None:
+                    return self._built(key, packing)
+                packing.on_progress(1.0)
+                return pieces
+            except (OSError, _NotKeptError) as error:
+                self._give_up(error)
+        return dict(packing.pieces(own_pages, num_threads))
+
+    def _num_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self._files)
+
+    def _give_up(self, error: OSError | _NotKeptError) -> None:
+        self._is_on = False
+        named = self._config.folder or "triolet/packed in this user's cache"
+        log.warning("packed_weights_not_kept", folder=named, reason=str(error))
+
+    def _take_folder(self) -> None:
+        make_private_folder(self.folder)
+        found = self.folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
+            raise _NotKeptError(
+                f"others may write there (mode {stat.S_IMODE(found.st_mode):04o}, owner "
+                f"{found.st_uid}), and weights from there would be theirs: `chmod 700` it, or set "
+                "worker.engine.snapshots.folder to a folder of this user"
+            )
+
+    def _mapped(self, key: Key) -> dict[str, Piece] | None:
+        """Return the pieces of a sound snapshot; None if there is none."""
+        path = self.folder / key.name
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                raise SnapshotDamagedError("it is no file of this user")
+            if found.st_mode & _OTHERS_MAY_WRITE:
+                raise SnapshotDamagedError("others may write it")
+            pieces = map_snapshot(fd, key)
+            with suppress(OSError):  # on a read-only file system nothing is removed
+                os.utime(fd)  # the least recently used one is removed first
+        except SnapshotDamagedError as error:
+            log.warning("packed_weights_refused", path=str(path), reason=f"{error}; packed again")
+            path.unlink(missing_ok=True)
+            return None
+        finally:
+            os.close(fd)
+        log.info("packed_weights_mapped", path=str(path))
+        return pieces
+
+    def _built(self, key: Key, packing: Packing) -> dict[str, Piece]:
+        """Write a snapshot and map it, or wait for the process that does."""
+        path = self.folder / key.name
+        unfinished = path.with_suffix(UNFINISHED)
+        give_up = time.monotonic() + BUILD_WAIT_S
+        while True:
+            # Its lock ends with the process that holds it, however that ends.
+            fd = os.open(
+                unfinished, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE
+            )
+            try:
+                if _is_locked_by_us(fd, unfinished):
+                    pieces = self._mapped(key)
+                    if pieces is not None:
+                        unfinished.unlink()
+                        return pieces
+                    return self._written(fd, unfinished, key, packing)
+            finally:
+                os.close(fd)
+            if time.monotonic() >= give_up:
+                raise _NotKeptError(
+                    f"another process has not packed the same weights within {BUILD_WAIT_S:.0f} s"
+                )
+            time.sleep(BUILD_POLL_S)
+            pieces = self._mapped(key)
+            if pieces is not None:
+                return pieces
+
+    def _written(self, fd: int, unfinished: Path, key: Key, packing: Packing) -> dict[str, Piece]:
+        began_at = time.monotonic()
+        path = self.folder / key.name
+        # Others that start wait for this, so their cores are free.
+        is_linux = sys.platform == "linux"
+        num_threads = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
+        try:
+            os.ftruncate(fd, 0)  # what a killed process has left
+            num_bytes = write_snapshot(fd, key, packing.pieces(ReusedPages(), num_threads))
+            self._make_room(num_bytes)
+            pieces = map_snapshot(fd, key)
+            unfinished.rename(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        elapsed_s = round(time.monotonic() - began_at, 3)
+        log.info("packed_weights_kept", path=str(path), bytes=num_bytes, seconds=elapsed_s)
+        return pieces
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Remove what was not used for longest until a new snapshot fits, and what was left behind.
+
+        Raises:
+          _NotKeptError: it never fits.
+        """
+        most = self._config.max_bytes
+        if num_bytes > most:
+            raise _NotKeptError(
+                f"the packed weights are {num_bytes} bytes, and "
+                f"worker.engine.snapshots.max_bytes is {most}: raise it, or set "
+                "worker.engine.snapshots.keep=false"
+            )
+        kept = []
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):  # another process has removed it
+                found = path.stat()
+                if not _OWN_STEM.fullmatch(path.stem):
+                    continue
+                if path.suffix == SUFFIX:
+                    kept.append((found.st_mtime_ns, found.st_size, path))
+                elif path.suffix == UNFINISHED:
+                    _remove_unless_locked(path)
+                elif path.suffix[1:].isdecimal() and now_ns() - found.st_mtime_ns > STRAY_AGE_NS:
+                    path.unlink()
+        total = num_bytes + sum(size for _, size, _ in kept)
+        for _, size, path in sorted(kept):
+            if total <= most:
+                break
+            # Processes that have it mapped keep what they see.
+            path.unlink(missing_ok=True)
+            total -= size
+            log.info("packed_weights_removed", path=str(path), bytes=size, max_bytes=most)
+
+
+def _is_locked_by_us(fd: int, path: Path) -> bool:
+    """Lock a file and return whether it is ours and still has its name."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), path.stat())
+    return False
+
+
+def _remove_unless_locked(path: Path) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if _is_locked_by_us(fd, path):
+            path.unlink()
+    finally:
+        os.close(fd)

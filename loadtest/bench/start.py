@@ -1,0 +1,329 @@
+"""`python -m loadtest.bench.start`: how long clients wait for a model that is not there.
+
+Whole fleets over HTTP, by what they have to start with: templates (processes that have done the
+imports) and snapshots (packed weights). Fleets take turns, so that a busy machine strikes all
+alike. What is measured:
+
+- start: from `triolet serve` to ready and a first token.
+- crash: from SIGKILL of the decode worker to the first token of a request that comes then.
+- wake: from a request for a model that sleeps to its first token: no worker runs, its files are in
+  the page cache, its server keeps its text.
+- staged: the same without a snapshot of its weights: the model is here and has never run.
+
+Beside the seconds stand the processor seconds that the busiest new worker had used by then, which
+a busy machine changes little: what is left of the seconds without its neighbours, at least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import defaultdict
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import trio
+from rich.console import Console
+
+from ..harness.control import admin_of
+from ..harness.lines import LineProcess
+from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running, seconds_of, wait_until
+from ..harness.streams import COMPLETIONS, Clients, completion, post
+from .engine import PEERS
+from .model import SAID, written_model
+from .report import BENCH, Ratio, Report, describe, finish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+DEMO: Final = "demo"
+LARGE: Final = "large"
+"""Name of the model that sleeps: models with names have a control."""
+PROMPT: Final = (10, 11, 12, 13)
+"""Ids that every model here knows."""
+REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 4, stream=True))
+LARGE_REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 2, stream=True, **SAID))
+"""To the demo model, and to one of random weights."""
+WAIT_S: Final = 60.0
+STABLE_S: Final = 0.2
+"""Of `supervisor.stable_s` here: a process that was ready for so long died for the first time."""
+REST_S: Final = (0.7, 1.3)
+"""Between two measurements, longest and shortest by turns: at other moments between heartbeats."""
+GOALS: Final = {"crash": 0.7, "wake": 0.3, "staged": 1.5, "start": 2.5}
+"""Seconds on two cores that nothing else uses."""
+LLAMA: Final = "llama.cpp q8"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a fleet has to start with.
+
+    Attributes:
+      name: in tables.
+      has_templates: processes are forked from ones that have done the imports.
+      has_snapshots: packed weights are kept.
+    """
+
+    name: str
+    has_templates: bool = True
+    has_snapshots: bool = True
+
+    def options(self, packed: Path) -> list[str]:
+        """Return options of `triolet serve`."""
+        assignments = (
+            f"supervisor.templates={str(self.has_templates).lower()}",
+            f"supervisor.stable_s={STABLE_S}",
+            f"worker.engine.snapshots.keep={str(self.has_snapshots).lower()}",
+            f"worker.engine.snapshots.folder={packed}",
+        )
+        return [word for one in assignments for word in ("--set", one)]
+
+
+OURS: Final = Kind("triolet")
+KINDS: Final = (
+    OURS,
+    Kind("without snapshots", has_snapshots=False),
+    Kind("without templates", has_templates=False),
+)
+
+
+class Wait(NamedTuple):
+    """How long a client waited.
+
+    Attributes:
+      seconds: for its first token.
+      cpu_s: of the busiest worker that was started for it; None where that is not known.
+    """
+
+    seconds: float
+    cpu_s: float | None = None
+
+
+def first_token_at(url: str, request: bytes) -> float:
+    """Ask for a short answer and return when its first token came, in seconds since the epoch.
+
+    Raises:
+      TimeoutError: none came.
+    """
+    with closing(Clients(url)) as clients:
+        stream = clients.begin(request)
+        if not clients.read_until(time.monotonic() + WAIT_S, lambda: bool(stream.times)):
+            raise TimeoutError(f"no token within {WAIT_S:.0f} s")
+        at = time.time()
+        clients.read_until(time.monotonic() + WAIT_S, lambda: stream.is_whole)
+        stream.check()
+    return at
+
+
+class Fleet:
+    """A running fleet.
+
+    Args:
+      server: ready.
+      request: that its model answers.
+      model: name of it; empty where it has none.
+    """
+
+    def __init__(self, server: ServerProcess, request: bytes, model: str = "") -> None:
+        self._server = server
+        self._request = request
+        self._model = model
+        prefix = f"{model}." if model else ""
+        self._workers = (f"{prefix}prefill-0", f"{prefix}decode-0")
+        first_token_at(server.url, request)
+
+    def crash(self) -> Wait:
+        """Kill the decode worker and wait for a first token."""
+        killed_at = time.time()
+        victim = self._workers[1]
+        os.kill(self._server.log.pids()[victim], signal.SIGKILL)
+        return self._wait_since(killed_at, [victim])
+
+    def wake(self) -> Wait:
+        """Let the model sleep, ask, and wait for a first token."""
+        trio.run(self._sleep)
+        return self._wait_since(time.time(), self._workers)
+
+    async def _sleep(self) -> None:
+        async with admin_of(self._server.url) as admin:
+            await admin.sleep(self._model)
+
+    def _wait_since(self, began_at: float, started: Sequence[str]) -> Wait:
+        token_at = first_token_at(self._server.url, self._request)
+        pids = self._server.log.pids()
+        return Wait(token_at - began_at, max(cpu_s_of(pids[name]) for name in started))
+
+    def settle(self) -> None:
+        """Return once all processes have been ready for long enough to count as sound."""
+        log = self._server.log
+
+        def is_sound() -> bool:
+            ready = log.of("process_ready")
+            newest = {line["name"]: line for line in ready}
+            return all(
+                len([one for one in ready if one["name"] == name])
+                == len(log.of("process_started", name=name))
+                and time.time() - seconds_of(newest[name]) > STABLE_S
+                for name in self._workers
+            )
+
+        trio.run(wait_until, is_sound, WAIT_S, "all workers are ready")
+
+
+def started(options: Sequence[str], log: Path) -> Wait:
+    """Start a fleet of the demo model and wait until it is ready and for a first token."""
+    began_at = time.time()
+    server = ServerProcess([*TRIOLET, "serve", DEMO, *options], log)
+    with running(server):
+        return Wait(first_token_at(server.url, REQUEST) - began_at)
+
+
+def llama(model: Path, log: Path) -> Wait:
+    """Start llama.cpp in a process of its own, without HTTP, and wait for a first token."""
+    peer = next(peer for peer in PEERS if peer.name == LLAMA)
+    command = [str(peer.python), "-m", peer.module, str(model), *peer.arguments]
+    with log.open("w") as output:
+        began_at = time.time()
+        with LineProcess([*command, "--threads", "2"], log=output) as process:
+            process.answer()  # it says its version once the model is loaded
+            process.ask(begin={"batch": 1, "context": len(PROMPT), "most_steps": 1})
+            return Wait(time.time() - began_at, cpu_s_of(process.pid))
+
+
+class Measured:
+    """Seconds by what was measured and of what."""
+
+    def __init__(self, console: Console) -> None:
+        self.waits: defaultdict[tuple[str, str], list[Wait]] = defaultdict(list)
+        self._console = console
+
+    def add(self, what: str, kind: str, wait: Wait) -> None:
+        """Note one measurement."""
+        self.waits[what, kind].append(wait)
+        load = os.getloadavg()[0]
+        self._console.print(f"[dim]{what}, {kind}: {wait.seconds:.2f} s (load {load:.1f})[/dim]")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each."""
+        rows = []
+        for (what, kind), waits in self.waits.items():
+            seconds = [wait.seconds for wait in waits]
+            cpu_s = [wait.cpu_s for wait in waits if wait.cpu_s is not None]
+            row = {"what": what, "of": kind, "median_s": round(median(seconds), 3)}
+            row |= {"least_s": round(min(seconds), 3), "most_s": round(max(seconds), 3)}
+            row |= {"cpu_s": round(median(cpu_s), 3) if cpu_s else None, "samples": len(waits)}
+            rows.append(row)
+        return rows
+
+    def ratios(self) -> dict[str, Ratio]:
+        """Return the goals in seconds, and how the others compare with what we ship."""
+        found = {of: median(wait.seconds for wait in waits) for of, waits in self.waits.items()}
+        ratios = {
+            f"seconds of {what}": Ratio(found[what, OURS.name], ceiling=goal)
+            for what, goal in GOALS.items()
+            if (what, OURS.name) in found
+        }
+        for (what, kind), seconds in found.items():
+            if kind != OURS.name and (what, OURS.name) in found:
+                # Nothing that costs memory or disk may cost time too.
+                ratios[f"{what}: triolet vs {kind}"] = Ratio(
+                    found[what, OURS.name] / seconds, ceiling=1.0
+                )
+        return ratios
+
+
+def rests(count: int) -> Iterator[float]:
+    """Yield how long to wait before each measurement."""
+    most, least = max(REST_S), min(REST_S)
+    for number in range(count):
+        yield least + (most - least) * number / max(1, count - 1)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> Report:
+    """Measure everything."""
+    machine = describe(threads=len(os.sched_getaffinity(0)))
+    logs = BENCH / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    model: Path = arguments.model or written_model("150m")
+    measured, skipped = Measured(console), {}
+    peer = next(peer for peer in PEERS if peer.name == LLAMA)
+    why_not = peer.why_not()
+    if why_not is not None:
+        skipped[LLAMA] = why_not
+    packed = BENCH / "packed"
+    shutil.rmtree(packed, ignore_errors=True)
+    turns = arguments.repetitions
+    for number in range(turns):
+        for kind in (OURS, KINDS[2]):
+            name = f"start-{kind.name.replace(' ', '-')}"
+            wait = started(kind.options(packed), logs / f"{name}-{number}.log")
+            measured.add("start", kind.name, wait)
+        if why_not is None:
+            measured.add("wake", LLAMA, llama(model, logs / "start-llama.log"))
+    crashes(measured, packed, logs, turns)
+    wakes(measured, model, packed, logs, turns)
+    shown = {"model": model.name, "repetitions": turns, "load_after": os.getloadavg()[0]}
+    return Report(
+        "start",
+        machine | shown,
+        measured.rows(),
+        measured.ratios(),
+        skipped,
+        (("what", "of"), "median_s"),
+    )
+
+
+def crashes(measured: Measured, packed: Path, logs: Path, turns: int) -> None:
+    """Kill decode workers of the demo model."""
+    kinds = (OURS, KINDS[2])
+    with ExitStack() as stack:
+        fleets = {}
+        for kind in kinds:
+            log = logs / f"crash-{kind.name.replace(' ', '-')}.log"
+            server = ServerProcess([*TRIOLET, "serve", DEMO, *kind.options(packed)], log)
+            fleets[kind] = Fleet(stack.enter_context(running(server)), REQUEST)
+        for rest_s in rests(turns):
+            for kind, fleet in fleets.items():
+                fleet.settle()
+                time.sleep(rest_s)
+                measured.add("crash", kind.name, fleet.crash())
+
+
+def wakes(measured: Measured, model: Path, packed: Path, logs: Path, turns: int) -> None:
+    """Let a larger model sleep and wake, with and without its snapshot."""
+    with ExitStack() as stack:
+        fleets = {}
+        for kind in KINDS:
+            log = logs / f"wake-{kind.name.replace(' ', '-')}.log"
+            command = [*TRIOLET, "serve", f"{LARGE}={model}", "--set", "worker.engine.weights=int8"]
+            server = ServerProcess([*command, *kind.options(packed)], log)
+            fleets[kind] = Fleet(stack.enter_context(running(server)), LARGE_REQUEST, LARGE)
+        for rest_s in rests(turns):
+            for kind, fleet in fleets.items():
+                fleet.settle()
+                time.sleep(rest_s)
+                measured.add("wake", kind.name, fleet.wake())
+            fleets[OURS].settle()
+            for snapshot in packed.glob("*.packed"):
+                snapshot.unlink()
+            measured.add("staged", OURS.name, fleets[OURS].wake())
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="directory (default: the 150M model)")
+    parser.add_argument("--repetitions", type=int, default=5)
+    console = Console(highlight=False)
+    return finish(run(parser.parse_args(), console), console)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

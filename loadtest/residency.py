@@ -1,0 +1,357 @@
+"""`python -m loadtest.residency`: four models with memory for two, random traffic, and kills.
+
+Clients ask a model drawn at random, one request after the other; every now and then a worker or
+control is killed. Every answer is compared with one that was given in peace. All the while control
+is asked how much the models hold and how long each stays. Exit code 0 if nothing was wrong, 1 if
+something was, 2 if nothing could run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from itertools import count, pairwise
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from rich.table import Table
+from safetensors.torch import load_file, save_file
+
+from .campaign.answers import draw_asks
+from .campaign.client import Story, tell
+from .campaign.faults import blocks_when_settled, violations_now
+from .harness.campaign import ROOT, campaign_parser, exit_code
+from .harness.control import admin_of
+from .harness.servers import FleetLog, is_gone, pss_of, running_server, wait_until
+from .harness.statistics import milliseconds
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from .campaign.answers import Answer, Ask
+
+MIB: Final = 1024 * 1024
+DEMO: Final = ROOT / "triolet" / "demo"
+NAMES: Final = ("a", "b", "c", "d")
+NUM_RESIDENT: Final = 2
+"""Models that fit into memory at the same time."""
+ROOM: Final = 1.2
+"""Of the budget over what so many models were measured to hold: their buffers grow with load."""
+SCALE: Final = 1.01
+"""By which the last norm of a model differs from that of the one before: other tokens, sooner or
+later."""
+MIN_RESIDENCY_S: Final = 2.0
+"""Shorter than the product's minute, so that minutes see many changes."""
+WATCH_S: Final = 0.25
+UNSEEN: Final = -math.inf
+"""When a model was loaded, where nobody looked."""
+GONE_S: Final = 30.0
+CALM_S: Final = 120.0
+"""For a model to be woken by the first request in peace, on a busy machine."""
+SERVE_OPTIONS: Final = (
+    *("--kv-pool", "16MiB", "--max-num-seqs", "8", "--log-level", "info"),
+    *("--set", f"control.min_residency_s={MIN_RESIDENCY_S}"),
+    *("--set", "control.measure_s=1"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyPlan:
+    """How much of what.
+
+    Attributes:
+      seconds: of load.
+      kill_every_s: from one kill to the next.
+      clients: that ask side by side.
+      asks: different requests for each model.
+      seed: of everything random.
+    """
+
+    seconds: float
+    kill_every_s: float
+    clients: int
+    asks: int
+    seed: int
+
+
+class Residency:
+    """One campaign.
+
+    Args:
+      url: of the server.
+      log: of the fleet.
+      plan: how much of what.
+      say: told of each kill.
+
+    Attributes:
+      done: what was done, and how often.
+      loads: how often each model was loaded.
+      wrongs: whatever must not be.
+      first_tokens_s: until the first token of each answer, waking included.
+      most_bytes: that all models held at once.
+      budget_bytes: that they may hold.
+    """
+
+    def __init__(
+        self, url: str, log: FleetLog, plan: ResidencyPlan, say: Callable[[str], None]
+    ) -> None:
+        self.done: Counter[str] = Counter()
+        self.loads: Counter[str] = Counter()
+        self.wrongs: list[str] = []
+        self.first_tokens_s: list[float] = []
+        self.most_bytes = self.budget_bytes = 0
+        self._url = url
+        self._log = log
+        self._plan = plan
+        self._say = say
+        self._asks = {
+            name: [_of_model(ask, name) for ask in draw_asks(plan.asks, plan.seed)]
+            for name in NAMES
+        }
+        self._reference: dict[tuple[str, int], Answer] = {}
+        self._loaded_since = dict.fromkeys(NAMES, UNSEEN)
+        self._over = trio.Event()
+
+    async def run(self) -> None:
+        """Do all of it."""
+        for name in NAMES:
+            await self._ask_in_peace(name)
+        self._look_apart()
+        async with trio.open_nursery() as nursery:
+            for number in range(self._plan.clients):
+                nursery.start_soon(self._ask, number)
+            nursery.start_soon(self._kill)
+            nursery.start_soon(self._watch)
+            await trio.sleep(self._plan.seconds)
+            self._over.set()
+        await self._look_at_rest()
+
+    async def _ask_in_peace(self, name: str) -> None:
+        for ask in self._asks[name]:
+            story = Story(ask)
+            await tell(self._url, story, retries_broken=False)
+            if story.answer is None:
+                self.wrongs.append(f"in peace: {name}, {ask.name}: {story.failure}")
+            else:
+                self._reference[name, ask.number] = story.answer
+
+    def _look_apart(self) -> None:
+        """Note where no answer of a model differs from its neighbour's: exactness would show
+        nothing then."""
+        for one, other in pairwise(NAMES):
+            answers = [
+                (self._reference.get((one, n)), self._reference.get((other, n)))
+                for n in range(self._plan.asks)
+            ]
+            if not any(a and b and a.differs_from(b) for a, b in answers):
+                self.wrongs.append(f"{one} and {other} answer alike: nothing is shown")
+
+    async def _ask(self, number: int) -> None:
+        rng = Random(f"{self._plan.seed} client {number}")
+        for turn in count():
+            if self._over.is_set():
+                return
+            name = rng.choice(NAMES)
+            ask = replace(rng.choice(self._asks[name]), name=f"{name}-{number}-{turn}")
+            story = Story(ask)
+            await tell(self._url, story, retries_broken=False)
+            self._judge(name, story)
+
+    def _judge(self, name: str, story: Story) -> None:
+        self.done[f"answers of {name}"] += 1
+        if story.answer is None:
+            self.wrongs.append(f"{story.ask.name} failed: {story.failure}")
+        else:
+            expected = self._reference.get((name, story.ask.number))
+            if expected and (difference := story.answer.differs_from(expected)):
+                self.wrongs.append(f"{story.ask.name} differs in {difference}")
+        if story.arrivals:
+            self.first_tokens_s.append(story.arrivals[0] - story.sent_at)
+
+    async def _kill(self) -> None:
+        """Kill a worker of a model, or control, now and then."""
+        rng = Random(f"{self._plan.seed} kills")
+        while True:
+            with trio.move_on_after(self._plan.kill_every_s * rng.uniform(0.75, 1.25)):
+                await self._over.wait()
+            if self._over.is_set():
+                return
+            alive = {
+                name: pid
+                for name, pid in self._log.pids().items()
+                if not name.startswith("server") and not is_gone(pid)
+            }
+            victim = rng.choice(sorted(alive))
+            os.kill(pid := alive[victim], signal.SIGKILL)
+            await wait_until(lambda: is_gone(pid), GONE_S, f"{victim} is gone")  # noqa: B023
+            self.done[f"kills: {victim.rpartition('.')[2]}"] += 1
+            self._say(f"killed {victim}, pid {pid}")
+
+    async def _watch(self) -> None:
+        """Look at control all the while: what is held, and how long each model stays."""
+        async with admin_of(self._url) as admin:
+            while not self._over.is_set():
+                shown = await admin.models()
+                if shown is None:
+                    self.done["looks at control while it was away"] += 1
+                    self._loaded_since = dict.fromkeys(NAMES, UNSEEN)
+                else:
+                    self._note(shown)
+                await trio.sleep(WATCH_S)
+
+    def _note(self, shown: dict[str, Any]) -> None:
+        self.budget_bytes = shown["budget_bytes"]
+        workers = [one for model in shown["models"] for one in model["workers"]]
+        held = max(shown["held_bytes"], sum(pss_of(one["pid"]) for one in workers if one["pid"]))
+        self.most_bytes = max(self.most_bytes, held)
+        if held > self.budget_bytes:
+            self.wrongs.append(f"{held / MIB:.0f} MiB are held of {self.budget_bytes / MIB:.0f}")
+        now = trio.current_time()
+        for model in shown["models"]:
+            name, state = model["name"], model["state"]
+            since = self._loaded_since.get(name)
+            if state in ("loading", "warm", "serving"):
+                if since is None:
+                    self._loaded_since[name] = now
+                    self.loads[name] += 1
+            elif state in ("draining", "sleeping", "staged") and since is not None:
+                del self._loaded_since[name]
+                stayed_s = now - since
+                # It was seen a look later, and is seen to leave at most one later.
+                if stayed_s < MIN_RESIDENCY_S - 2 * WATCH_S:
+                    self.wrongs.append(f"{name} had to leave after {stayed_s:.1f} s")
+
+    async def _look_at_rest(self) -> None:
+        blocks = await blocks_when_settled(self._url)
+        if not blocks.is_all_free:
+            self.wrongs.append(f"blocks are still held at the end: {blocks}")
+        self.wrongs += [f"audit at rest: {one}" for one in await violations_now(self._url)]
+        seldom = [name for name in NAMES if not self.loads[name]]
+        if seldom:
+            self.wrongs.append(f"never loaded under load: {', '.join(seldom)}")
+
+
+def _of_model(ask: Ask, name: str) -> Ask:
+    return replace(ask, body=ask.body | {"model": name})
+
+
+def write_models(folder: Path) -> dict[str, Path]:
+    """Write models of one shape with other weights; return their directories by name."""
+    made = {}
+    weights = load_file(DEMO / "model.safetensors")
+    [norm] = [name for name in weights if name.endswith("model.norm.weight")]
+    for number, name in enumerate(NAMES):
+        made[name] = folder / name
+        made[name].mkdir(parents=True, exist_ok=True)
+        for path in DEMO.iterdir():
+            if path.name not in ("model.safetensors", "page.json"):
+                (made[name] / path.name).write_bytes(path.read_bytes())
+        changed = weights | {norm: weights[norm] * SCALE**number}
+        save_file(changed, made[name] / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+def measured_bytes(models: dict[str, Path], log: Path, options: Sequence[str]) -> int:
+    """Return what one model holds under load, as control measures it."""
+    name = NAMES[0]
+    words = [*SERVE_OPTIONS, *options, f"{name}={models[name]}", f"b={models['b']}"]
+    words += ["--set", "models.b.start=false"]
+
+    async def measure(url: str) -> int:
+        for ask in draw_asks(8, 1):
+            await tell(url, Story(_of_model(ask, name)), retries_broken=False)
+        async with admin_of(url) as admin:
+            with trio.fail_after(CALM_S):
+                await trio.sleep(2.0)  # two measurements of control
+                shown = await admin.models()
+        assert shown is not None, "nothing was killed"
+        return next(int(model["bytes"]) for model in shown["models"] if model["name"] == name)
+
+    with running_server(words, log) as url:
+        return trio.run(measure, url)
+
+
+def table_of(campaign: Residency) -> Table:
+    """Return what was done, a line each."""
+    table = Table(title="four models, memory for two", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for what, times in sorted(campaign.done.items()):
+        table.add_row(what, str(times))
+    for name in NAMES:
+        table.add_row(f"loads of {name}", str(campaign.loads[name]))
+    held, budget = campaign.most_bytes / MIB, campaign.budget_bytes / MIB
+    table.add_row("most that was held, of the budget", f"{held:.0f} of {budget:.0f} MiB")
+    if campaign.first_tokens_s:
+        shown = milliseconds(campaign.first_tokens_s, 50, 99, 100)
+        table.add_row("first token, ms: p50, p99, max", ", ".join(shown))
+    return table
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = campaign_parser("residency", "Four models with memory for two, traffic and kills.")
+    parser.add_argument("--minutes", type=float, default=5, help="of load (5)")
+    parser.add_argument("--every", type=float, default=10, help="seconds between kills (10)")
+    parser.add_argument("--clients", type=int, default=3, help="that ask side by side (3)")
+    parser.add_argument("--asks", type=int, default=12, help="different requests (12)")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace, console: Console) -> Residency:
+    """Measure one model, then run the campaign with memory for `NUM_RESIDENT`."""
+    models = write_models(options.out / "models")
+    one_bytes = measured_bytes(models, options.out / "measured.log", options.serve)
+    budget = int(NUM_RESIDENT * ROOM * one_bytes)
+    log = FleetLog(options.out / "server.log")
+    words = [*SERVE_OPTIONS, *options.serve, "--set", f"control.memory_bytes={budget}"]
+    for place, (name, path) in enumerate(models.items()):
+        words.append(f"{name}={path}")
+        if place >= NUM_RESIDENT:
+            words += ["--set", f"models.{name}.start=false"]
+    plan = ResidencyPlan(
+        seconds=options.minutes * 60,
+        kill_every_s=options.every,
+        clients=options.clients,
+        asks=options.asks,
+        seed=options.seed,
+    )
+    with running_server(words, log.path) as url:
+        campaign = Residency(url, log, plan, lambda line: console.print(line, soft_wrap=True))
+        trio.run(campaign.run)
+    report = {
+        "plan": asdict(plan),
+        "done": campaign.done,
+        "loads": campaign.loads,
+        "wrongs": campaign.wrongs,
+        "budget_bytes": budget,
+        "most_bytes": campaign.most_bytes,
+    }
+    (options.out / "residency.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    return campaign
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and return the exit code."""
+    options = parse(arguments)
+
+    def campaign(console: Console) -> list[str]:
+        done = run(options, console)
+        console.print(table_of(done))
+        return done.wrongs
+
+    return exit_code(options.out, campaign)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

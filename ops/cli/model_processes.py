@@ -1,0 +1,199 @@
+"""`triolet model ps`: the models of a fleet that runs here."""
+
+from __future__ import annotations
+
+import re
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import httpx2
+import msgspec
+import trio
+import typer
+
+from triolet.units import KIB
+
+from ..api_key import key_headers
+from ..exit_codes import CommandFailed
+from ..quantities import show_size
+from ..running_fleets import find_fleet
+from ..supervisor.supervisor_socket import Models, ModelsRequest, Refused, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..supervisor.model_status import ModelStatus, WorkerStatus
+
+SERVER_TIMEOUT_S: Final = 2.0
+"""For the list of models, which a server answers from memory."""
+SUPERVISOR_TIMEOUT_S: Final = 5.0
+"""The same of a supervisor."""
+_PROC: Final = Path("/proc")
+_PSS: Final = re.compile(r"^Pss:\s*(\d+) kB", re.MULTILINE)
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What a server says of a model; fields that it does not have are left out.
+
+    Attributes:
+      id: what requests call it.
+      digest: of its version in the store; None for a directory.
+      state: whether it answers.
+    """
+
+    id: str
+    digest: str | None = None
+    state: str | None = None
+
+
+class _List(msgspec.Struct, frozen=True):
+    data: list[Served]
+
+
+class WorkerRow(msgspec.Struct, frozen=True):
+    """One worker of a model.
+
+    Attributes:
+      name: in logs and metrics.
+      role: prefill or decode.
+      pid: of its process; None where there is none.
+      is_ready: whether it serves.
+      memory_bytes: of its process, pages that others have too by its share; None where the system
+        does not say.
+    """
+
+    name: str
+    role: str
+    pid: int | None
+    is_ready: bool
+    memory_bytes: int | None
+
+
+class ModelRow(msgspec.Struct, frozen=True):
+    """One model of a fleet.
+
+    Attributes:
+      name: what requests call it.
+      digest: of its version in the store; None for a directory, or where no server says it.
+      state: as the server says it; None where that does not answer.
+      workers_state: as the supervisor says it.
+      failure: why the workers failed.
+      workers: each of them.
+    """
+
+    name: str
+    digest: str | None
+    state: str | None
+    workers_state: str
+    failure: str | None
+    workers: list[WorkerRow]
+
+
+def run_ps(port: int | None, *, as_json: bool) -> None:
+    """Show the models of a fleet with their workers.
+
+    Args:
+      port: of the local fleet that is meant, if several run.
+      as_json: for programs.
+
+    Raises:
+      CommandFailed: no fleet runs.
+    """
+    fleet = find_fleet(port)
+    running = trio.run(_running, fleet.supervisor_socket)
+    served, objection = served_models(fleet.note.url)
+    if objection:
+        typer.echo(f"{fleet.note.url} does not say what it serves: {objection}", err=True)
+    found = rows(running, served)
+    if as_json:
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    for row in found:
+        name = row.name if row.digest is None else f"{row.name}@{row.digest}"
+        typer.echo(f"{name}  {row.state or '-'}  workers {row.workers_state}")
+        if row.failure is not None:
+            typer.echo(f"  {row.failure}")
+        for one in row.workers:
+            pid = "-" if one.pid is None else str(one.pid)
+            memory = "-" if one.memory_bytes is None else show_size(one.memory_bytes)
+            is_ready = "ready" if one.is_ready else "not ready"
+            typer.echo(f"  {one.name:<24}  pid {pid:>7}  {is_ready:<9}  {memory:>9}")
+
+
+async def _running(path: Path) -> list[ModelStatus]:
+    with trio.move_on_after(SUPERVISOR_TIMEOUT_S):
+        async with aclosing(ask(path, ModelsRequest())) as answers:
+            async for answer in answers:
+                match answer:
+                    case Models(models):
+                        return models
+                    case Refused(message):
+                        raise CommandFailed(message)
+    raise CommandFailed(
+        f"the supervisor behind {path} does not say which models it has; its log says why"
+    )
+
+
+def served_models(url: str) -> tuple[list[Served], str]:
+    """Return what a server says of its models, or nothing and why it does not say it.
+
+    Args:
+      url: base address of the server.
+    """
+    try:
+        with httpx2.Client(
+            base_url=url, timeout=SERVER_TIMEOUT_S, trust_env=False, headers=key_headers()
+        ) as client:
+            answer = client.get("/v1/models")
+            if answer.status_code == httpx2.codes.UNAUTHORIZED:
+                return [], "it asks for a key; set TRIOLET_API_KEY to one"
+            return msgspec.json.decode(answer.raise_for_status().content, type=_List).data, ""
+    except (httpx2.HTTPError, msgspec.MsgspecError) as error:
+        return [], str(error) or type(error).__name__
+
+
+def rows(running: list[ModelStatus], served: list[Served], proc: Path = _PROC) -> list[ModelRow]:
+    """Return each model with what is known of it.
+
+    Args:
+      running: as the supervisor says.
+      served: as a server says; empty where none answers.
+      proc: Linux's folder of processes.
+    """
+    by_name: Mapping[str, Served] = {one.id: one for one in served}
+    found = []
+    for model in running:
+        # The only model has a name for clients alone.
+        known = by_name.get(model.name) if model.name else next(iter(served), None)
+        found.append(
+            ModelRow(
+                known.id if known is not None else model.name or "-",
+                None if known is None else known.digest,
+                None if known is None else known.state,
+                model.state.value,
+                model.failure,
+                [_row(worker, proc) for worker in model.workers],
+            )
+        )
+    return found
+
+
+def _row(worker: WorkerStatus, proc: Path) -> WorkerRow:
+    memory = None if worker.pid is None else memory_bytes(worker.pid, proc)
+    return WorkerRow(worker.name, worker.role.value, worker.pid, worker.is_ready, memory)
+
+
+def memory_bytes(pid: int, proc: Path = _PROC) -> int | None:
+    """Return the memory of a process, pages that others have too by its share (PSS); None where
+    the system does not say.
+
+    Args:
+      pid: of the process.
+      proc: Linux's folder of processes.
+    """
+    try:
+        found = _PSS.search((proc / str(pid) / "smaps_rollup").read_text(encoding="ascii"))
+    except OSError:
+        return None
+    return None if found is None else int(found[1]) * KIB

@@ -1,0 +1,197 @@
+"""`triolet model push` and `pull`: versions to and from OCI registries."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import msgspec
+import typer
+
+from triolet.audit_log.events import Action
+
+from .model_commands import (
+    LimitOption,
+    RefArgument,
+    StoreOption,
+    note_evicted,
+    opened_store,
+    say,
+    say_signers,
+)
+from .options import AuditOption  # noqa: TC001 (typer reads annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from triolet.store.sources import Source
+
+    from ..registry.client import Registry
+    from ..registry.location import Location
+
+registry_app = typer.Typer()
+
+REPORT_S: Final = 1.0
+"""Between two lines of progress, where no person watches."""
+
+LocationArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="LOCATION", help="oci://HOST[:PORT]/REPOSITORY:TAG or …@sha256:…")
+]
+UsernameOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of the registry; its password comes on standard input."),
+]
+InsecureOption: TypeAlias = Annotated[
+    bool, typer.Option("--insecure", help="HTTP without TLS also beyond this machine.")
+]
+
+
+@registry_app.command("push")
+def push_(
+    ref: RefArgument,
+    location: LocationArgument,
+    expect: Annotated[
+        str | None,
+        typer.Option(metavar="DIGEST", help="Move the tag there if it is this version now."),
+    ] = None,
+    username: UsernameOption = None,
+    insecure: InsecureOption = False,
+    store: StoreOption = None,
+    audit: AuditOption = None,
+) -> None:
+    """Send a version to a registry, and print its digest; what is there is not sent again."""
+    from triolet.audit_log.recording import recorded
+    from triolet.store.aliases import Aliases
+    from triolet.store.reference import parse_reference
+
+    from ..quantities import show_size
+    from ..registry.location import parse_location
+    from ..registry.push import push
+
+    reference, place, opened = parse_reference(ref), parse_location(location), opened_store(store)
+    digest = Aliases(opened).resolve(reference)
+    with (
+        _registry(place, username, is_insecure=insecure) as registry,
+        recorded(Action.MODEL_PUSH, str(place), folder=audit, after=digest) as running,
+        _progress(str(reference)) as on_bytes,
+    ):
+        found = push(opened, registry, reference, digest, expect, on_bytes)
+        running.counts = {"blobs": found.num_sent, "bytes": found.sent_bytes}
+    say(
+        f"{place}: {show_size(found.sent_bytes)} sent in {found.num_sent} blobs, "
+        f"{show_size(found.total_bytes - found.sent_bytes)} already there, "
+        f"{found.num_signatures} signatures sent"
+    )
+    typer.echo(digest)
+
+
+@registry_app.command("pull")
+def pull_(
+    location: LocationArgument,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of the model in the store.", show_default="the repository's last part"),
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="For this version.", show_default="as there")
+    ] = None,
+    store_limit: LimitOption = None,
+    username: UsernameOption = None,
+    insecure: InsecureOption = False,
+    store: StoreOption = None,
+    audit: AuditOption = None,
+) -> None:
+    """Bring a version from a registry, and print its digest; one that broke off goes on."""
+    from triolet.audit_log.recording import recorded
+    from triolet.store.reference import require_name, tag_of
+
+    from ..models.stored import store_of
+    from ..quantities import parse_size, show_size
+    from ..registry.location import parse_location
+    from ..registry.pull import WantedVersion, pull
+
+    place = parse_location(location)
+    model = require_name(place.model_name if name is None else name)
+    label = place.tag if tag is None else tag
+    limit = None if store_limit is None else parse_size(store_limit)
+    wanted = WantedVersion(model, None if label is None else tag_of(model, label), limit)
+    with (
+        _registry(place, username, is_insecure=insecure) as registry,
+        recorded(Action.MODEL_PULL, f"{place} as {wanted.tag or model}", folder=audit) as running,
+        _progress(model) as on_bytes,
+    ):
+
+        def on_evicted(versions: list[Source]) -> None:
+            running.counts = {"evicted": len(versions)}
+            note_evicted(versions, audit)
+
+        found = pull(store_of(store), registry, wanted, on_bytes, on_evicted)
+        running.after = found.digest
+        running.counts = {**(running.counts or {}), "bytes": found.fetched_bytes}
+    say(
+        f"{model}@{found.digest}: {show_size(found.fetched_bytes)} fetched, "
+        f"{show_size(found.total_bytes - found.fetched_bytes)} already here"
+    )
+    say_signers(found.signers)
+    for note in found.notes:
+        say(note)
+    if wanted.tag is not None:
+        say(f"{wanted.tag} is {found.digest}")
+    typer.echo(found.digest)
+
+
+@contextmanager
+def _registry(place: Location, username: str | None, *, is_insecure: bool) -> Iterator[Registry]:
+    from ..registry.client import Registry
+    from ..registry.credentials import credentials_for
+
+    password = None if username is None else _password(username, place.host)
+    credentials = credentials_for(place.host, username, password)
+    with closing(Registry(place, credentials, is_insecure=is_insecure)) as registry:
+        yield registry
+
+
+def _password(username: str, host: str) -> bytes:
+    """Read a line of standard input; a terminal does not show it."""
+    from getpass import getpass
+
+    from ..registry.credentials import MAX_PASSWORD_BYTES
+
+    if sys.stdin.isatty():
+        return getpass(f"Password of {username} at {host}: ").encode()
+    return sys.stdin.buffer.readline(MAX_PASSWORD_BYTES + 2)
+
+
+@contextmanager
+def _progress(words: str) -> Iterator[Callable[[int, int], None]]:
+    """Show bytes as a bar on a terminal, else as lines of JSON; both on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    screen = Console(stderr=True)
+    if not screen.is_terminal:
+        yield _JsonLines(words)
+        return
+    columns = (TextColumn(words), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _JsonLines:
+    """Progress for programs: a line a second, and one when all bytes are there."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+        self._next_s = time.monotonic() + REPORT_S
+        self._last = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if done == self._last or (now_s < self._next_s and done < total):
+            return
+        self._next_s, self._last = now_s + REPORT_S, done
+        line = {"event": "progress", "model": self._words, "bytes": done, "total_bytes": total}
+        say(msgspec.json.encode(line).decode())

@@ -1,0 +1,1 @@
+"""`triolet control`: which models of a fleet are resident."""

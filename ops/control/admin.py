@@ -1,0 +1,270 @@
+"""The admin routes of control: load and end models, and look at them. A listener of its own, never
+the port of clients; no route takes an address.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from triolet.audit_log.events import Outcome, os_user
+from triolet.control_protocol import ModelState
+from triolet.errors import AuditLogError
+
+from .auditing import audit
+from .operations import NoRoom, Operation, UnknownModel, Wanted
+from .residency import held_bytes
+from .sockets import bind_port, bind_private
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
+
+    from .models import Model
+    from .process import Control
+    from .worker_seconds import Version
+
+log = structlog.get_logger(__name__)
+
+MAX_BODY_BYTES: Final = 64 * 1024
+"""The only bodies are names of models."""
+ACTIONS: Final = {
+    "load": Wanted.LOAD,
+    "wake": Wanted.LOAD,
+    "sleep": Wanted.SLEEP,
+    "unload": Wanted.UNLOAD,
+}
+LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""Names under which this machine is asked. A page of another site may send requests to a port of
+the machine that shows it, but not under these names, and not without saying where it is from."""
+LLAMA_STATUS: Final = {
+    ModelState.ABSENT: "unloaded",
+    ModelState.STAGED: "unloaded",
+    ModelState.LOADING: "loading",
+    ModelState.WARM: "loaded",
+    ModelState.SERVING: "loaded",
+    ModelState.SLEEPING: "sleeping",
+    ModelState.DRAINING: "unloaded",
+}
+"""Words of llama.cpp's router."""
+
+
+class Refusal(Exception):
+    """An answer that says why not.
+
+    Attributes:
+      status: of HTTP.
+      code: for programs.
+    """
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+async def serve_admin(
+    control: Control,
+    path: Path,
+    port: int | None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer until cancelled.
+
+    Args:
+      control: what is asked.
+      path: of the Unix socket.
+      port: on 127.0.0.1; None for none.
+      task_status: started once it listens.
+
+    Raises:
+      ConfigError: the socket or the port cannot be had.
+    """
+    listening = [(bind_private(path), os_user())]
+    if port is not None:
+        listening.append((bind_port(port), f"port:{port}"))
+    async with trio.open_nursery() as nursery:
+        for bound, actor in listening:
+            await nursery.start(partial(_serve, build_app(control, actor), bound))
+        task_status.started()
+
+
+async def _serve(app: QuartTrio, bound: socket.socket, task_status: trio.TaskStatus[Any]) -> None:
+    config = Config()
+    config.bind = [f"fd://{bound.detach()}"]
+    config.errorlog = None  # the application logs what fails
+    await serve(app, config, task_status=task_status)
+
+
+def build_app(control: Control, actor: str) -> QuartTrio:
+    """Return the application of one listener.
+
+    Args:
+      control: what is asked.
+      actor: as operations and the audit log name what asks there.
+    """
+    app = QuartTrio("triolet_admin", static_folder=None, template_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    app.config["PROPAGATE_EXCEPTIONS"] = False
+    routes: tuple[tuple[str, str, Callable[..., Awaitable[Response]]], ...] = (
+        ("GET", "/admin/models", partial(_list_models, control)),
+        ("POST", "/admin/models/<name>/<action>", partial(_order, control, actor)),
+        ("GET", "/admin/operations/<operation_id>", partial(_show_operation, control)),
+        ("GET", "/models", partial(_list_as_llama, control)),
+        ("POST", "/models/<action>", partial(_order_as_llama, control, actor)),
+    )
+    for method, path, view in routes:
+        app.add_url_rule(path, endpoint=f"{method} {path}", view_func=view, methods=[method])
+    app.before_request(_refuse_pages)
+    app.register_error_handler(Exception, _on_error)
+    return app
+
+
+async def _refuse_pages() -> None:
+    """Refuse what a page in a browser may have sent.
+
+    Raises:
+      Refusal: 403.
+    """
+    name = request.host.rsplit(":", 1)[0] if request.host[-1:] != "]" else request.host
+    if "origin" in request.headers or name not in LOCAL_NAMES:
+        raise Refusal(403, "not_local", "pages may not ask here; use curl or `triolet model`")
+
+
+async def _list_models(control: Control) -> Response:
+    now = trio.current_time()
+    residents = control.controller.outlook.residents(now)
+    news = {one.name: one.predicted_ready_s for one in control.news()}
+    seconds = control.account.seconds()
+    shown = {
+        "budget_bytes": control.controller.budget_bytes,
+        "held_bytes": held_bytes(residents),
+        "models": [
+            _shown_model(model, now, news[name], seconds)
+            for name, model in control.controller.models.items()
+        ],
+    }
+    return _json(shown)
+
+
+def _shown_model(
+    model: Model,
+    now: float,
+    predicted_ready_s: float | None,
+    seconds: Mapping[Version, float],
+) -> dict[str, Any]:
+    config = model.config
+    used_s = now - model.last_used_at
+    versions = {digest: s for (name, digest), s in seconds.items() if name == config.name}
+    return {
+        "name": config.name,
+        "digest": config.digest,
+        "state": model.state,
+        "pinned": config.pinned,
+        "keep_alive_s": config.keep_alive_s,
+        "bytes": model.size_bytes,
+        "requests": model.num_requests,
+        "last_used_s_ago": round(used_s, 1) if model.was_used else None,
+        "predicted_ready_s": predicted_ready_s,
+        "worker_seconds": {digest: round(s, 3) for digest, s in versions.items()},
+        "workers": [worker._asdict() for worker in model.workers],
+        "operation": model.live,
+    }
+
+
+async def _order(control: Control, actor: str, name: str, action: str) -> Response:
+    if action not in ACTIONS:
+        raise Refusal(404, "not_found", f"no action {action!r}; allowed: {', '.join(ACTIONS)}")
+    operation = await order(control, actor, name, ACTIONS[action])
+    return _json(operation, 200 if operation.is_over else 202)
+
+
+async def order(control: Control, actor: str, name: str, wanted: Wanted) -> Operation:
+    """Record an order, give it, and return the operation that it leads to.
+
+    Raises:
+      Refusal: it was not given; the text says why.
+    """
+    # A name that is none does not go to the audit log: it could be anything.
+    if name not in control.controller.models:
+        raise Refusal(404, "model_not_found", str(UnknownModel(name, control.controller.models)))
+    operation_id = control.draw_id()
+    noted = partial(audit, wanted, name, actor, operation_id)
+    try:
+        await noted(Outcome.BEGUN)
+        try:
+            operation = control.order(name, wanted, actor, operation_id)
+        except NoRoom as error:
+            await noted(Outcome.FAILED, reason="NoRoom")
+            raise Refusal(409, "no_room", str(error)) from None
+        if operation.id != operation_id:  # the entry of another order tells its end
+            await noted(Outcome.DONE)
+    except AuditLogError as error:
+        raise Refusal(503, "not_recorded", str(error)) from error
+    return operation
+
+
+async def _show_operation(control: Control, operation_id: str) -> Response:
+    operation = control.operation(operation_id)
+    if operation is None:
+        raise Refusal(404, "not_found", f"there is no operation {operation_id!r}, or none any more")
+    return _json(operation)
+
+
+async def _list_as_llama(control: Control) -> Response:
+    """Answer as llama.cpp's router."""
+    models = [
+        {
+            "id": name,
+            "object": "model",
+            "owned_by": "triolet",
+            "path": model.config.model_dir,
+            "status": {"value": LLAMA_STATUS[model.state]},
+        }
+        for name, model in control.controller.models.items()
+    ]
+    return _json({"object": "list", "data": models})
+
+
+async def _order_as_llama(control: Control, actor: str, action: str) -> Response:
+    """Do what llama.cpp's router does for `{"model": NAME}`."""
+    if action not in ("load", "unload"):
+        raise Refusal(404, "not_found", f"no action {action!r}; allowed: load, unload")
+    try:
+        asked = msgspec.json.decode(await request.get_data(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, "bad_request", f"the body is no object of JSON: {error}") from None
+    name = asked.get("model")
+    if not isinstance(name, str):
+        raise Refusal(400, "bad_request", 'the body has no name; send {"model": NAME}')
+    await order(control, actor, name, ACTIONS[action])
+    return _json({"success": True})
+
+
+async def _on_error(error: Exception) -> Response:
+    match error:
+        case Refusal():
+            return _error(error.status, error.code, str(error))
+        case HTTPException(code=int(status)):
+            return _error(status, "bad_request", f"{error.name}; the routes are below /admin")
+    log.error("admin_request_failed", path=request.path, exc_info=error)
+    return _error(500, "server_error", "control failed on this request; its log says why")
+
+
+def _error(status: int, code: str, message: str) -> Response:
+    return _json({"error": {"message": message, "code": code}}, status)
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value) + b"\n", status, mimetype="application/json")

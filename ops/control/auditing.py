@@ -1,0 +1,52 @@
+"""Entries of the audit log for what is asked by the admin routes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from triolet.audit_log.events import Action, Outcome
+from triolet.audit_log.recording import record
+from triolet.errors import AuditLogError, ConfigError
+
+from .operations import Wanted
+
+if TYPE_CHECKING:
+    from .operations import Operation
+
+AUDITED: Final = {
+    Wanted.LOAD: Action.MODEL_LOAD,
+    Wanted.SLEEP: Action.MODEL_SLEEP,
+    Wanted.UNLOAD: Action.MODEL_UNLOAD,
+}
+
+
+def is_ordered(operation: Operation) -> bool:
+    """Return whether somebody asked for an operation by the admin routes."""
+    return operation.actor.startswith(("user:", "port:"))
+
+
+async def audit(
+    wanted: Wanted, subject: str, actor: str, operation_id: str, outcome: Outcome, reason: str = ""
+) -> None:
+    """Record what was asked for by the admin routes.
+
+    Raises:
+      AuditLogError: it was not recorded.
+    """
+    try:
+        await trio.to_thread.run_sync(
+            partial(
+                record,
+                AUDITED[wanted],
+                subject,
+                actor=actor,
+                outcome=outcome,
+                reason=reason or None,
+                request_id=operation_id,
+            )
+        )
+    except ConfigError as error:
+        raise AuditLogError(str(error)) from error

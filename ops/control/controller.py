@@ -1,0 +1,423 @@
+"""What control knows of the models, and what it decides. Pure: time comes in, steps go out.
+
+What an operation needs of the supervisor is a step; `tick` returns each step once, and its end
+comes back by `step_done`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from triolet.control_protocol import Activity, ModelActivity, ModelState
+from triolet.errors import LocalProtocolError
+
+from ..quantities import show_size
+from .model_states import HOLDING, RESTING, RUNNING, Event, after
+from .models import Model, WorkersSeen
+from .operations import NoRoom, Operation, Status, UnknownModel, Wanted
+from .outlook import Outlook, absent
+from .residency import (
+    Fits,
+    Later,
+    LoadTimes,
+    Never,
+    choose_evicted,
+    held_bytes,
+    is_expired,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from triolet.config import ControlConfig
+
+BY_REQUEST: Final = "request"
+BY_MEMORY: Final = "memory"
+BY_KEEP_ALIVE: Final = "keep-alive"
+BY_FAILURE: Final = "failed load"
+BY_SUPERVISOR: Final = "supervisor"
+GOAL: Final[dict[Wanted, frozenset[ModelState]]] = {
+    Wanted.LOAD: RUNNING,
+    Wanted.SLEEP: RESTING | {ModelState.ABSENT},
+    Wanted.UNLOAD: frozenset({ModelState.STAGED, ModelState.ABSENT}),
+}
+"""States in which there is nothing to do."""
+
+
+class Step(NamedTuple):
+    """What the supervisor has to do for an operation.
+
+    Attributes:
+      operation: which.
+      is_start: whether the model's workers start, or end.
+    """
+
+    operation: Operation
+    is_start: bool
+
+
+class Past(NamedTuple):
+    """What an earlier process of control left.
+
+    Attributes:
+      states: last known, by model.
+      sizes: measured bytes, by model.
+      load_times: mean seconds, by model and state.
+      unfinished: operations, in their order.
+    """
+
+    states: Mapping[str, ModelState]
+    sizes: Mapping[str, int]
+    load_times: dict[tuple[str, ModelState], float]
+    unfinished: Sequence[Operation]
+
+
+class Controller:
+    """The models of one fleet on this machine.
+
+    Args:
+      config: models and bounds.
+      budget_bytes: for the workers of all models.
+      guesses: expected memory of each model, for those that were never measured.
+      past: of an earlier process.
+      draw_id: makes ids of operations.
+      now: the time.
+
+    Attributes:
+      models: by name.
+      budget_bytes: as given.
+      load_times: measured ones.
+      outlook: what the models take, and when they could serve.
+      changed: operations that were not written down since they changed, by id.
+    """
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        budget_bytes: int,
+        guesses: Mapping[str, int],
+        past: Past,
+        draw_id: Callable[[], str],
+        now: float,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.changed: dict[str, Operation] = {}
+        self.load_times = LoadTimes(past.load_times)
+        self._config = config
+        self._draw_id = draw_id
+        self._heard_at: dict[str, float] = {}
+        self.models: dict[str, Model] = {}
+        self.outlook = Outlook(config, budget_bytes, self.models, self.load_times, now)
+        for one in config.models:
+            # What drained then has ended meanwhile, or will be told to end once more.
+            asleep = past.states.get(one.name) in (ModelState.SLEEPING, ModelState.DRAINING)
+            rest = ModelState.SLEEPING if asleep else ModelState.STAGED
+            size_bytes = past.sizes.get(one.name, guesses[one.name])
+            model = Model(one, rest, size_bytes, now, now, now)
+            model.is_guess = one.name not in past.sizes
+            model.is_measured = not model.is_guess
+            self.models[one.name] = model
+        for operation in past.unfinished:
+            self._take_up(operation, now)
+
+    def model(self, name: str) -> Model:
+        """Return a model.
+
+        Raises:
+          UnknownModel: there is none of this name.
+        """
+        if name not in self.models:
+            raise UnknownModel(name, self.models)
+        return self.models[name]
+
+    def order(
+        self,
+        name: str,
+        wanted: Wanted,
+        actor: str,
+        now: float,
+        wall: float,
+        operation_id: str | None = None,
+    ) -> Operation:
+        """Return the operation that leads there: the one under way, a new one, or one that is done
+        because there is nothing to do.
+
+        Args:
+          name: of the model.
+          wanted: what it leads to.
+          actor: gives the order.
+          now: the time.
+          wall: the same since the epoch.
+          operation_id: of a new operation; None to draw one.
+
+        Raises:
+          UnknownModel: there is no such model.
+          NoRoom: it cannot be loaded, however long it waits.
+        """
+        model = self.model(name)
+        live = model.live
+        if live is not None and live.wanted is wanted:
+            return live
+        if wanted is Wanted.LOAD:
+            self.outlook.refuse_hopeless(model, now)
+        operation = Operation(operation_id or self._draw_id(), name, wanted, actor, wall)
+        self.changed[operation.id] = operation
+        if live is None and model.state in GOAL[wanted]:
+            _end(operation, Status.DONE, f"{name} is {model.state} already")
+            return operation
+        if model.waiting is not None:
+            self._finish(model, model.waiting, Status.FAILED, f"{wanted} was asked for after it")
+        model.waiting, model.waits_since = operation, now
+        return operation
+
+    def wake(self, name: str, now: float, wall: float) -> None:
+        """Load a model that a request waits for, unless that failed a moment ago or cannot be."""
+        model = self.models.get(name)
+        if model is None or self.outlook.is_failing(model, now) or model.state is ModelState.ABSENT:
+            return
+        try:
+            self.order(name, Wanted.LOAD, BY_REQUEST, now, wall)
+        except NoRoom:
+            return  # the news say that it cannot be predicted when it is ready
+
+    def tick(self, now: float, wall: float) -> list[Step]:
+        """Decide what follows from everything known, and return new steps for the supervisor."""
+        self._forget_silent(now)
+        for resident in self.outlook.residents(now):
+            if is_expired(resident, now):
+                self.order(resident.name, Wanted.SLEEP, BY_KEEP_ALIVE, now, wall)
+        residents = self.outlook.residents(now)
+        over_bytes = (
+            held_bytes(one for one in residents if one.state is not ModelState.DRAINING)
+            - self.budget_bytes
+        )
+        is_known = all(m.is_measured for m in self.models.values() if m.state in RUNNING)
+        if over_bytes > 0 and is_known:
+            min_s = self._config.min_residency_s
+            for name in choose_evicted(residents, over_bytes, now, min_s):
+                self.order(name, Wanted.SLEEP, BY_MEMORY, now, wall)
+        steps: list[Step] = []
+        while True:
+            # An eviction is an operation of its own, which may begin in this very tick.
+            before = len(self._waiting())
+            for model in self._waiting():
+                steps += self._begin(model, now, wall)
+            if len(self._waiting()) == before:
+                return steps
+
+    def step_done(self, operation: Operation, failure: str | None, now: float, wall: float) -> None:
+        """Take in how the supervisor did a step.
+
+        Args:
+          operation: that the step was of.
+          failure: why it was not done; None if it was.
+          now: the time.
+          wall: the same since the epoch.
+        """
+        model = self.models[operation.model]
+        if failure is not None:
+            self._finish(model, operation, Status.FAILED, failure)
+            if operation.wanted is not Wanted.LOAD:
+                self._move(model, Event.STAYED, now)
+                return
+            model.failed_at, model.load_began_at = now, None
+            if model.state is ModelState.LOADING and model.waiting is None:
+                # Nothing half-started stays: some of its workers may run.
+                self.order(model.config.name, Wanted.SLEEP, BY_FAILURE, now, wall)
+            return
+        if operation.wanted is Wanted.LOAD:
+            if model.state is ModelState.LOADING:
+                self._loaded(model, now)
+            self._finish(model, operation, Status.DONE, f"{operation.model} is ready")
+            return
+        is_sleep = operation.wanted is Wanted.SLEEP
+        self._move(model, Event.SLEPT if is_sleep else Event.UNLOADED, now)
+        self._finish(model, operation, Status.DONE, f"{operation.model} is {model.state}")
+
+    def note_progress(self, operation: Operation, text: str) -> None:
+        """Take in what the supervisor does for an operation now."""
+        operation.progress = text
+        self.changed[operation.id] = operation
+
+    def note_files(self, name: str, *, are_there: bool, now: float) -> None:
+        """Take in whether a model's files are there."""
+        model = self.models[name]
+        if are_there and model.state is ModelState.ABSENT:
+            self._move(model, Event.FOUND, now)
+        elif not are_there and model.state in RESTING:
+            self._move(model, Event.LOST, now)
+
+    def note_workers(
+        self, seen: Mapping[str, WorkersSeen], asked_at: float, now: float, wall: float
+    ) -> None:
+        """Take in what the supervisor says of the workers.
+
+        Args:
+          seen: workers by model.
+          asked_at: when it was asked; a model that has changed since is left as it is.
+          now: the time.
+          wall: the same since the epoch.
+        """
+        for name, its in seen.items():
+            model = self.models.get(name)
+            if model is None or model.changed_at > asked_at:
+                continue
+            model.workers = its.workers
+            if model.state is ModelState.DRAINING:
+                continue
+            if model.state in RESTING and its.is_there:
+                self._move(model, Event.LOAD, now)  # with the fleet, or by other hands
+                model.is_measured = not model.is_guess
+            if model.state in HOLDING and not its.is_there and model.live is None:
+                # Of themselves or by other hands; to end them once more does no harm.
+                model.failed_at = None if its.failure is None else now
+                self.order(name, Wanted.SLEEP, BY_SUPERVISOR, now, wall)
+            elif model.state is ModelState.LOADING and model.is_ready and model.running is None:
+                self._loaded(model, now)
+            elif model.state in RUNNING and not model.is_ready:
+                self._move(model, Event.UNREADY, now)
+
+    def note_size(self, name: str, size_bytes: int) -> None:
+        """Take in how much memory a model's workers were measured to hold; 0 where the system does
+        not say.
+
+        Blocks of a KV pool become memory when they are first used: at the first measurement after
+        a load hardly any have been, and all may be.
+        """
+        model = self.models[name]
+        if size_bytes:
+            is_first, model.is_guess = not model.is_measured, False
+            held = size_bytes + model.config.pool_bytes if is_first else model.size_bytes
+            model.size_bytes = max(held, size_bytes)
+        model.is_measured = True
+
+    def note_activity(self, said: Activity, now: float) -> None:
+        """Take in what a server does with its models."""
+        self._heard_at[said.server] = now
+        for one in said.models:
+            model = self.models.get(one.name)
+            if model is None:
+                continue
+            model.activity[said.server] = one
+            if one.last_used_s_ago is not None:
+                used_at = now - max(0.0, one.last_used_s_ago)
+                model.last_used_at, model.was_used = max(model.last_used_at, used_at), True
+            is_met = all(each.is_ready for each in model.activity.values())
+            if model.state is ModelState.WARM and is_met:
+                self._move(model, Event.MET, now)
+
+    def _take_up(self, operation: Operation, now: float) -> None:
+        """Go on with an operation of an earlier process: its steps may be done twice."""
+        model = self.models.get(operation.model)
+        self.changed[operation.id] = operation
+        if model is None:
+            _end(operation, Status.FAILED, "this fleet does not have the model any more")
+            return
+        if model.waiting is not None:
+            self._finish(
+                model, model.waiting, Status.FAILED, f"{operation.wanted} was asked for after it"
+            )
+        operation.status, operation.progress = Status.WAITING, "taken up again"
+        model.waiting, model.waits_since = operation, now
+
+    def _waiting(self) -> list[Model]:
+        """Return the models with an operation that may begin, the oldest first."""
+        found = [m for m in self.models.values() if m.waiting is not None and m.running is None]
+        return sorted(found, key=lambda model: model.waits_since)
+
+    def _begin(self, model: Model, now: float, wall: float) -> Iterator[Step]:
+        """Begin the waiting operation of a model if it can."""
+        operation = model.waiting
+        assert operation is not None
+        if model.state in GOAL[operation.wanted]:
+            self._finish(model, operation, Status.DONE, f"{operation.model} is {model.state}")
+            return
+        if operation.wanted is not Wanted.LOAD:
+            yield self._run(model, operation, Event.END, now)
+            return
+        if model.state is ModelState.LOADING:
+            yield self._run(model, operation, None, now)
+            return
+        if model.state is ModelState.ABSENT:
+            self._finish(model, operation, Status.FAILED, absent(model))
+            return
+        room = self.outlook.room(model, now)
+        match room:
+            case Fits(()):
+                yield self._run(model, operation, Event.LOAD, now)
+            case Fits(names):
+                for name in names:
+                    self.order(name, Wanted.SLEEP, BY_MEMORY, now, wall)
+                self._wait(model, operation, names, now)
+            case Later(names):
+                self._wait(model, operation, names, now)
+            case Never():
+                self._finish(model, operation, Status.FAILED, self.outlook.too_large(model, room))
+
+    def _run(self, model: Model, operation: Operation, event: Event | None, now: float) -> Step:
+        if event is Event.LOAD:
+            model.origin, model.load_began_at = model.state, now
+        if event is not None:
+            self._move(model, event, now)
+        model.running, model.waiting = operation, None
+        operation.status, operation.progress = Status.RUNNING, f"{operation.model}: {model.state}"
+        self.changed[operation.id] = operation
+        return Step(operation, is_start=operation.wanted is Wanted.LOAD)
+
+    def _wait(self, model: Model, operation: Operation, names: Sequence[str], now: float) -> None:
+        """Say what an operation waits for, or give it up."""
+        progress = f"waits for memory of {', '.join(names)}"
+        waited_s = now - model.waits_since
+        if waited_s >= self._config.room_timeout_s:
+            shown = show_size(model.size_bytes)
+            why = (
+                f"no room for {shown} after {waited_s:.0f} s: {', '.join(names)} are busy or were "
+                f"loaded a moment ago; `triolet model sleep {names[0]}`, or raise "
+                "control.memory_bytes"
+            )
+            model.failed_at = now
+            self._finish(model, operation, Status.FAILED, why)
+        elif progress != operation.progress:
+            self.note_progress(operation, progress)
+
+    def _loaded(self, model: Model, now: float) -> None:
+        self._move(model, Event.READY, now)
+        if model.load_began_at is not None:
+            self.load_times.add(model.config.name, model.origin, now - model.load_began_at)
+        model.load_began_at = model.failed_at = None
+        model.last_used_at = max(model.last_used_at, model.since)
+        # Servers say anew that they have met these workers.
+        model.activity = {
+            server: ModelActivity(one.name, one.in_flight, one.queued, one.last_used_s_ago, False)
+            for server, one in model.activity.items()
+        }
+
+    def _move(self, model: Model, event: Event, now: float) -> None:
+        model.state, model.changed_at = after(model.state, event), now
+        if event in (Event.LOAD, Event.STAYED):
+            model.since = now
+        if event is Event.LOAD:
+            model.is_measured = False
+
+    def _finish(self, model: Model, operation: Operation, status: Status, text: str) -> None:
+        _end(operation, status, text)
+        self.changed[operation.id] = operation
+        if model.running is operation:
+            model.running = None
+        elif model.waiting is operation:
+            model.waiting = None
+        else:
+            raise LocalProtocolError(f"operation {operation.id} has ended twice")
+
+    def _forget_silent(self, now: float) -> None:
+        """Take servers that say nothing any more for gone, and their requests with them."""
+        for server, heard_at in list(self._heard_at.items()):
+            if now - heard_at < self._config.silence_s:
+                continue
+            del self._heard_at[server]
+            for model in self.models.values():
+                model.activity.pop(server, None)
+
+
+def _end(operation: Operation, status: Status, text: str) -> None:
+    operation.status, operation.progress = status, text

@@ -1,0 +1,107 @@
+"""What control knows of one model. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from triolet.control_protocol import ModelActivity, ModelState
+
+if TYPE_CHECKING:
+    from triolet.config import ControlledModelConfig
+
+    from .operations import Operation
+
+
+class WorkerSeen(NamedTuple):
+    """A worker process of a model.
+
+    Attributes:
+      name: of the process.
+      role: prefill or decode.
+      pid: None while it does not run.
+      is_ready: whether it takes work.
+    """
+
+    name: str
+    role: str
+    pid: int | None
+    is_ready: bool
+
+
+class WorkersSeen(NamedTuple):
+    """The workers of a model, as the supervisor tells.
+
+    Attributes:
+      workers: each of them, whether it runs or not.
+      is_there: whether the supervisor keeps them running, or has not ended them all yet.
+      failure: why they could not be kept alive; None if that was not so.
+    """
+
+    workers: tuple[WorkerSeen, ...]
+    is_there: bool
+    failure: str | None = None
+
+
+@dataclass(slots=True)
+class Model:
+    """One model.
+
+    Attributes:
+      config: what is fixed.
+      state: now.
+      size_bytes: measured memory of its workers, or what is expected.
+      is_guess: whether that was never measured.
+      is_measured: whether it is of the workers that run now.
+      since: when it was last told to load.
+      load_began_at: the same while it loads from disk or page cache; None otherwise.
+      last_used_at: when a request last came or ended; the start of control if none did.
+      was_used: whether any request came.
+      changed_at: when its state last changed.
+      origin: state that it is or was loaded from.
+      workers: as the supervisor last said.
+      activity: what each server last said.
+      running: operation under way.
+      waiting: operation that comes next.
+      waits_since: of the latter.
+      failed_at: end of the last load that failed, unless one succeeded since.
+    """
+
+    config: ControlledModelConfig
+    state: ModelState
+    size_bytes: int
+    since: float
+    last_used_at: float
+    changed_at: float
+    load_began_at: float | None = None
+    was_used: bool = False
+    is_guess: bool = True
+    is_measured: bool = False
+    origin: ModelState = ModelState.STAGED
+    workers: tuple[WorkerSeen, ...] = ()
+    activity: dict[str, ModelActivity] = field(default_factory=dict)
+    running: Operation | None = None
+    waiting: Operation | None = None
+    waits_since: float = 0.0
+    failed_at: float | None = None
+
+    @property
+    def live(self) -> Operation | None:
+        """The operation that counts last."""
+        return self.waiting or self.running
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait for it at all servers."""
+        return sum(one.in_flight for one in self.activity.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether each role that it has workers of has one that is ready."""
+        roles = {worker.role for worker in self.workers}
+        return bool(roles) and roles == {w.role for w in self.workers if w.is_ready}
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its worker processes that run."""
+        return tuple(worker.pid for worker in self.workers if worker.pid is not None)

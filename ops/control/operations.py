@@ -1,0 +1,76 @@
+"""What is asked of a model, and how far it is."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from triolet.errors import TrioletError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Wanted(StrEnum):
+    """The state that an operation leads to."""
+
+    LOAD = "load"
+    """Its workers run."""
+    SLEEP = "sleep"
+    """They have ended; the files stay in the page cache, so that it wakes quickly."""
+    UNLOAD = "unload"
+    """They have ended, and the page cache is free for others."""
+
+
+class Status(StrEnum):
+    """How far an operation is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+ENDED: Final = frozenset({Status.DONE, Status.FAILED})
+
+
+class Operation(msgspec.Struct):
+    """One operation on one model.
+
+    Attributes:
+      id: random.
+      model: its name.
+      wanted: what it leads to.
+      actor: `user:NAME` or `port:NUMBER` for the admin routes, `request` for a request that waits,
+        `keep-alive`, `memory` for another model's, `failed load`, or `supervisor` where
+        workers ended without an operation.
+      created_at: seconds since the epoch.
+      status: how far it is.
+      progress: what is done now, or the outcome, in words.
+    """
+
+    id: str
+    model: str
+    wanted: Wanted
+    actor: str
+    created_at: float
+    status: Status = Status.WAITING
+    progress: str = "accepted"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done or has failed."""
+        return self.status in ENDED
+
+
+class UnknownModel(TrioletError):
+    """A model that the fleet does not have."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"there is no model {name!r}; this fleet has {', '.join(known)}")
+
+
+class NoRoom(TrioletError):
+    """A load that cannot be; the text has the figures and the remedy."""

@@ -1,0 +1,154 @@
+"""What the models of a fleet take, will take, and when each could serve. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from triolet.control_protocol import ModelNews, ModelState
+
+from ..quantities import show_size
+from .model_states import RESTING, RUNNING
+from .operations import NoRoom
+from .residency import Fits, Later, LoadTimes, Never, Resident, make_room
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from triolet.config import ControlConfig
+
+    from .models import Model
+
+RETRY_S: Final = 10.0
+"""After a load that failed, requests alone do not start another one for so long: each would take
+the memory and the cores of other models for nothing."""
+
+
+class Outlook:
+    """Looks at the models of one fleet; changes nothing.
+
+    Args:
+      config: bounds.
+      budget_bytes: for the workers of all models.
+      models: by name.
+      load_times: measured ones.
+      began_at: when control started.
+    """
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        budget_bytes: int,
+        models: Mapping[str, Model],
+        load_times: LoadTimes,
+        began_at: float,
+    ) -> None:
+        self._config = config
+        self._budget_bytes = budget_bytes
+        self._models = models
+        self._load_times = load_times
+        self._began_at = began_at
+
+    def residents(self, now: float) -> list[Resident]:
+        """Return the models as residency sees them."""
+        return [self._resident(model, now) for model in self._models.values()]
+
+    def news(self, now: float) -> tuple[ModelNews, ...]:
+        """Return what servers are told of the models."""
+        return tuple(
+            ModelNews(
+                name,
+                model.config.digest,
+                model.state,
+                self._predict(model, now),
+                model.size_bytes,
+            )
+            for name, model in self._models.items()
+        )
+
+    def room(self, model: Model, now: float) -> Fits | Later | Never:
+        """Return how a model without memory gets it."""
+        min_s = self._config.min_residency_s
+        wanted = self._resident(model, now)
+        return make_room(wanted, self.residents(now), self._budget_bytes, now, min_s)
+
+    def load_s(self, model: Model) -> float:
+        """Return the predicted time of a load from its state, or after sleep [s]."""
+        origin = model.state if model.state in RESTING else ModelState.SLEEPING
+        return self._load_times.predict(model.config.name, origin, model.size_bytes)
+
+    def refuse_hopeless(self, model: Model, now: float) -> None:
+        """Raise for a load that cannot be, however long it waits.
+
+        Raises:
+          NoRoom: with the figures and the remedy.
+        """
+        if model.state is ModelState.ABSENT:
+            raise NoRoom(absent(model))
+        if model.state in RESTING:
+            room = self.room(model, now)
+            if isinstance(room, Never):
+                raise NoRoom(self.too_large(model, room))
+
+    def too_large(self, model: Model, room: Never) -> str:
+        """Return why a model does not fit, and what to do."""
+        pinned = [one.config.name for one in self._models.values() if one.config.pinned]
+        beside = f", of which pinned models ({', '.join(pinned)}) hold "
+        beside = f"{beside}{show_size(room.pinned_bytes)}" if room.pinned_bytes else ""
+        return (
+            f"{model.config.name} takes {show_size(room.size_bytes)} and does not fit: the budget "
+            f"is {show_size(room.budget_bytes)}{beside}; raise control.memory_bytes, take "
+            "`pinned` from a model, or give it fewer workers or a smaller KV pool"
+        )
+
+    def is_failing(self, model: Model, now: float) -> bool:
+        """Return whether a load has failed a moment ago."""
+        return model.failed_at is not None and now - model.failed_at < RETRY_S
+
+    def _resident(self, model: Model, now: float) -> Resident:
+        # An operation, and a server that may not have spoken yet, keep a model as requests do.
+        is_unknown = now - self._began_at < self._config.silence_s
+        num_requests = model.num_requests + (model.live is not None) + is_unknown
+        return Resident(
+            model.config.name,
+            model.state,
+            model.size_bytes,
+            model.config.pinned,
+            num_requests,
+            model.since,
+            max(model.last_used_at, model.since),
+            self.load_s(model),
+            model.config.keep_alive_s,
+        )
+
+    def _predict(self, model: Model, now: float) -> float | None:
+        """Return when a model serves if it is woken now [s]; None where that cannot be said."""
+        if model.state in RUNNING:
+            return 0.0
+        load_s = self.load_s(model)
+        if model.state is ModelState.LOADING:
+            load_s = self._load_times.predict(model.config.name, model.origin, model.size_bytes)
+            return max(0.0, load_s - (now - model.changed_at))
+        if model.state is ModelState.DRAINING:
+            return load_s
+        if model.state is ModelState.ABSENT or self.is_failing(model, now):
+            return None
+        match self.room(model, now):
+            case Never():
+                return None
+            case Later(names):
+                return load_s + self._room_in_s(names, now)
+        return load_s
+
+    def _room_in_s(self, names: Iterable[str], now: float) -> float:
+        """Return when the last of some models is old enough to be evicted [s]."""
+        min_s = self._config.min_residency_s
+        ages_s = [now - self._models[name].since for name in names]
+        return max(0.0, *(min_s - age_s for age_s in ages_s)) if ages_s else 0.0
+
+
+def absent(model: Model) -> str:
+    """Return why a model without files cannot be loaded."""
+    return (
+        f"the files of {model.config.name} are gone from {model.config.model_dir}; bring them back "
+        "there, and it can be loaded"
+    )

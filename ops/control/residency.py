@@ -1,0 +1,210 @@
+"""Which models hold memory, and which give theirs up for another one. Pure: no I/O, no clock.
+
+Memory is what a model's workers take while they run. A model that is pinned, busy or young keeps
+it; of the others that one goes first for which idle_time × size / reload_time is largest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from triolet.control_protocol import ModelState
+
+from .model_states import HOLDING, RUNNING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+LEAST_RELOAD_S: Final = 0.1
+"""A shorter measured reload would make a score of almost any size."""
+EWMA_WEIGHT: Final = 0.3
+"""Of the last measurement: three loads under another load of the machine move the prediction by
+two thirds."""
+FIRST_LOAD_S: Final = 2.0
+"""Start of a process, before any load was measured."""
+FIRST_BYTES_PER_S: Final = 400e6
+"""From a common disk, before any load was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model as residency sees it.
+
+    Attributes:
+      name: of the model.
+      state: now.
+      size_bytes: of its workers, while they run.
+      is_pinned: keeps its memory whatever others want.
+      num_requests: that run or wait for it.
+      since: when it was last told to load.
+      last_used_at: when the last request came or ended, or `since` if that is later.
+      reload_s: predicted time to load it again.
+      keep_alive_s: for which it stays without a request; None for ever.
+    """
+
+    name: str
+    state: ModelState
+    size_bytes: int
+    is_pinned: bool
+    num_requests: int
+    since: float
+    last_used_at: float
+    reload_s: float
+    keep_alive_s: float | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it holds now."""
+        return self.size_bytes if self.state in HOLDING else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """There is room.
+
+    Attributes:
+      evict: names of models that have to end first; empty where the model can load now.
+    """
+
+    evict: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """There will be room once others are idle, old enough, or have ended.
+
+    Attributes:
+      because: names of these models.
+    """
+
+    because: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """It does not fit beside what is pinned.
+
+    Attributes:
+      size_bytes: that it takes.
+      pinned_bytes: that pinned models hold.
+      budget_bytes: of all models.
+    """
+
+    size_bytes: int
+    pinned_bytes: int
+    budget_bytes: int
+
+
+def held_bytes(models: Iterable[Resident]) -> int:
+    """Return the memory that models hold together."""
+    return sum(model.held_bytes for model in models)
+
+
+def score(model: Resident, now: float) -> float:
+    """Return idle_time × size / reload_time [s × bytes / s]: the model with the largest is evicted
+    first."""
+    idle_s = max(0.0, now - model.last_used_at)
+    return idle_s * model.size_bytes / max(model.reload_s, LEAST_RELOAD_S)
+
+
+def may_evict(model: Resident, now: float, min_residency_s: float) -> bool:
+    """Return whether a model's memory may be taken for another one."""
+    is_idle = model.state in RUNNING and not model.num_requests
+    return is_idle and not model.is_pinned and now - model.since >= min_residency_s
+
+
+def make_room(
+    wanted: Resident,
+    models: Sequence[Resident],
+    budget_bytes: int,
+    now: float,
+    min_residency_s: float,
+) -> Fits | Later | Never:
+    """Return how a model gets its memory.
+
+    Args:
+      wanted: holds no memory now.
+      models: all of them; `wanted` may be among them.
+      budget_bytes: of all models.
+      now: the time.
+      min_residency_s: for which a model keeps its memory.
+    """
+    others = [model for model in models if model.name != wanted.name]
+    pinned_bytes = held_bytes(model for model in others if model.is_pinned)
+    if wanted.size_bytes + pinned_bytes > budget_bytes:
+        return Never(wanted.size_bytes, pinned_bytes, budget_bytes)
+    missing_bytes = wanted.size_bytes + held_bytes(others) - budget_bytes
+    if missing_bytes <= 0:
+        return Fits()
+    leaving = [model for model in others if model.state is ModelState.DRAINING]
+    missing_bytes -= held_bytes(leaving)
+    if missing_bytes <= 0:
+        return Later(tuple(model.name for model in leaving))
+    evicted = choose_evicted(others, missing_bytes, now, min_residency_s)
+    if evicted:
+        return Fits(evicted)
+    kept = [one for one in others if one.held_bytes and not one.is_pinned]
+    return Later(tuple(model.name for model in kept))
+
+
+def choose_evicted(
+    models: Iterable[Resident], missing_bytes: int, now: float, min_residency_s: float
+) -> tuple[str, ...]:
+    """Return which models end so that `missing_bytes` are free; none if they cannot be.
+
+    The highest scores go first; what is not needed in the end, because a later one is large,
+    stays.
+    """
+    candidates = [model for model in models if may_evict(model, now, min_residency_s)]
+    candidates.sort(key=lambda model: (-score(model, now), model.name))
+    chosen: list[Resident] = []
+    for model in candidates:
+        if held_bytes(chosen) >= missing_bytes:
+            break
+        chosen.append(model)
+    if held_bytes(chosen) < missing_bytes:
+        return ()
+    for model in reversed(chosen[:]):
+        rest = [one for one in chosen if one is not model]
+        if held_bytes(rest) >= missing_bytes:
+            chosen = rest
+    return tuple(model.name for model in chosen)
+
+
+def is_expired(model: Resident, now: float) -> bool:
+    """Return whether a model's keep-alive is over."""
+    is_idle = model.state in RUNNING and not model.num_requests and not model.is_pinned
+    return (
+        is_idle
+        and model.keep_alive_s is not None
+        and now - model.last_used_at >= model.keep_alive_s
+    )
+
+
+class LoadTimes:
+    """Predicted load times: an exponentially weighted mean of measured ones, by model and by the
+    state that it was loaded from.
+
+    Args:
+      known: seconds by (model, state), as of an earlier process.
+    """
+
+    def __init__(self, known: dict[tuple[str, ModelState], float] | None = None) -> None:
+        self.seconds = dict(known or {})
+
+    def add(self, name: str, origin: ModelState, took_s: float) -> float:
+        """Take in a measured load and return the new mean [s]."""
+        before = self.seconds.get((name, origin), took_s)
+        mean_s = before + EWMA_WEIGHT * (took_s - before)
+        self.seconds[name, origin] = mean_s
+        return mean_s
+
+    def predict(self, name: str, origin: ModelState, size_bytes: int) -> float:
+        """Return how long a load will take [s]; without a measurement of this state that of
+        another one, and without any a guess from the size."""
+        measured = self.seconds.get((name, origin))
+        if measured is None:
+            others = [s for (one, _), s in self.seconds.items() if one == name]
+            measured = max(others, default=None)
+        return FIRST_LOAD_S + size_bytes / FIRST_BYTES_PER_S if measured is None else measured

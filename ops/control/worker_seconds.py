@@ -1,0 +1,56 @@
+"""Worker-seconds of each model and version: how long its worker processes have run, together. Pure.
+
+The supervisor counts them, because it sees every process begin and end; what it tells is the sum
+since the fleet began. Here the sums of earlier fleets are added.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EARLIER: Final = ""
+"""Stands for all fleets but the last."""
+
+
+class Version(NamedTuple):
+    """What seconds are counted for.
+
+    Attributes:
+      model: its name.
+      digest: of the version; empty where it is not in the store.
+    """
+
+    model: str
+    digest: str
+
+
+class Account:
+    """Worker-seconds of all versions.
+
+    Args:
+      known: by the run of a supervisor and version, as they were written down.
+
+    Attributes:
+      known: the same, with what was told since.
+    """
+
+    def __init__(self, known: Mapping[tuple[str, Version], float] | None = None) -> None:
+        self.known = dict(known or {})
+
+    def note(self, run: str, told: Mapping[Version, float]) -> None:
+        """Take in what the supervisor has counted in its present run."""
+        for past, version in [key for key in self.known if key[0] not in (run, EARLIER)]:
+            seconds = self.known.pop((past, version))
+            self.known[EARLIER, version] = self.known.get((EARLIER, version), 0.0) + seconds
+        for version, seconds in told.items():
+            self.known[run, version] = seconds
+
+    def seconds(self) -> dict[Version, float]:
+        """Return the worker-seconds of each version."""
+        sums: dict[Version, float] = {}
+        for (_, version), seconds in self.known.items():
+            sums[version] = sums.get(version, 0.0) + seconds
+        return sums

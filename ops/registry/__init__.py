@@ -1,0 +1,1 @@
+"""Versions of models in OCI registries: pushed, and pulled into a store."""

@@ -1,0 +1,276 @@
+"""Processes that are started and stopped together: the workers of one model, or the servers."""
+
+from __future__ import annotations
+
+import signal
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from triolet.ids import Role
+
+from .model_status import ModelState, ModelStatus, WorkerStatus
+from .rolling import ORDER
+from .slot import RestartFailed, StartAbandoned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from .process_spec import ProcessSpec
+    from .restart_policy import GiveUp
+    from .slot import Life, Slot
+
+
+class Phase(Enum):
+    """Whether the processes of a group run."""
+
+    STOPPED = auto()
+    """There is none."""
+    RUNNING = auto()
+    """Each one is started again when it ends."""
+    STOPPING = auto()
+    """None is started any more; those that run are asked to leave."""
+
+
+class GroupEvent(Enum):
+    """What happens to a group."""
+
+    START = auto()
+    END = auto()
+    GONE = auto()
+    """Its last process has ended."""
+
+
+TRANSITIONS: Final[dict[Phase, dict[GroupEvent, Phase]]] = {
+    Phase.STOPPED: {GroupEvent.START: Phase.RUNNING},
+    Phase.RUNNING: {GroupEvent.END: Phase.STOPPING},
+    Phase.STOPPING: {GroupEvent.GONE: Phase.STOPPED},
+}
+
+
+STATES: Final = {
+    Phase.STOPPED: ModelState.STOPPED,
+    Phase.RUNNING: ModelState.RUNNING,
+    Phase.STOPPING: ModelState.STOPPING,
+}
+
+
+class Group:
+    """Processes that are started and stopped together.
+
+    Args:
+      name: of the model; empty for servers, and for the only model where that has no name.
+      specs: what runs there.
+      spares: what stands in for the only process of its role while that is restarted.
+      new_slot: makes a slot with lives in the nursery.
+
+    Attributes:
+      name: as given.
+      specs: as given.
+      spares: by role.
+      slots: of the last start, by name; those of `spares` too.
+      failure: why its processes could not be kept alive; None once it was started anew.
+      phase: whether its processes run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        specs: Sequence[ProcessSpec],
+        spares: Sequence[ProcessSpec],
+        new_slot: Callable[[ProcessSpec, trio.Nursery], Slot],
+    ) -> None:
+        self.name = name
+        self.specs = list(specs)
+        self.spares: Mapping[Role, ProcessSpec] = {spec.role: spec for spec in spares}
+        self.slots: dict[str, Slot] = {}
+        self.failure: GiveUp | None = None
+        self.phase = Phase.STOPPED
+        self._new_slot = new_slot
+        self._gave_up: Callable[[Group, GiveUp], None] | None = None
+        self._nursery: trio.Nursery | None = None
+        self._ended_s = 0.0
+        self._has_slots = trio.Event()
+        self._gone = trio.Event()
+        self._gone.set()
+
+    def begin(self) -> None:
+        """Note that it runs from now on; `run` is to follow."""
+        self._apply(GroupEvent.START)
+        self.failure = None
+        self._ended_s = self.worker_seconds
+        self._gone, self._has_slots = trio.Event(), trio.Event()
+        self.slots = {}
+
+    async def run(self, gave_up: Callable[[Group, GiveUp], None]) -> None:
+        """Keep its processes alive until `end`, and return when all of them are gone.
+
+        Args:
+          gave_up: called when one of them cannot be kept alive; it is to end the group.
+        """
+
+        async def keep(slot: Slot) -> None:
+            reason = await slot.keep()
+            if reason is not None:
+                gave_up(self, reason)
+
+        async with trio.open_nursery() as nursery:
+            self._nursery, self._gave_up = nursery, gave_up
+            for spec in (*self.specs, *self.spares.values()):
+                self.slots[spec.name] = self._new_slot(spec, nursery)
+            if self.phase is not Phase.RUNNING:
+                self._end_slots()
+            for spec in self.specs:
+                nursery.start_soon(keep, self.slots[spec.name])
+            self._has_slots.set()
+        self._nursery = self._gave_up = None
+        self._apply(GroupEvent.GONE)
+        self._gone.set()
+
+    def end(self) -> None:
+        """Start none of its processes any more. Those that run are not signalled."""
+        if self.phase is not Phase.RUNNING:
+            return
+        self._apply(GroupEvent.END)
+        self._end_slots()
+
+    def _end_slots(self) -> None:
+        for slot in self.slots.values():
+            slot.end()
+
+    async def add(self, spec: ProcessSpec) -> None:
+        """Have one process more. Where the group runs, start it and wait until it is ready.
+
+        Raises:
+          RestartFailed: it cannot be started, or the group was ended before; it is not added.
+        """
+        self.specs.append(spec)
+        if self._nursery is None or self.phase is not Phase.RUNNING:
+            return
+        slot = self.slots[spec.name] = self._new_slot(spec, self._nursery)
+        failures: list[GiveUp] = []
+        was_ready = False
+
+        async def keep() -> None:
+            reason = await slot.keep()
+            if reason is not None and was_ready and self._gave_up is not None:
+                self._gave_up(self, reason)
+            elif reason is not None:  # the others do without it
+                failures.append(reason)
+                slot.end()
+
+        self._nursery.start_soon(keep)
+        try:
+            await slot.wait_ready()
+        except StartAbandoned as error:
+            self.specs.remove(spec)
+            if not slot.lives:  # otherwise what ends the group sees them out
+                self._ended_s += slot.worker_seconds
+                del self.slots[spec.name]
+            message = failures[0].message if failures else str(error)
+            raise RestartFailed(message) from error
+        was_ready = True
+
+    async def remove(self, spec: ProcessSpec, grace_s: float) -> None:
+        """Have one process less; where it runs let it leave in order.
+
+        Args:
+          spec: of the process.
+          grace_s: after which it is killed.
+        """
+        self.specs.remove(spec)
+        slot = self.slots.get(spec.name)
+        if slot is not None:
+            slot.end()
+            await see_out(tuple(slot.lives), grace_s)
+            self._ended_s += slot.worker_seconds
+            del self.slots[spec.name]
+
+    async def leave(self, grace_s: float) -> None:
+        """Let its workers leave in order, those that compute prompts first, for these become
+        work of the others.
+
+        Args:
+          grace_s: after which the workers of a role are killed.
+        """
+        for role in ORDER:
+            await see_out(self.lives((role,)), grace_s)
+
+    def lives(self, roles: Collection[Role] = tuple(Role)) -> list[Life]:
+        """Return the processes of some roles that run."""
+        return [
+            life for slot in self.slots.values() if slot.spec.role in roles for life in slot.lives
+        ]
+
+    async def wait_ready(self) -> None:
+        """Wait until each of its processes is ready.
+
+        Raises:
+          StartAbandoned: it was ended before; `failure` says whether by itself.
+        """
+        if self.phase is not Phase.RUNNING:
+            raise StartAbandoned(f"{self.name} is being stopped")
+        slots = self.slots  # of this start, whatever follows
+        await self._has_slots.wait()
+        for spec in tuple(self.specs):
+            try:
+                if spec.name in slots:
+                    await slots[spec.name].wait_ready()
+            except StartAbandoned:
+                if spec in self.specs or self.phase is not Phase.RUNNING:
+                    raise
+                # It was removed meanwhile; the others are waited for.
+
+    async def wait_gone(self) -> None:
+        """Wait until none of its processes is there."""
+        await self._gone.wait()
+
+    @property
+    def worker_seconds(self) -> float:
+        """How long its processes have run together, all starts included [s]."""
+        return self._ended_s + sum(slot.worker_seconds for slot in self.slots.values())
+
+    @property
+    def status(self) -> ModelStatus:
+        """The model and its workers, as commands are told."""
+        workers = [_status_of(spec, self.slots.get(spec.name)) for spec in self.specs]
+        state = STATES[self.phase]
+        if state is ModelState.RUNNING and not all(worker.is_ready for worker in workers):
+            state = ModelState.STARTING
+        if state is ModelState.STOPPED and self.failure is not None:
+            state = ModelState.FAILED
+        spares = [_status_of(one, self.slots.get(one.name)) for one in self.spares.values()]
+        workers += [spare for spare in spares if spare.pid is not None]
+        failure = None if self.failure is None else self.failure.message
+        return ModelStatus(self.name, state, workers, failure, round(self.worker_seconds, 6))
+
+    def _apply(self, event: GroupEvent) -> None:
+        self.phase = TRANSITIONS[self.phase][event]
+
+
+def _status_of(spec: ProcessSpec, slot: Slot | None) -> WorkerStatus:
+    life = None if slot is None else next(iter(slot.lives[-1:]), None)
+    pid = None if life is None else life.child.pid
+    is_ready = life is not None and life.ready.is_set() and not life.is_leaving
+    return WorkerStatus(spec.name, spec.role, pid, is_ready)
+
+
+async def see_out(lives: Sequence[Life], grace_s: float) -> None:
+    """Ask processes to leave; kill those that are still there after a time.
+
+    Args:
+      lives: the processes.
+      grace_s: how long each may take.
+    """
+    for life in lives:
+        # One that leaves already would take a second request for "at once".
+        if not life.is_leaving:
+            life.ask_to_leave(signal.SIGTERM)
+    with trio.move_on_after(grace_s):
+        for life in lives:
+            await life.over.wait()
+    for life in lives:
+        life.child.signal(signal.SIGKILL)
+    for life in lives:
+        await life.over.wait()

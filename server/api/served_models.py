@@ -1,0 +1,184 @@
+"""The models of this server: each with its text, workers and words; a request names one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+from triolet.config import ANY_MODEL
+from triolet.control_protocol import ModelState
+from triolet.errors import ConfigError, RequestError
+
+from ..cache.front import NOT_SERVING, CachingFleet
+from ..text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDefaults
+from .errors import echo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from triolet.config import ServerConfig
+
+    from ..cache.store import ResponseStore
+    from ..contract.generation import Charges
+    from ..scheduling.links import Links
+    from ..scheduling.status import FleetStatus
+    from ..text.grammars import Grammars
+    from ..text.tokenizer import TextModel
+
+MAX_LISTED: Final = 16
+"""Names in an error about a model: GET /v1/models lists all."""
+MAX_COMPARED: Final = 64
+"""Characters of an unknown name that are compared with the names there are: a body may hold a name
+of megabytes, which would take a second of the event loop."""
+FINGERPRINT_DIGITS: Final = 12
+"""Of a digest in `system_fingerprint`: enough to tell versions apart, short enough to read."""
+DIGEST: Final = "sha256:"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedModel:
+    """One model, and all that a request needs of it.
+
+    Attributes:
+      config: the server's settings as they are for this model alone.
+      fleet: its workers, with a queue of their own.
+      text: its tokenizer and template.
+      grammars: checks grammars against its tokens.
+      defaults: sampling where a client says nothing.
+      embedding: how inputs become vectors.
+      card: what clients that show models are told.
+      page_words: what the chat page says.
+    """
+
+    config: ServerConfig
+    fleet: Links | CachingFleet
+    text: TextModel
+    grammars: Grammars
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
+    card: ModelCard = field(default_factory=ModelCard)
+    page_words: PageWords = field(default_factory=PageWords)
+
+    @property
+    def name(self) -> str:
+        """What answers call it."""
+        return self.config.model_name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that is listed, its own first."""
+        aliases = (one for one in self.config.model_aliases if one != ANY_MODEL)
+        return (self.name, *aliases)
+
+    @property
+    def digest(self) -> str:
+        """sha256:… of its version; empty for a directory that is in no store."""
+        return self.config.model_digest
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        """The digest in the short form of OpenAI's answers; None without one."""
+        digits = self.digest.removeprefix(DIGEST)
+        return f"fp_{digits[:FINGERPRINT_DIGITS]}" if digits else None
+
+    @property
+    def state(self) -> ModelState:
+        """How far it is from answering, as its workers show."""
+        return state_of(self.fleet.status())
+
+    def keeping(self, store: ResponseStore, charges: Charges) -> ServedModel:
+        """Return the same with answers that are given again from a store."""
+        assert not isinstance(self.fleet, CachingFleet)
+        fleet = CachingFleet(self.fleet, store, self.config.response_cache, charges, self.name)
+        return replace(self, fleet=fleet)
+
+
+def state_of(status: FleetStatus) -> ModelState:
+    """Return the state that workers show, or that control tells of those that are not there."""
+    if status.is_draining:
+        return ModelState.DRAINING
+    if status.is_ready:
+        return ModelState.SERVING
+    if status.told is not None and status.told is not ModelState.SERVING:
+        return status.told
+    is_any = any(worker.state not in NOT_SERVING for worker in status.workers)
+    return ModelState.LOADING if is_any else ModelState.STAGED
+
+
+class ModelTable:
+    """All models of a server by their names.
+
+    Args:
+      models: the first answers requests that name none.
+
+    Raises:
+      ConfigError: two of them have one name.
+    """
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self.first = models[0]
+        self._models = tuple(models)
+        self._by_name: dict[str, ServedModel] = {}
+        self._any: ServedModel | None = None
+        for model in models:
+            for name in model.names:
+                other = self._by_name.setdefault(name, model)
+                if other is not model:
+                    raise ConfigError(
+                        f"two models are called {name!r}: {other.config.model_dir} and "
+                        f"{model.config.model_dir}; give one another name or alias"
+                    )
+            if ANY_MODEL in model.config.model_aliases and self._any is None:
+                self._any = model
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def names(self) -> list[str]:
+        """Every name that is listed."""
+        return list(self._by_name)
+
+    @property
+    def takes_any_name(self) -> bool:
+        """Whether one of them answers to every name."""
+        return self._any is not None
+
+    def find(self, name: str) -> ServedModel | None:
+        """Return the model that is called so, or the one that answers to every name."""
+        return self._by_name.get(name, self._any)
+
+    def is_listed(self, name: str) -> bool:
+        """Whether a model is called exactly so."""
+        return name in self._by_name
+
+    def named(self, name: str | None) -> ServedModel:
+        """Return the model that a request names; the first where it names none.
+
+        Raises:
+          RequestError: 404, there is no such model.
+        """
+        found = self.first if name is None else self.find(name)
+        if found is None:
+            raise RequestError(
+                f"there is no model {echo(name)}; {self._listed(name or '')}",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return found
+
+    def _listed(self, wanted: str) -> str:
+        """Return which names there are, and the one that was probably meant."""
+        names = self.names
+        shown = ", ".join(names[:MAX_LISTED])
+        rest = len(names) - MAX_LISTED
+        listed = f"there is {shown}" if len(names) == 1 else f"there are {shown}"
+        if rest > 0:
+            listed += f" and {rest} more, which GET /v1/models lists"
+        near = get_close_matches(wanted[:MAX_COMPARED], names, n=1)
+        return f"{listed}; did you mean {near[0]}?" if near and len(names) > 1 else listed

@@ -1,0 +1,152 @@
+"""The link to the fleet's control, which loads and ends models: says what this server does with
+them, and hears how they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+import trio
+
+from triolet.control_protocol import (
+    Activity,
+    LineBuffer,
+    ModelActivity,
+    Wake,
+    decode_told,
+    encode_line,
+)
+from triolet.units import SECONDS
+
+from .presence import ASLEEP
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .links import Links
+    from .presence import Presence
+
+log = structlog.get_logger(__name__)
+
+READ_BYTES: Final = 64 * 1024
+REPORT_S: Final = 1.0 * SECONDS
+"""Between two reports, where nothing makes one due."""
+SEND_TIMEOUT_S: Final = 5.0 * SECONDS
+"""For one report: control that takes nothing for so long is given up, and dialled again."""
+REDIAL_S: Final = 0.1 * SECONDS
+"""Before control is dialled again; doubled up to `REPORT_S`. It is started again in a second."""
+
+
+class _Model:
+    """One model as reports tell of it.
+
+    Args:
+      fleet: its workers and requests.
+
+    Attributes:
+      fleet: as given.
+      presence: takes what control tells.
+    """
+
+    def __init__(self, fleet: Links) -> None:
+        self.fleet = fleet
+        self.presence: Presence = fleet.admission.presence
+        self._received = 0
+        self._used_at: float | None = None
+
+    def report(self, name: str, now: float) -> tuple[ModelActivity, bool]:
+        """Return what is told of it, and whether it is to be woken."""
+        status = self.fleet.status()
+        in_flight = status.queued + status.running
+        if in_flight or status.received != self._received:
+            self._received, self._used_at = status.received, now
+        used_s_ago = None if self._used_at is None else now - self._used_at
+        is_missed = self.presence.is_wanted or (status.queued > 0 and not status.is_ready)
+        self.presence.note_report(is_idle=not in_flight)
+        activity = ModelActivity(name, in_flight, status.queued, used_s_ago, status.is_ready)
+        return activity, is_missed and self.presence.state in ASLEEP
+
+
+class ControlLink:
+    """The link of one server.
+
+    Args:
+      path: of control's Unix socket.
+      name: of this server among those of the fleet.
+      fleets: of each model, by its name.
+    """
+
+    def __init__(self, path: str, name: str, fleets: Mapping[str, Links]) -> None:
+        self._path = path
+        self._name = name
+        self._models = {model: _Model(fleet) for model, fleet in fleets.items()}
+        self._due = trio.Event()
+        for model in self._models.values():
+            model.presence.changed = self._report_now
+
+    def _report_now(self) -> None:
+        self._due.set()
+
+    async def run(self) -> None:
+        """Keep the link until cancelled; while control is away models stay as they were told."""
+        delay_s, reason = REDIAL_S, ""
+        while True:
+            before = reason
+            try:
+                async with await trio.open_unix_socket(self._path) as stream:
+                    log.info("control_found", path=self._path)
+                    delay_s, before = REDIAL_S, ""
+                    reason = await self._speak(stream)
+            except OSError as error:
+                reason = str(error)
+            if reason != before:
+                log.info("control_lost", path=self._path, reason=reason)
+            for model in self._models.values():
+                model.presence.note_lost(trio.current_time())
+            await trio.sleep(delay_s)
+            delay_s = min(2 * delay_s, REPORT_S)
+
+    async def _speak(self, stream: trio.SocketStream) -> str:
+        """Say and hear until the link is over; return why it is."""
+        reason = "it takes no reports"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report, stream, nursery.cancel_scope)
+            try:
+                await self._hear(stream)
+                reason = "it has closed the link"
+            except (trio.BrokenResourceError, msgspec.MsgspecError) as error:
+                reason = str(error)
+            nursery.cancel_scope.cancel()
+        return reason
+
+    async def _hear(self, stream: trio.SocketStream) -> None:
+        lines = LineBuffer()
+        while data := await stream.receive_some(READ_BYTES):
+            now = trio.current_time()
+            for line in lines.feed(data):
+                for news in decode_told(line).models:
+                    if news.name in self._models:
+                        self._models[news.name].presence.note(news, now)
+            # A model may have gone to sleep as a request came.
+            self._report_now()
+
+    async def _report(self, stream: trio.SocketStream, link: trio.CancelScope) -> None:
+        while True:
+            self._due = trio.Event()
+            now = trio.current_time()
+            reports = [model.report(name, now) for name, model in self._models.items()]
+            activity = Activity(self._name, tuple(activity for activity, _ in reports))
+            wakes = [Wake(one.name) for one, is_missed in reports if is_missed]
+            lines = encode_line(activity) + b"".join(map(encode_line, wakes))
+            with trio.move_on_after(SEND_TIMEOUT_S) as sending:
+                try:
+                    await stream.send_all(lines)
+                except trio.BrokenResourceError:
+                    link.cancel()
+                    return
+            if sending.cancelled_caught:
+                link.cancel()
+                return
+            with trio.move_on_after(REPORT_S):
+                await self._due.wait()

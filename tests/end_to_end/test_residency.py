@@ -1,0 +1,157 @@
+"""Models come and go while a fleet runs: a request wakes its model, and control may be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+
+from ops import running_fleets
+from tests import forked
+from triolet.control_protocol import ADMIN_SOCKET
+
+from .conftest import PATIENT, WATCHED
+from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "Once upon a time there was"
+LONG_TOKENS = 200
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    """A fleet of its own, because its control is killed; `code` is not started with it."""
+    log = tmp_path_factory.mktemp("residency") / "fleet.log"
+    models = ("chat=demo", "code=demo", "--set", "models.code.start=false")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # of the audit log
+        one = FleetProcess(log, *models, *WATCHED, *PATIENT)
+        try:
+            one.wait_ready()
+            wait_until(lambda: bool(one.log_events("ready")), PATIENCE_S, "the fleet is up")
+            yield one
+            order(one, "load", "code")  # the audit looks at workers that are there
+            one.wait_at_rest()
+        finally:
+            one.stop()
+
+
+def body(model: str, max_tokens: int) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": PROMPT,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+def complete(fleet: FleetProcess, model: str, max_tokens: int = 8) -> str:
+    answer = fleet.client.post("/v1/completions", json=body(model, max_tokens))
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def folder_of(fleet: FleetProcess) -> Path:
+    """Return the fleet's own folder."""
+    (found,) = [one for one in running_fleets.running_fleets() if one.note.port == fleet.port]
+    return found.directory
+
+
+def models(fleet: FleetProcess) -> dict[str, dict[str, Any]]:
+    """Return what control shows of each model."""
+    transport = httpx2.HTTPTransport(uds=str(folder_of(fleet) / ADMIN_SOCKET))
+    with httpx2.Client(transport=transport, base_url="http://localhost") as client:
+        return {one["name"]: one for one in client.get("/admin/models").json()["models"]}
+
+
+def state(fleet: FleetProcess, name: str) -> str:
+    return str(models(fleet)[name]["state"])
+
+
+def order(fleet: FleetProcess, action: str, name: str, code: int = 0) -> str:
+    """Run `triolet model …` and return what it prints."""
+    command = [forked.TRIOLET, "model", action, name, "--port", str(fleet.port)]
+    with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code, out.decode()
+    return out.decode()
+
+
+def test_a_request_wakes_its_model_each_time(fleet: FleetProcess) -> None:
+    assert state(fleet, "code") == "staged"
+    expected = complete(fleet, "chat")
+    assert complete(fleet, "code") == expected
+    wait_until(lambda: state(fleet, "code") == "serving", PATIENCE_S, "control knows")
+    shown = models(fleet)["code"]
+    assert shown["bytes"] > 0
+    assert shown["last_used_s_ago"] is not None
+    assert sum(shown["worker_seconds"].values()) > 0
+    assert "code is sleeping" in order(fleet, "sleep", "code")
+    assert {one["id"]: one["state"] for one in listed(fleet)} == {
+        "chat": "serving",
+        "code": "sleeping",
+    }
+    assert complete(fleet, "code") == expected
+    assert "code is staged" in order(fleet, "unload", "code")
+    assert "code is ready" in order(fleet, "load", "code")
+    assert " already" in order(fleet, "wake", "code")
+    assert "there is no model 'none'; this fleet has" in order(fleet, "load", "none", code=1)
+
+
+def listed(fleet: FleetProcess) -> list[dict[str, Any]]:
+    return list(fleet.client.get("/v1/models").json()["data"])
+
+
+def test_clients_do_not_notice_that_control_is_killed_amid_a_load(fleet: FleetProcess) -> None:
+    whole = complete(fleet, "chat", LONG_TOKENS)
+    order(fleet, "sleep", "code")
+    before = {one["name"]: one["pid"] for one in models(fleet)["chat"]["workers"]}
+    pid = control_pid(fleet)
+    text = ""
+    with (
+        ThreadPoolExecutor(1) as threads,
+        fleet.client.stream(
+            "POST", "/v1/completions", json=body("chat", LONG_TOKENS) | {"stream": True}
+        ) as stream,
+    ):
+        # Without a client that waits: what was begun goes on.
+        transport = httpx2.HTTPTransport(uds=str(folder_of(fleet) / ADMIN_SOCKET))
+        with httpx2.Client(transport=transport, base_url="http://localhost") as client:
+            assert client.post("/admin/models/code/load").status_code == 202
+        os.kill(pid, signal.SIGKILL)
+        asked = threads.submit(complete, fleet, "code")
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                text += choice["text"]
+        assert whole.startswith(asked.result(PATIENCE_S))
+    assert text == whole
+    wait_until(
+        lambda: is_back(fleet) and state(fleet, "code") == "serving", PATIENCE_S, "code serves"
+    )
+    assert {one["name"]: one["pid"] for one in models(fleet)["chat"]["workers"]} == before
+
+
+def is_back(fleet: FleetProcess) -> bool:
+    """Whether control answers."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(folder_of(fleet) / ADMIN_SOCKET)) == 0
+
+
+def control_pid(fleet: FleetProcess) -> int:
+    """Return the pid of the present control."""
+    begun = [one for one in fleet.log_events("process_started") if one["name"] == "control"]
+    return int(begun[-1]["pid"])

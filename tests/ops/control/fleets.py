@@ -1,0 +1,207 @@
+"""The other ends of control's sockets: a supervisor that runs plain processes, and clients."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import trio
+
+from ops.running_fleets import SUPERVISOR_SOCKET
+from tests.forked import TRIOLET, Popen
+from triolet.config import ControlConfig, ControlledModelConfig
+from triolet.control_protocol import ADMIN_SOCKET
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+PATIENCE_S = 60.0
+READ_BYTES = 65_536
+WORKERS = ("prefill", "decode")
+
+
+class FakeSupervisor:
+    """Answers as the supervisor does; the workers of a model are processes that sleep.
+
+    Attributes:
+      processes: that run, by model.
+      failures: why a model does not start, by name.
+      gate: called before each answer to a request; tests stop there.
+      requests: that came: kind and model.
+    """
+
+    def __init__(self) -> None:
+        self.processes: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self.failures: dict[str, str] = {}
+        self.gate: Callable[[str, str], Awaitable[None]] | None = None
+        self.requests: list[tuple[str, str]] = []
+        self.names: list[str] = []
+
+    def pids(self, name: str) -> list[int]:
+        return [one.pid for one in self.processes.get(name, ())]
+
+    def start(self, name: str) -> None:
+        if name not in self.processes:
+            self.processes[name] = [subprocess.Popen(["sleep", "3600"]) for _ in WORKERS]
+
+    def stop(self, name: str) -> None:
+        for process in self.processes.pop(name, ()):
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.stop(name)
+
+    async def run(
+        self, path: Path, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        listening = trio.socket.socket(trio.socket.AF_UNIX)
+        await listening.bind(str(path))
+        listening.listen()
+        task_status.started()
+        await trio.serve_listeners(self._serve, [trio.SocketListener(listening)])
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            request = await stream.receive_some(READ_BYTES)
+            if not request:
+                return  # control was ended before it asked
+            asked = json.loads(request)
+            try:
+                for line in await self._answer(asked["request"], asked.get("model", "")):
+                    await stream.send_all(json.dumps(line).encode() + b"\n")
+            except trio.BrokenResourceError:
+                return  # control was killed
+
+    async def _answer(self, kind: str, name: str) -> list[dict[str, Any]]:
+        if kind == "models":
+            return [{"event": "models", "models": [self._listed(one) for one in self.names]}]
+        self.requests.append((kind, name))
+        if self.gate is not None:
+            await self.gate(kind, name)
+        if kind == "start_model":
+            if name in self.failures:
+                return [{"event": "refused", "message": self.failures[name]}]
+            self.start(name)
+        else:
+            self.stop(name)
+        if self.gate is not None:
+            await self.gate("done", name)
+        return [{"event": "step", "text": f"{name}: {kind}"}, {"event": "finished"}]
+
+    def _listed(self, name: str) -> dict[str, Any]:
+        workers = [
+            {"name": f"{name}.{role}-0", "role": role, "pid": one.pid, "is_ready": True}
+            for role, one in zip(WORKERS, self.processes.get(name, ()), strict=False)
+        ]
+        state = "running" if workers else "stopped"
+        return {"name": name, "state": state, "workers": workers, "failure": None}
+
+
+@contextmanager
+def fleet_folder() -> Iterator[Path]:
+    """Give a short private folder, because it is to hold sockets."""
+    with tempfile.TemporaryDirectory(prefix="control-") as name:
+        folder = Path(name)
+        (folder / "model").mkdir()
+        yield folder
+
+
+def config_of(folder: Path, *models: str, **fields: float) -> ControlConfig:
+    """Return the settings of control for models that take no memory worth mentioning."""
+    described = tuple(
+        ControlledModelConfig(name, str(folder / "model"), f"sha256:{name}") for name in models
+    )
+    defaults = {"memory_bytes": 1 << 40, "min_residency_s": 0.0, "tick_s": 0.01, "poll_s": 0.05}
+    return replace(ControlConfig(directory=str(folder), models=described), **(defaults | fields))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def supervised(folder: Path, *models: str) -> AsyncIterator[FakeSupervisor]:
+    """Run a supervisor for models."""
+    supervisor = FakeSupervisor()
+    supervisor.names = list(models)
+    try:
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(supervisor.run, folder / SUPERVISOR_SOCKET)
+                yield supervisor
+                nursery.cancel_scope.cancel()
+    finally:
+        supervisor.close()
+
+
+class ControlProcess:
+    """`triolet control` as a process that is killed and started again."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self._folder = folder
+        self._config = json.dumps({"control": config}).encode() + b"\n"
+        self._process: Popen | None = None
+
+    def start(self) -> None:
+        """Start it; it reports when it is ready."""
+        self._process = Popen(
+            [TRIOLET, "control", "--config", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=sys.stderr,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(self._config)
+        self._process.stdin.close()
+        line = self._process.stdout.readline()
+        assert json.loads(line)["event"] == "control_ready", line
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """End it by a signal; return how it ended."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        code = self._process.wait(PATIENCE_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return code
+
+
+def admin(folder: Path) -> httpx2.Client:
+    """Return a client of the admin routes."""
+    transport = httpx2.HTTPTransport(uds=str(folder / ADMIN_SOCKET))
+    return httpx2.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE_S)
+
+
+def ask(folder: Path, method: str, path: str, **given: object) -> tuple[int, Any]:
+    """Ask the admin routes once."""
+    with admin(folder) as client:
+        answer = client.request(method, path, **given)  # type: ignore[arg-type]
+        return answer.status_code, answer.json()
+
+
+async def ask_soon(folder: Path, method: str, path: str, **given: object) -> tuple[int, Any]:
+    """The same beside a Trio test."""
+    return await trio.to_thread.run_sync(lambda: ask(folder, method, path, **given))
+
+
+async def ended(folder: Path, operation_id: str) -> dict[str, Any]:
+    """Wait for the end of an operation."""
+    while True:
+        status, operation = await ask_soon(folder, "GET", f"/admin/operations/{operation_id}")
+        assert status == 200, operation
+        if operation["status"] in ("done", "failed"):
+            return dict(operation)
+        await trio.lowlevel.checkpoint()
+
+
+async def states(folder: Path) -> dict[str, str]:
+    """Return the state of each model."""
+    _, listed = await ask_soon(folder, "GET", "/admin/models")
+    return {model["name"]: model["state"] for model in listed["models"]}

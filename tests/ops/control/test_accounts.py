@@ -1,0 +1,118 @@
+"""Worker-seconds, and what the journal keeps."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ops.control import journal as journals
+from ops.control.journal import FILE_NAME, KEPT_OPERATIONS, opened_journal
+from ops.control.memory import expected_bytes, forget_pages, held_bytes
+from ops.control.models import Model
+from ops.control.operations import Operation, Status, Wanted
+from ops.control.worker_seconds import Account, Version
+from triolet.config import ControlledModelConfig
+from triolet.control_protocol import ModelState
+from triolet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHAT_1, CHAT_2, CODE = Version("chat", "sha256:1"), Version("chat", "sha256:2"), Version("code", "")
+
+
+def test_seconds_of_a_version_are_added_over_fleets() -> None:
+    account = Account()
+    account.note("first", {CHAT_1: 3.0, CODE: 1.0})
+    account.note("first", {CHAT_1: 5.0, CODE: 1.5})
+    account = Account(account.known)  # another process of control, the same supervisor
+    account.note("first", {CHAT_1: 6.0, CODE: 2.0})
+    assert account.seconds() == {CHAT_1: 6.0, CODE: 2.0}
+    account.note("second", {CHAT_2: 0.5, CODE: 1.0})
+    account.note("third", {CHAT_2: 0.25, CODE: 0.0})
+    assert account.seconds() == {CHAT_1: 6.0, CHAT_2: 0.75, CODE: 3.0}
+    assert {run for run, _ in account.known} == {"", "third"}, "it does not grow with fleets"
+
+
+def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:
+    config = ControlledModelConfig("chat", "/models/chat", "sha256:1")
+    model = Model(config, ModelState.SLEEPING, 77, 0.0, 0.0, 0.0, is_guess=False)
+    guess = Model(replace(config, name="code"), ModelState.STAGED, 88, 0.0, 0.0, 0.0)
+    done = Operation("1", "chat", Wanted.LOAD, "user:me", 5.0, Status.DONE, "chat is ready")
+    live = Operation("2", "chat", Wanted.SLEEP, "memory", 6.0, Status.RUNNING, "draining")
+    account = Account()
+    account.note("run", {CHAT_1: 4.0})
+    with opened_journal(tmp_path) as journal:
+        live.progress = "accepted"
+        journal.write([done, live], [model], {("chat", ModelState.STAGED): 1.5})
+        live.progress = "draining"
+        journal.write([live], [model, guess], {})
+        journal.write_account(account)
+    with opened_journal(tmp_path) as journal:
+        past = journal.past({"chat": "sha256:1", "code": "sha256:1"})
+        assert past.unfinished == [live]
+        assert past.states == {"chat": ModelState.SLEEPING, "code": ModelState.STAGED}
+        assert past.sizes == {"chat": 77}, "guesses are made anew"
+        assert past.load_times == {("chat", ModelState.STAGED): 1.5}
+        assert journal.operation("1") == done
+        assert journal.operation("3") is None
+        assert journal.account().known == account.known
+        assert journal.past({"chat": "sha256:2"}).sizes == {}
+
+
+def test_the_journal_keeps_the_last_operations_and_every_unfinished_one(tmp_path: Path) -> None:
+    with opened_journal(tmp_path) as journal:
+        live = Operation("live", "chat", Wanted.LOAD, "request", 0.0)
+        journal.write([live], [], {})
+        for number in range(KEPT_OPERATIONS + 2):
+            one = Operation(str(number), "chat", Wanted.LOAD, "request", 0.0, Status.FAILED)
+            journal.write([one], [], {})
+        kept = [journal.operation(name) is not None for name in ("live", "0", "1", "2", "1001")]
+    assert kept == [True, False, False, True, True]
+
+
+def test_a_journal_of_another_kind_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with opened_journal(tmp_path):
+        pass
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
+        database.execute("PRAGMA user_version = 9")
+    with (
+        pytest.raises(ConfigError, match=r"is of version 9.*give another control.state_dir"),
+        opened_journal(tmp_path),
+    ):
+        pass
+    (tmp_path / FILE_NAME).write_text("no database at all, but some words " * 100)
+    with pytest.raises(ConfigError, match="cannot be used"), opened_journal(tmp_path):
+        pass
+    assert (tmp_path / FILE_NAME).read_text().startswith("no database")
+
+
+def test_one_fleet_at_a_time_has_a_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "BUSY_S", 0.01)
+    with (
+        opened_journal(tmp_path),
+        pytest.raises(ConfigError, match=r"is locked; .*end the fleet that has it open"),
+        opened_journal(tmp_path),
+    ):
+        pass
+    with opened_journal(tmp_path) as journal:
+        journal.write([Operation("one", "chat", Wanted.LOAD, "request", 0.0)], [], {})
+        assert journal.operation("one") is not None
+
+
+def test_memory_of_a_process_is_as_the_kernel_says(tmp_path: Path) -> None:
+    assert 1 << 20 < held_bytes([os.getpid(), 2**22 + 1]) < 1 << 40
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(5000))
+    (tmp_path / "config.json").write_text("{}")
+    small = ControlledModelConfig("chat", str(tmp_path), num_workers=2, pool_bytes=7)
+    none = ControlledModelConfig("chat", str(tmp_path / "none"), num_workers=2, pool_bytes=7)
+    assert expected_bytes(small) - expected_bytes(none) == 5000
+    forget_pages(small)
+    assert weights.read_bytes() == bytes(5000)

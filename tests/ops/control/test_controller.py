@@ -1,0 +1,385 @@
+"""What control decides: operations, wakes, evictions, and what it goes on with after a restart."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ops.control.controller import Controller, Past, Step
+from ops.control.model_states import HOLDING, RUNNING
+from ops.control.models import WorkerSeen, WorkersSeen
+from ops.control.operations import NoRoom, Operation, Status, UnknownModel, Wanted
+from triolet.config import ControlConfig, ControlledModelConfig
+from triolet.control_protocol import Activity, ModelActivity, ModelState
+
+NO_PAST = Past({}, {}, {}, ())
+START_S = 10.0
+"""Beyond the time in which servers may not have spoken yet."""
+
+
+class Fleet:
+    """A controller, and a supervisor that does steps when it is told to."""
+
+    def __init__(
+        self,
+        *models: ControlledModelConfig,
+        budget: int = 100,
+        past: Past = NO_PAST,
+        sizes: dict[str, int] | None = None,
+    ) -> None:
+        ids = itertools.count()
+        self.now = 0.0
+        config = ControlConfig(models=models, room_timeout_s=1e6)
+        guesses = {one.name: 40 for one in models} | (sizes or {})
+        self.control = Controller(config, budget, guesses, past, lambda: f"op{next(ids)}", self.now)
+        self.steps: list[Step] = []
+        self.now = START_S
+
+    def state(self, name: str) -> ModelState:
+        return self.control.models[name].state
+
+    def order(self, name: str, wanted: Wanted) -> Operation:
+        return self.control.order(name, wanted, "user:me", self.now, self.now)
+
+    def tick(self, after_s: float = 0.1) -> list[Step]:
+        self.now += after_s
+        new = self.control.tick(self.now, self.now)
+        self.steps += new
+        return new
+
+    def do(self, failure: str | None = None) -> None:
+        """Let the supervisor end its oldest step."""
+        step = self.steps.pop(0)
+        self.control.step_done(step.operation, failure, self.now, self.now)
+
+    def settle(self) -> None:
+        """Do steps until there are none."""
+        self.tick()
+        while self.steps:
+            self.do()
+            self.tick()
+
+    def see(self, name: str, *, is_there: bool, is_ready: bool = True) -> None:
+        """Let the supervisor tell of a model's only worker."""
+        worker = WorkerSeen(f"{name}.decode-0", "decode", 7 if is_there else None, is_ready)
+        its = {name: WorkersSeen((worker,), is_there, None if is_there else "it died thrice")}
+        self.control.note_workers(its, self.now, self.now, self.now)
+
+    def say(self, *in_flight: tuple[str, int], server: str = "server") -> None:
+        said = tuple(ModelActivity(name, n, 0, 0.0 if n else None, True) for name, n in in_flight)
+        self.control.note_activity(Activity(server, said), self.now)
+
+
+def model(name: str, **fields: object) -> ControlledModelConfig:
+    return ControlledModelConfig(name, f"/models/{name}", **fields)  # type: ignore[arg-type]
+
+
+def test_a_load_runs_its_steps_and_a_second_one_is_the_same_operation() -> None:
+    fleet = Fleet(model("a"))
+    operation = fleet.order("a", Wanted.LOAD)
+    assert fleet.order("a", Wanted.LOAD) is operation
+    assert fleet.tick() == [Step(operation, is_start=True)]
+    assert fleet.tick() == []
+    assert fleet.order("a", Wanted.LOAD) is operation
+    assert (fleet.state("a"), operation.status) == (ModelState.LOADING, Status.RUNNING)
+    fleet.do()
+    assert (fleet.state("a"), operation.status) == (ModelState.WARM, Status.DONE)
+    fleet.say(("a", 0))
+    assert fleet.state("a") is ModelState.SERVING
+    again = fleet.order("a", Wanted.LOAD)
+    assert (again.status, again.progress) == (Status.DONE, "a is serving already")
+    assert fleet.tick() == []
+
+
+def test_sleep_and_unload_differ_in_where_they_end() -> None:
+    fleet = Fleet(model("a"))
+    for wanted, state in (
+        (Wanted.SLEEP, ModelState.SLEEPING),
+        (Wanted.UNLOAD, ModelState.STAGED),
+    ):
+        fleet.order("a", Wanted.LOAD)
+        fleet.settle()
+        fleet.order("a", wanted)
+        fleet.tick()
+        assert fleet.state("a") is ModelState.DRAINING
+        fleet.do()
+        assert fleet.state("a") is state
+    fleet.order("a", Wanted.SLEEP)
+    assert fleet.tick() == []
+    assert fleet.state("a") is ModelState.STAGED
+
+
+def test_an_order_during_another_one_comes_after_it_and_the_last_one_counts() -> None:
+    fleet = Fleet(model("a"))
+    load = fleet.order("a", Wanted.LOAD)
+    fleet.tick()
+    sleep = fleet.order("a", Wanted.SLEEP)
+    unload = fleet.order("a", Wanted.UNLOAD)
+    assert (sleep.status, sleep.progress) == (Status.FAILED, "unload was asked for after it")
+    fleet.settle()
+    assert (load.status, unload.status) == (Status.DONE, Status.DONE)
+    assert fleet.state("a") is ModelState.STAGED
+
+
+def test_a_failed_load_leaves_nothing_running_and_requests_do_not_repeat_it_at_once() -> None:
+    fleet = Fleet(model("a"))
+    operation = fleet.order("a", Wanted.LOAD)
+    fleet.tick()
+    fleet.do("config.json is missing")
+    assert (operation.status, operation.progress) == (Status.FAILED, "config.json is missing")
+    assert [step.is_start for step in fleet.tick()] == [False]
+    fleet.do()
+    assert fleet.state("a") is ModelState.SLEEPING
+    fleet.control.wake("a", fleet.now, fleet.now)
+    assert fleet.tick() == []
+    assert fleet.control.outlook.news(fleet.now)[0].predicted_ready_s is None
+    fleet.now += 10.0
+    fleet.control.wake("a", fleet.now, fleet.now)
+    assert [step.is_start for step in fleet.tick()] == [True]
+
+
+def test_workers_that_could_not_be_ended_are_told_of_as_they_are() -> None:
+    fleet = Fleet(model("a"))
+    fleet.order("a", Wanted.LOAD)
+    fleet.settle()
+    operation = fleet.order("a", Wanted.SLEEP)
+    fleet.tick()
+    fleet.do("the fleet is restarting")
+    assert operation.status is Status.FAILED
+    fleet.see("a", is_there=True)
+    assert fleet.state("a") is ModelState.WARM
+
+
+def test_workers_start_and_die_without_an_operation() -> None:
+    fleet = Fleet(model("a"))
+    seen = []
+    for is_there, is_ready in ((True, False), (True, True), (True, False), (True, True)):
+        fleet.tick()
+        fleet.see("a", is_there=is_there, is_ready=is_ready)
+        seen.append(fleet.state("a"))
+    assert seen == [ModelState.LOADING, ModelState.WARM] * 2
+    fleet.tick()
+    fleet.see("a", is_there=False, is_ready=False)
+    fleet.settle()
+    assert fleet.state("a") is ModelState.SLEEPING
+    fleet.control.wake("a", fleet.now, fleet.now)
+    assert fleet.tick() == []
+
+
+def test_what_does_not_fit_is_refused_with_figures_and_a_remedy() -> None:
+    fleet = Fleet(model("a", pinned=True), model("b"), budget=60)
+    fleet.order("a", Wanted.LOAD)
+    fleet.settle()
+    with pytest.raises(
+        NoRoom,
+        match=r"b takes 40 B and does not fit: the budget is 60 B, of which pinned models \(a\) "
+        r"hold 40 B; raise control.memory_bytes",
+    ):
+        fleet.order("b", Wanted.LOAD)
+    assert fleet.control.outlook.news(fleet.now)[1].predicted_ready_s is None
+    fleet.control.wake("b", fleet.now, fleet.now)
+    assert fleet.tick() == []
+    with pytest.raises(UnknownModel, match="there is no model 'c'; this fleet has a, b"):
+        fleet.order("c", Wanted.LOAD)
+
+
+def test_files_that_are_gone_are_named() -> None:
+    fleet = Fleet(model("a"))
+    fleet.control.note_files("a", are_there=False, now=fleet.now)
+    with pytest.raises(NoRoom, match="the files of a are gone from /models/a"):
+        fleet.order("a", Wanted.LOAD)
+    assert fleet.order("a", Wanted.UNLOAD).status is Status.DONE
+    fleet.control.note_files("a", are_there=True, now=fleet.now)
+    fleet.order("a", Wanted.LOAD)
+    assert len(fleet.tick()) == 1
+
+
+def test_a_wake_evicts_an_idle_model_once_it_was_resident_for_a_minute() -> None:
+    fleet = Fleet(model("a"), model("b"), budget=60)
+    fleet.control.wake("a", fleet.now, fleet.now)
+    fleet.settle()
+    fleet.say(("a", 1))
+    fleet.control.wake("b", fleet.now, fleet.now)
+    assert fleet.tick() == []
+    b = fleet.control.models["b"].waiting
+    assert b is not None
+    assert b.progress == "waits for memory of a"
+    predicted_s = fleet.control.outlook.news(fleet.now)[1].predicted_ready_s
+    assert predicted_s is not None
+    assert 55 < predicted_s < 65
+    for _ in range(80):
+        fleet.say(("a", 1))
+        assert fleet.tick(1.0) == []
+    fleet.say(("a", 0))
+    (stop,) = fleet.tick()
+    assert (stop.operation.model, stop.operation.actor) == ("a", "memory")
+    fleet.do()
+    (start,) = fleet.tick()
+    assert (start.operation, start.is_start) == (b, True)
+    fleet.do()
+    assert fleet.state("a") is ModelState.SLEEPING
+
+
+def test_keep_alive_ends_an_idle_model() -> None:
+    fleet = Fleet(model("a", keep_alive_s=30.0), model("b", keep_alive_s=30.0, pinned=True))
+    for name in "ab":
+        fleet.order(name, Wanted.LOAD)
+    fleet.settle()
+    fleet.say(("a", 0), ("b", 0))
+    assert fleet.tick(29.0) == []
+    assert [(s.operation.model, s.is_start) for s in fleet.tick(2.0)] == [("a", False)]
+
+
+def test_a_server_that_fell_silent_keeps_nothing() -> None:
+    fleet = Fleet(model("a", keep_alive_s=30.0))
+    fleet.order("a", Wanted.LOAD)
+    fleet.settle()
+    fleet.say(("a", 1), server="one")
+    fleet.say(("a", 0), server="two")
+    for _ in range(40):
+        fleet.say(("a", 0), server="two")
+        if fleet.tick(1.0):
+            return
+    pytest.fail("the requests of a server that is gone kept the model")
+
+
+def test_what_runs_more_than_the_budget_is_made_smaller() -> None:
+    fleet = Fleet(model("a"), model("b"))
+    for name in "ab":
+        fleet.order(name, Wanted.LOAD)
+    fleet.settle()
+    fleet.now += 100
+    fleet.say(("a", 1), ("b", 0))
+    fleet.control.note_size("a", 90)
+    assert fleet.tick() == [], "the other one may be smaller than was guessed"
+    fleet.control.note_size("b", 40)
+    assert [s.operation.model for s in fleet.tick()] == ["b"]
+
+
+def test_a_pool_counts_as_memory_before_its_blocks_are_used() -> None:
+    fleet = Fleet(replace(model("a"), pool_bytes=30))
+    fleet.order("a", Wanted.LOAD)
+    fleet.settle()
+    size = fleet.control.models["a"]
+    for measured, counted in ((50, 80), (60, 80), (85, 85), (70, 85), (0, 85)):
+        fleet.control.note_size("a", measured)
+        assert size.size_bytes == counted
+    fleet.order("a", Wanted.SLEEP)
+    fleet.settle()
+    fleet.order("a", Wanted.LOAD)
+    fleet.settle()
+    fleet.control.note_size("a", 40)
+    assert size.size_bytes == 70, "these are other processes"
+
+
+def test_load_times_are_measured_and_predicted() -> None:
+    fleet = Fleet(model("a"))
+    fleet.order("a", Wanted.LOAD)
+    fleet.tick()
+    fleet.now += 7.0
+    (news,) = fleet.control.outlook.news(fleet.now)
+    assert news.predicted_ready_s == 0.0  # longer than the guess
+    fleet.do()
+    fleet.order("a", Wanted.UNLOAD)
+    fleet.settle()
+    (news,) = fleet.control.outlook.news(fleet.now)
+    assert news.predicted_ready_s == pytest.approx(7.0)
+
+
+def test_operations_of_an_earlier_process_are_taken_up() -> None:
+    half = [
+        Operation("1", "a", Wanted.LOAD, "user:me", 0.0, Status.RUNNING),
+        Operation("2", "b", Wanted.SLEEP, "memory", 0.0, Status.RUNNING),
+        Operation("3", "b", Wanted.LOAD, "request", 0.0, Status.WAITING),
+        Operation("4", "gone", Wanted.LOAD, "request", 0.0, Status.WAITING),
+        Operation("5", "c", Wanted.UNLOAD, "user:me", 0.0, Status.RUNNING),
+    ]
+    past = Past({"b": ModelState.DRAINING, "c": ModelState.SERVING}, {"a": 50}, {}, half)
+    fleet = Fleet(*map(model, "abc"), past=past, budget=200)
+    fleet.see("b", is_there=True)
+    fleet.see("c", is_there=True)
+    assert fleet.control.models["a"].size_bytes == 50
+    fleet.settle()
+    assert [one.status for one in half] == [
+        Status.DONE,
+        Status.FAILED,
+        Status.DONE,
+        Status.FAILED,
+        Status.DONE,
+    ]
+    assert fleet.state("a") in RUNNING
+    assert fleet.state("b") in RUNNING
+    assert fleet.state("c") is ModelState.STAGED
+    assert set(fleet.control.changed) == {"1", "2", "3", "4", "5"}
+
+
+NAMES = "abcd"
+MOVES = st.one_of(
+    st.tuples(st.just("wake"), st.sampled_from(NAMES)),
+    st.tuples(st.just("load"), st.sampled_from(NAMES)),
+    st.tuples(st.just("sleep"), st.sampled_from(NAMES)),
+    st.tuples(st.just("unload"), st.sampled_from(NAMES)),
+    st.tuples(st.just("busy"), st.sampled_from(NAMES)),
+    st.tuples(st.just("idle"), st.sampled_from(NAMES)),
+    st.tuples(st.just("done"), st.sampled_from(["", "", "", "it failed"])),
+    st.tuples(st.just("time"), st.sampled_from([0.1, 1.0, 30.0, 61.0])),
+)
+
+
+def check_steps(fleet: Fleet, steps: list[Step], busy: set[str]) -> None:
+    """Check what control chose by itself in one tick."""
+    control = fleet.control
+    for step in steps:
+        chosen = control.models[step.operation.model]
+        if step.operation.actor in ("memory", "keep-alive"):
+            assert step.operation.model not in busy
+            assert not chosen.config.pinned
+        if step.operation.actor == "memory":
+            assert fleet.now - chosen.since >= 60.0
+    if any(step.is_start for step in steps):
+        held = sum(one.size_bytes for one in control.models.values() if one.state in HOLDING)
+        assert held <= control.budget_bytes
+
+
+@settings(max_examples=60)
+@given(st.lists(MOVES, max_size=40), st.integers(60, 130))
+def test_whatever_happens_the_budget_holds_and_every_wanted_model_runs_in_the_end(
+    moves: list[tuple[str, object]], budget: int
+) -> None:
+    sizes = {"a": 10, "b": 20, "c": 40, "d": 50}
+    fleet = Fleet(
+        *(model(n, pinned=n == "a", keep_alive_s=90.0 if n == "b" else None) for n in NAMES),
+        budget=budget,
+        sizes=sizes,
+    )
+    busy: set[str] = set()
+    wanted: list[Operation] = []
+    for move, what in moves:
+        match move, what:
+            case "wake", str(name):
+                fleet.control.wake(name, fleet.now, fleet.now)
+            case (("load" | "sleep" | "unload"), str(name)):
+                wanted.append(fleet.order(name, Wanted(move)))
+            case "busy", str(name):
+                busy.add(name)
+            case "idle", str(name):
+                busy.discard(name)
+            case "done", str(failure) if fleet.steps:
+                fleet.do(failure or None)
+        fleet.now += what if isinstance(what, float) else 0.1
+        fleet.say(*((name, int(name in busy)) for name in NAMES))
+        check_steps(fleet, fleet.tick(0.0), busy)
+    for _ in range(15):
+        fleet.now += 61.0
+        fleet.say(*((name, 0) for name in NAMES))
+        check_steps(fleet, fleet.tick(0.0), set())
+        while fleet.steps:
+            fleet.do()
+    assert all(operation.is_over for operation in wanted)
+    assert all(one.live is None for one in fleet.control.models.values())
+    last = {operation.model: operation for operation in wanted}
+    assert not [one for one in last.values() if "no room" in one.progress]

@@ -1,0 +1,339 @@
+"""Control as a whole: over its real sockets, beside a supervisor that runs real processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import stat
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import trio
+
+from ops.control import server_channel
+from ops.control.auditing import audit
+from ops.control.operations import Wanted
+from ops.control.process import run_control
+from ops.control.server_channel import ServerChannel
+from tests.ops.control.fleets import (
+    ControlProcess,
+    FakeSupervisor,
+    admin,
+    ask_soon,
+    config_of,
+    ended,
+    fleet_folder,
+    states,
+    supervised,
+)
+from triolet.audit_log.events import Outcome
+from triolet.audit_log.recording import default_folder
+from triolet.audit_log.verification import read_entries, take_snapshot
+from triolet.control_protocol import (
+    ADMIN_SOCKET,
+    CONTROL_SOCKET,
+    Activity,
+    LineBuffer,
+    ModelActivity,
+    ModelNews,
+    ModelState,
+    Wake,
+    decode_told,
+    encode_line,
+)
+from triolet.errors import AuditLogError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@asynccontextmanager
+async def controlled(*models: str, **fields: float) -> AsyncIterator[tuple[Path, FakeSupervisor]]:
+    """Run control in this process."""
+    with fleet_folder() as folder:
+        async with supervised(folder, *models) as supervisor, trio.open_nursery() as nursery:
+            await nursery.start(run_control, config_of(folder, *models, **fields))
+            yield folder, supervisor
+            nursery.cancel_scope.cancel()
+
+
+async def test_an_order_is_done_shown_and_recorded() -> None:
+    async with controlled("chat", "code") as (folder, supervisor):
+        status, operation = await ask_soon(folder, "POST", "/admin/models/chat/load")
+        assert status in (200, 202)
+        done = await ended(folder, operation["id"])
+        assert (done["status"], done["wanted"]) == ("done", "load")
+        assert len(supervisor.pids("chat")) == 2
+        again = await ask_soon(folder, "POST", "/admin/models/chat/wake")
+        assert (again[0], again[1]["progress"]) == (200, "chat is warm already")
+        _, listed = await ask_soon(folder, "GET", "/admin/models")
+        chat, code = listed["models"]
+        assert (chat["state"], code["state"]) == ("warm", "staged")
+        assert [worker["pid"] for worker in chat["workers"]] == supervisor.pids("chat")
+        assert chat["last_used_s_ago"] is None
+        for action, state in (("sleep", "sleeping"), ("unload", "staged")):
+            _, operation = await ask_soon(folder, "POST", f"/admin/models/chat/{action}")
+            await ended(folder, operation["id"])
+            assert (await states(folder))["chat"] == state
+        assert supervisor.pids("chat") == []
+        path = f"/admin/operations/{operation['id']}"
+        assert (await ask_soon(folder, "GET", path))[1]["progress"] == "chat is staged"
+        assert await _recorded(done["id"]) == [("model.load", "begun"), ("model.load", "done")]
+
+
+async def test_what_cannot_be_recorded_is_not_done_and_ends_nothing() -> None:
+    async with controlled("chat") as (folder, supervisor):
+        default_folder().mkdir(parents=True, mode=0o755)
+        (default_folder() / "of another program").touch()
+        status, answer = await ask_soon(folder, "POST", "/admin/models/chat/load")
+        assert (status, "holds other files too" in answer["error"]["message"]) == (503, True)
+        with pytest.raises(AuditLogError, match="holds other files too"):
+            # As at the end of an order that was recorded when the folder was still private.
+            await audit(Wanted.LOAD, "chat", "port:1", "id", Outcome.DONE)
+        assert not supervisor.requests
+
+
+async def _recorded(operation_id: str) -> list[tuple[str, str]]:
+    """Wait until the end of an operation is recorded; return what is recorded of it."""
+    while True:
+        entries = read_entries(take_snapshot(default_folder()))
+        found = [(e.action, e.outcome) for _, e in entries if e.request_id == operation_id]
+        if len(found) == 2:
+            return found
+        await trio.lowlevel.checkpoint()
+
+
+async def test_what_cannot_be_is_refused_with_the_reason() -> None:
+    async with controlled("chat", memory_bytes=1000) as (folder, supervisor):
+        for method, path, status, message in (
+            ("POST", "/admin/models/chat/load", 409, "does not fit: the budget is 1000 B"),
+            ("POST", "/admin/models/none/load", 404, "this fleet has chat"),
+            ("POST", "/admin/models/chat/eat", 404, "allowed: load, wake, sleep, unload"),
+            ("GET", "/admin/operations/none", 404, "there is no operation 'none'"),
+            ("GET", "/v1/models", 404, "the routes are below /admin"),
+            ("DELETE", "/admin/models", 405, "the routes are below /admin"),
+            ("POST", "/models/load", 400, "the body is no object of JSON"),
+            ("POST", "/models/eat", 404, "allowed: load, unload"),
+        ):
+            answer = await ask_soon(folder, method, path)
+            assert (answer[0], message in answer[1]["error"]["message"]) == (status, True), answer
+        answer = await ask_soon(folder, "POST", "/models/load", content=b'{"model":"\xff"}')
+        assert answer[0] == 400
+        supervisor.failures["chat"] = "never"
+        for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}):
+            answer = await ask_soon(folder, "GET", "/admin/models", headers=headers)
+            assert answer[0] == 403
+
+
+async def test_a_model_whose_file_system_gives_errors_is_absent() -> None:
+    with fleet_folder() as folder:
+        config = config_of(folder, "chat")
+        broken = tuple(replace(one, model_dir="/" + 300 * "x") for one in config.models)
+        async with supervised(folder, "chat"), trio.open_nursery() as nursery:
+            await nursery.start(run_control, replace(config, models=broken))
+            assert await states(folder) == {"chat": "absent"}
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_load_that_fails_says_why() -> None:
+    async with controlled("chat") as (folder, supervisor):
+        supervisor.failures["chat"] = "chat.decode-0: config.json is missing; download it"
+        _, operation = await ask_soon(folder, "POST", "/admin/models/chat/load")
+        done = await ended(folder, operation["id"])
+        assert (done["status"], done["progress"]) == ("failed", supervisor.failures["chat"])
+
+
+async def test_llama_cpps_routes_mean_the_same() -> None:
+    async with controlled("chat") as (folder, supervisor):
+        assert await ask_soon(folder, "POST", "/models/load", json={"model": "chat"}) == (
+            200,
+            {"success": True},
+        )
+        with admin(folder) as client:
+            while True:
+                listed = await trio.to_thread.run_sync(client.get, "/models")
+                (model,) = listed.json()["data"]
+                if model["status"]["value"] == "loaded":
+                    break
+        assert model["id"] == "chat"
+        assert supervisor.requests == [("start_model", "chat")]
+
+
+async def test_sockets_are_this_users_alone() -> None:
+    async with controlled("chat") as (folder, _):
+        for name in (ADMIN_SOCKET, CONTROL_SOCKET):
+            assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+
+
+class ServerEnd:
+    """A server's end of the channel."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._lines = LineBuffer()
+
+    async def say(self, message: Activity | Wake) -> None:
+        await self._stream.send_all(encode_line(message))
+
+    async def use(self, in_flight: int, *, is_ready: bool = True) -> None:
+        last_used = 0.0 if in_flight else None
+        await self.say(
+            Activity("server", (ModelActivity("chat", in_flight, 0, last_used, is_ready),))
+        )
+
+    async def hear(self, state: str) -> ModelNews:
+        """Wait until the only model is in a state."""
+        while True:
+            for line in self._lines.feed(await self._stream.receive_some(65_536)):
+                (news,) = decode_told(line).models
+                if news.state == state:
+                    return news
+
+
+async def test_a_server_wakes_a_model_hears_of_it_and_keeps_it_while_it_is_busy() -> None:
+    async with (
+        controlled("chat", silence_s=0.2) as (folder, supervisor),
+        await trio.open_unix_socket(str(folder / CONTROL_SOCKET)) as stream,
+    ):
+        server = ServerEnd(stream)
+        assert (await server.hear("staged")).digest == "sha256:chat"
+        await server.say(Wake("chat"))
+        assert (await server.hear("warm")).predicted_ready_s == 0.0
+        await server.use(1, is_ready=False)
+        await server.use(1)
+        await server.hear("serving")
+        assert supervisor.requests == [("start_model", "chat")]
+
+
+async def test_what_changes_while_servers_are_told_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_channel, "AGAIN_S", math.inf)
+    states = [ModelState.WARM, ModelState.LOADING]
+
+    def news() -> tuple[ModelNews, ...]:
+        """Return the state, which changes as soon as it was looked at."""
+        state = states[-1]
+        if len(states) > 1:
+            states.pop()
+            channel.publish()
+        return (ModelNews("chat", "", state, 0.0, 0),)
+
+    channel = ServerChannel(lambda said: None, news)
+    with fleet_folder() as folder:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(channel.run, folder / CONTROL_SOCKET)
+            with trio.fail_after(PATIENCE_S):
+                async with await trio.open_unix_socket(str(folder / CONTROL_SOCKET)) as stream:
+                    await ServerEnd(stream).hear("warm")
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_runs_in_a_server_that_hands_over_counts_beside_its_successor() -> None:
+    async with controlled("chat") as (folder, _):
+        path = str(folder / CONTROL_SOCKET)
+        async with (
+            await trio.open_unix_socket(path) as old,
+            await trio.open_unix_socket(path) as new,
+        ):
+            await ServerEnd(old).use(2)
+            await ServerEnd(new).use(1)
+            num_requests = 0
+            with trio.fail_after(PATIENCE_S):
+                while num_requests != 3:
+                    _, listed = await ask_soon(folder, "GET", "/admin/models")
+                    num_requests = listed["models"][0]["requests"]
+
+
+@pytest.mark.parametrize("nonsense", [b'{"say":"rm"}\n', b'{"say":"\xff"}\n'])
+async def test_a_server_that_speaks_nonsense_is_cut_off_and_others_are_not(
+    nonsense: bytes,
+) -> None:
+    async with controlled("chat") as (folder, _):
+        path = str(folder / CONTROL_SOCKET)
+        async with (
+            await trio.open_unix_socket(path) as bad,
+            await trio.open_unix_socket(path) as good,
+        ):
+            await bad.send_all(nonsense)
+            while await bad.receive_some(65_536):
+                pass
+            await ServerEnd(good).hear("staged")
+
+
+PATIENCE_S = 10.0
+MOMENTS = ("accepted", "asked", "started")
+
+
+@pytest.mark.parametrize("action", ["load", "sleep"])
+async def test_killed_at_any_moment_nothing_is_half_done(
+    action: str, request: pytest.FixtureRequest
+) -> None:
+    """Over a second: real processes of control are killed and started, which is the claim."""
+    moments: list[str | float] = list(MOMENTS)
+    if request.config.getoption("whole"):
+        draw = random.Random(1)
+        moments += [draw.uniform(0.0, 0.05) for _ in range(20)]
+    with fleet_folder() as folder:
+        config = msgspec.to_builtins(config_of(folder, "chat", "code"))
+        control = ControlProcess(folder, config)
+        async with supervised(folder, "chat", "code") as supervisor:
+            supervisor.start("code")
+            others = supervisor.pids("code")
+            await trio.to_thread.run_sync(control.start)
+            for moment in moments:
+                await _kill_in_the_middle(folder, supervisor, control, action, moment)
+                assert supervisor.pids("code") == others
+            assert (await states(folder))["code"] == "warm"
+            assert control.end(signal.SIGTERM) == 0
+            for pid in others:
+                os.kill(pid, 0)
+
+
+async def _kill_in_the_middle(
+    folder: Path,
+    supervisor: FakeSupervisor,
+    control: ControlProcess,
+    action: str,
+    moment: str | float,
+) -> None:
+    """Kill control at a moment of an operation, start it again, and check what has become of it."""
+    supervisor.gate = None
+    before = {"load": "unload", "sleep": "load"}[action]
+    _, operation = await ask_soon(folder, "POST", f"/admin/models/chat/{before}")
+    assert (await ended(folder, operation["id"]))["status"] == "done"
+    reached, going_on = trio.Event(), trio.Event()
+
+    async def gate(kind: str, name: str) -> None:
+        assert name == "chat"
+        if (kind == "done") == (moment == "started"):
+            reached.set()
+            await going_on.wait()
+
+    if moment in ("asked", "started"):
+        supervisor.gate = gate
+    status, operation = await ask_soon(folder, "POST", f"/admin/models/chat/{action}")
+    assert status in (200, 202)
+    if supervisor.gate is not None:
+        await reached.wait()
+    elif isinstance(moment, float):
+        await trio.sleep(moment)
+    await trio.to_thread.run_sync(control.end)
+    supervisor.gate = None
+    going_on.set()
+    await trio.to_thread.run_sync(control.start)
+    done = await ended(folder, operation["id"])
+    assert done["status"] == "done", done
+    assert (await states(folder))["chat"] == {"load": "warm", "sleep": "sleeping"}[action]
+    assert len(supervisor.pids("chat")) == {"load": 2, "sleep": 0}[action]

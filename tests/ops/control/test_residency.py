@@ -1,0 +1,140 @@
+"""Residency: what its choices never do, for any models, times and requests."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ops.control.model_states import HOLDING, RESTING, TRANSITIONS, Event, after
+from ops.control.residency import (
+    Fits,
+    Later,
+    LoadTimes,
+    Never,
+    Resident,
+    held_bytes,
+    is_expired,
+    make_room,
+    may_evict,
+    score,
+)
+from triolet.control_protocol import ModelState
+from triolet.errors import LocalProtocolError
+
+MIN_S = 60.0
+NOW = 10_000.0
+
+STATES = st.sampled_from(sorted(ModelState))
+
+
+def resident(name: str, state: ModelState = ModelState.SERVING, **fields: object) -> Resident:
+    plain = Resident(name, state, 10, False, 0, 0.0, 0.0, 1.0)
+    return replace(plain, **fields)  # type: ignore[arg-type]
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> list[Resident]:
+    """Draw models of any kind."""
+    return [
+        Resident(
+            name,
+            draw(STATES),
+            draw(st.integers(1, 40)),
+            draw(st.booleans()),
+            draw(st.integers(0, 2)),
+            since := draw(st.floats(NOW - 200, NOW)),
+            draw(st.floats(since, NOW)),
+            draw(st.floats(0.0, 20.0)),
+        )
+        for name in "abcdef"[: draw(st.integers(1, 6))]
+    ]
+
+
+@given(fleets(), st.integers(1, 120))
+def test_room_is_made_within_the_budget_and_by_idle_models_only(
+    models: list[Resident], budget: int
+) -> None:
+    wanted = replace(models[0], state=ModelState.STAGED)
+    others = models[1:]
+    answer = make_room(wanted, [wanted, *others], budget, NOW, MIN_S)
+    pinned = held_bytes(model for model in others if model.is_pinned)
+    if wanted.size_bytes + pinned > budget:
+        assert answer == Never(wanted.size_bytes, pinned, budget)
+        return
+    if isinstance(answer, Later):
+        # However the idle ones are chosen, the rest holds too much.
+        stays = [one for one in others if not may_evict(one, NOW, MIN_S)]
+        stays = [one for one in stays if one.state is not ModelState.DRAINING]
+        is_leaving = any(one.state is ModelState.DRAINING for one in others)
+        assert is_leaving or wanted.size_bytes + held_bytes(stays) > budget
+        assert answer.because
+        return
+    assert isinstance(answer, Fits)
+    evicted = [one for one in others if one.name in answer.evict]
+    for one in evicted:
+        assert one.state in (ModelState.WARM, ModelState.SERVING)
+        assert not one.is_pinned
+        assert not one.num_requests
+        assert NOW - one.since >= MIN_S
+    leaving = [one for one in others if one.state is ModelState.DRAINING]
+    gone = evicted + (leaving if evicted else [])
+    stay = [one for one in others if one not in gone]
+    assert wanted.size_bytes + held_bytes(stay) <= budget
+    for one in evicted:  # each of them is needed
+        assert wanted.size_bytes + held_bytes([*stay, one]) > budget
+
+
+def test_the_longest_idle_largest_and_quickest_model_goes_first() -> None:
+    wanted = resident("new", ModelState.STAGED)
+    base = resident("base", last_used_at=NOW - 100, size_bytes=10, reload_s=2.0)
+    for other in (
+        replace(base, name="idle", last_used_at=NOW - 200),
+        replace(base, name="large", size_bytes=20),
+        replace(base, name="quick", reload_s=1.0),
+    ):
+        assert score(other, NOW) == 2 * score(base, NOW)
+        budget = held_bytes([base, other])
+        answer = make_room(wanted, [base, other], budget, NOW, MIN_S)
+        assert answer == Fits((other.name,))
+
+
+def test_keep_alive_ends_idle_models_that_are_not_pinned() -> None:
+    idle = resident("idle", last_used_at=NOW - 10, keep_alive_s=10.0)
+    assert is_expired(idle, NOW)
+    assert not is_expired(idle, NOW - 1)
+    assert not is_expired(replace(idle, is_pinned=True), NOW)
+    assert not is_expired(replace(idle, num_requests=1), NOW)
+    assert not is_expired(replace(idle, keep_alive_s=None), NOW)
+    assert not is_expired(replace(idle, state=ModelState.SLEEPING), NOW)
+
+
+def test_load_times_follow_what_is_measured() -> None:
+    times = LoadTimes()
+    guess = times.predict("a", ModelState.STAGED, 400_000_000)
+    assert guess == pytest.approx(3.0)
+    assert times.add("a", ModelState.STAGED, 10.0) == 10.0
+    assert times.predict("a", ModelState.SLEEPING, 1) == 10.0
+    times.add("a", ModelState.SLEEPING, 1.0)
+    for _ in range(20):
+        times.add("a", ModelState.SLEEPING, 2.0)
+    assert times.predict("a", ModelState.SLEEPING, 1) == pytest.approx(2.0, rel=0.01)
+    assert times.predict("a", ModelState.STAGED, 1) == 10.0
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(ModelState, Event)))
+def test_a_step_is_in_the_table_or_raises(state: ModelState, event: Event) -> None:
+    if event in TRANSITIONS[state]:
+        assert after(state, event) is TRANSITIONS[state][event]
+    else:
+        with pytest.raises(LocalProtocolError, match=f"{state} cannot meet {event.name}"):
+            after(state, event)
+
+
+def test_every_model_can_end_and_rest_from_every_state_that_holds_memory() -> None:
+    for state in HOLDING - {ModelState.DRAINING}:
+        assert after(state, Event.END) is ModelState.DRAINING
+    assert {after(ModelState.DRAINING, e) for e in (Event.SLEPT, Event.UNLOADED)} == RESTING

@@ -1,0 +1,148 @@
+"""Signatures travel with their version, and a pull refuses what its name may not be."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ops.cli import main
+from ops.registry.client import RegistryFailed
+from triolet.errors import StoreError
+from triolet.store.aliases import Aliases
+from triolet.store.layout import SIGNATURE_TYPE, ModelStore
+from triolet.store.manifest import MANIFEST_TYPE, canonical, digest_of
+from triolet.store.reference import parse_reference
+from triolet.store.signatures import key_id, sign, signature, signatures_of
+
+from .conftest import digest_in, pulled
+from .lying_registry import Lie
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from triolet.store.signatures import Artefact
+
+    from .docker_registry import DockerRegistry
+    from .lying_registry import LyingRegistry
+
+ALICE = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
+BOB = Ed25519PrivateKey.from_private_bytes(b"b" * 32)
+
+
+def test_signatures_of_several_come_with_the_version(
+    registry: DockerRegistry, source: ModelStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    location, digest = f"oci://{registry.host}/signed/chat:v1", digest_in(source)
+    stores = [ModelStore(tmp_path / name) for name in ("alice", "bob", "reader")]
+    assert main(("model", "push", "chat:v1", location, "--store", str(source.root))) == 0
+    for store, key in zip(stores, (ALICE, BOB), strict=False):
+        pulled(store, location)
+        with store.writing() as writer:
+            sign(writer, digest, key)
+    # Each knows of its own alone: the second one must not replace the first one's list.
+    pushes = [("model", "push", "chat:v1", location, "--store", str(one.root)) for one in stores]
+    for push in pushes[:2]:
+        assert main(push) == 0
+        assert "1 signatures sent" in capsys.readouterr().err
+        assert main(push) == 0
+        assert ", 0 signatures sent" in capsys.readouterr().err
+    found = pulled(stores[2], location)
+    assert found.signers == tuple(sorted((key_id(ALICE), key_id(BOB))))
+    assert signatures_of(stores[2], digest) == (found.signers, ())
+    assert registry.log.count("/signed/chat/referrers/") > 1, "it has none, and was asked"
+
+
+def listed(liar: LyingRegistry, *artefacts: Artefact) -> None:
+    """Have the registry list signatures by OCI 1.1, and serve them."""
+    rows = [
+        {
+            "mediaType": MANIFEST_TYPE,
+            "artifactType": SIGNATURE_TYPE,
+            "digest": one.digest,
+            "size": len(one.manifest),
+        }
+        for one in artefacts
+    ]
+    path = f"/referrers/{liar.digest}?artifactType={SIGNATURE_TYPE.replace('+', '%2B')}"
+    liar.lie(path, Lie(200, canonical({"manifests": rows})))
+    for one in artefacts:
+        liar.lie(f"/manifests/{one.digest}", Lie(200, one.manifest))
+        liar.lie(f"/blobs/{digest_of(one.envelope)}", Lie(200, one.envelope))
+
+
+def signed_by(liar: LyingRegistry, key: Ed25519PrivateKey) -> Artefact:
+    return signature(liar.digest, len(liar.store.read(liar.digest, 1 << 20)), key)
+
+
+def test_a_registry_with_the_list_of_oci_is_asked_for_it(
+    store: ModelStore, liar: LyingRegistry
+) -> None:
+    listed(liar, signed_by(liar, ALICE), signed_by(liar, BOB))
+    assert pulled(store, liar.location).signers == tuple(sorted((key_id(ALICE), key_id(BOB))))
+
+
+def test_a_list_on_several_pages_is_read_to_its_end(store: ModelStore, liar: LyingRegistry) -> None:
+    listed(liar, signed_by(liar, ALICE))
+    first = {"link": '</v2/chat/referrers/next?n=1>; rel="next"'}
+    path = next(end for _, end in liar.lies if "/referrers/" in end)
+    liar.lie("/referrers/next?n=1", liar.lies["GET", path])
+    liar.lie(path, Lie(200, b'{"manifests":[]}', first))
+    assert pulled(store, liar.location).signers == (key_id(ALICE),)
+    liar.lie("/referrers/next?n=1", Lie(200, b"<html>"))
+    with pytest.raises(RegistryFailed, match=r"its list of signatures of .* cannot be read"):
+        pulled(store, liar.location)
+
+
+def test_nothing_is_fetched_or_named_without_the_signature_that_is_required(
+    store: ModelStore, liar: LyingRegistry
+) -> None:
+    with store.writing():
+        pass
+    Aliases(store).require_keys(parse_reference("chat"), [key_id(ALICE)])
+    with pytest.raises(StoreError, match=f"chat takes .* and chat@{liar.digest} is not signed;"):
+        pulled(store, liar.location)
+    listed(liar, signed_by(liar, BOB))
+    with pytest.raises(StoreError, match=f"is signed by {key_id(BOB)}; nothing was named"):
+        pulled(store, liar.location)
+    # ALICE's name on BOB's signature.
+    forged = signed_by(liar, BOB).envelope.replace(key_id(BOB).encode(), key_id(ALICE).encode())
+    manifest = json.loads(signed_by(liar, BOB).manifest)
+    manifest["layers"][0] |= {"digest": digest_of(forged), "size": len(forged)}
+    artefact = signed_by(liar, BOB)._replace(manifest=canonical(manifest), envelope=forged)
+    listed(liar, artefact)
+    with pytest.raises(StoreError, match="is not signed; nothing was named"):
+        pulled(store, liar.location)
+    weights = max(liar.manifest.blobs, key=lambda one: one.size).digest
+    assert not any(one.path.endswith(weights) for one in liar.asked)
+    assert store.entries() == ()
+    listed(liar, artefact, signed_by(liar, ALICE))
+    found = pulled(store, liar.location)
+    assert found.signers == (key_id(ALICE),)
+    assert found.notes == (
+        f"signature {artefact.digest} there is not valid and is not kept: {key_id(ALICE)} has not "
+        "signed that",
+    )
+    assert signatures_of(store, liar.digest) == ((key_id(ALICE),), ())
+
+
+@pytest.mark.parametrize(
+    ("part", "lie", "words"),
+    [
+        ("manifests", Lie(404), "it is listed, and not there"),
+        ("blobs", Lie(404), "its envelope is not there"),
+        ("blobs", Lie(200, b"{}"), "its envelope is another one than its manifest says"),
+    ],
+)
+def test_a_signature_that_is_not_whole_there_is_left(
+    store: ModelStore, liar: LyingRegistry, part: str, lie: Lie, words: str
+) -> None:
+    artefact = signed_by(liar, ALICE)
+    listed(liar, artefact)
+    end = artefact.digest if part == "manifests" else digest_of(artefact.envelope)
+    liar.lie(f"/{part}/{end}", lie)
+    found = pulled(store, liar.location)
+    assert found.signers == ()
+    assert words in found.notes[0]

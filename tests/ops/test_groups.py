@@ -1,0 +1,469 @@
+"""Workers of several models: started, stopped and failed apart, by real processes of fake roles."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from ops.exit_codes import EXIT_BAD_INPUT
+from ops.supervisor.group import TRANSITIONS, GroupEvent, Phase
+from ops.supervisor.model_status import ModelState
+from ops.supervisor.rolling import ORDER
+from ops.supervisor.slot import RestartFailed
+from ops.supervisor.supervisor import Supervisor
+from triolet.config import SupervisorConfig
+from triolet.ids import Role
+
+from .recording import Recorder, spec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from ops.supervisor.restart_policy import GiveUp
+    from ops.supervisor.rolling import Step
+
+# A second or two each: only real processes show which one is signalled, in which order they end.
+PATIENCE_S = 120.0
+CONFIG = SupervisorConfig(
+    restart_delay_s=0.01, max_restart_delay_s=0.02, ready_poll_s=0.01, worker_exit_s=PATIENCE_S
+)
+NAMES = ("server-0", "a.prefill-0", "a.decode-0", "b.decode-0")
+
+
+class Fleet:
+    """A supervisor of fake roles, and what is seen of it."""
+
+    def __init__(
+        self,
+        journal: Path,
+        *names: str,
+        stopped: tuple[str, ...] = (),
+        config: SupervisorConfig = CONFIG,
+    ) -> None:
+        self.journal = journal
+        self.recorder = Recorder()
+        self.steps: list[str] = []
+        self.noted: list[list[str]] = []
+        self.outcome: GiveUp | None = None
+        self.supervisor = Supervisor(
+            [spec(name, journal) for name in names],
+            config,
+            PATIENCE_S,
+            self.recorder,
+            spares=[spec("a.decode-spare", journal)],
+            stopped=stopped,
+        )
+
+    async def run(self) -> None:
+        self.outcome = await self.supervisor.run()
+
+    async def note(self, step: Step | str) -> None:
+        self.steps.append(str(step))
+
+    async def start(self, name: str) -> None:
+        await self.supervisor.start_model(name, self.note)
+
+    async def stop(self, name: str) -> None:
+        await self.supervisor.stop_model(name, self.note)
+
+    async def scale(self, role: Role, *names: str) -> None:
+        await self.supervisor.scale(
+            "a",
+            role,
+            [spec(name, self.journal) for name in names],
+            lambda names: self.noted.append(list(names)),
+            self.note,
+        )
+
+    async def restart(self, *roles: Role) -> None:
+        async def is_met(_: str) -> bool:
+            return True
+
+        await self.supervisor.restart(roles or ORDER, is_met, self.note)
+
+    @property
+    def states(self) -> dict[str, ModelState]:
+        return {model.name: model.state for model in self.supervisor.models()}
+
+    @property
+    def words(self) -> list[str]:
+        return self.journal.read_text().splitlines()
+
+    def lives(self, name: str) -> int:
+        return len(self.recorder.pids.get(name, []))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that other processes do."""
+    while not condition():  # noqa: ASYNC110 (they set no event)
+        await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(fleet: Fleet) -> AsyncIterator[Fleet]:
+    """Run a fleet until the block ends, then stop it."""
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.run)
+            await fleet.supervisor.wait_all_ready()
+            yield fleet
+            if not fleet.recorder.stops:
+                fleet.supervisor.stop()
+
+
+def test_a_group_ends_from_every_phase_and_may_begin_again() -> None:
+    assert set(TRANSITIONS) == set(Phase)
+    for phase in Phase:
+        reached = {phase}
+        for _ in Phase:
+            reached |= {after for one in reached for after in TRANSITIONS[one].values()}
+        assert reached == set(Phase)
+    assert {event for row in TRANSITIONS.values() for event in row} == set(GroupEvent)
+
+
+@pytest.mark.slow
+async def test_a_model_is_stopped_and_started_beside_the_others(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", *NAMES)) as fleet:
+        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.RUNNING}
+        await fleet.stop("a")
+        await fleet.stop("a")
+        # Workers that compute prompts go first: these become work of the others.
+        assert fleet.words[len(NAMES) :] == ["a.prefill-0 ended", "a.decode-0 ended"]
+        assert fleet.states == {"a": ModelState.STOPPED, "b": ModelState.RUNNING}
+        assert [worker.pid for worker in fleet.supervisor.models()[0].workers] == [None, None]
+        await fleet.start("a")
+        await fleet.start("a")
+        assert fleet.steps == [
+            *("a.prefill-0: draining", "a.decode-0: draining"),
+            *("a.prefill-0: starting", "a.decode-0: starting"),
+        ]
+        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.RUNNING}
+        pids = fleet.recorder.pids
+        (status, _) = fleet.supervisor.models()
+        assert [(worker.name, worker.role, worker.pid) for worker in status.workers] == [
+            ("a.prefill-0", Role.PREFILL, pids["a.prefill-0"][-1]),
+            ("a.decode-0", Role.DECODE, pids["a.decode-0"][-1]),
+        ]
+        assert all(worker.is_ready for worker in status.workers)
+        assert [fleet.lives(name) for name in NAMES] == [1, 2, 2, 1]
+        # Both ways of an end were asked for, so that nothing counts as a death.
+        assert {verdict for _, _, verdict in fleet.recorder.endings} == {None}
+
+
+@pytest.mark.slow
+async def test_a_dead_worker_is_restarted_alone(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", *NAMES)) as fleet:
+        os.kill(fleet.recorder.pids["a.decode-0"][0], signal.SIGKILL)
+        await until(lambda: fleet.lives("a.decode-0") == 2)
+        await until(lambda: fleet.states["a"] is ModelState.RUNNING)
+        assert [fleet.lives(name) for name in NAMES] == [1, 1, 2, 1]
+
+
+@pytest.mark.slow
+async def test_a_model_that_is_asleep_starts_by_command_alone(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", *NAMES, stopped=("b",))) as fleet:
+        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.STOPPED}
+        await fleet.restart()
+        assert "b.decode-0 started" not in fleet.words
+        assert [step.partition(":")[0] for step in fleet.steps] == [
+            *("a.prefill-0", "a.decode-spare", "a.decode-0", "a.decode-spare"),
+            "server-0",
+        ]
+        await fleet.start("b")
+        assert fleet.states["b"] is ModelState.RUNNING
+
+
+@pytest.mark.slow
+async def test_two_commands_at_once_are_done_once(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.stop, "b")
+            nursery.start_soon(fleet.stop, "b")
+            await until(lambda: fleet.states["b"] is ModelState.STOPPING)
+            nursery.start_soon(fleet.start, "b")
+            nursery.start_soon(fleet.start, "b")
+        assert fleet.words[2:] == ["b.decode-0 ended", "b.decode-0 started"]
+        assert fleet.states["b"] is ModelState.RUNNING
+
+
+@pytest.mark.slow
+async def test_a_start_that_is_stopped_says_so(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0:silent", stopped=("b",))
+    async with running(fleet):
+
+        async def start() -> None:
+            with pytest.raises(RestartFailed, match="model b was stopped meanwhile"):
+                await fleet.start("b")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(start)
+            await until(lambda: "b.decode-0 started" in fleet.words)
+            assert fleet.states["b"] is ModelState.STARTING
+            nursery.start_soon(fleet.stop, "b")
+            await until(lambda: fleet.states["b"] is ModelState.STOPPING)
+            # It ignores the request; nothing waits for the deadline here.
+            os.kill(fleet.recorder.pids["b.decode-0"][0], signal.SIGKILL)
+        assert fleet.states["b"] is ModelState.STOPPED
+        assert fleet.lives("b.decode-0") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [("crash", "b.decode-0 exited with code 1 3 times in a row"), ("broken", "config.json is")],
+)
+async def test_a_model_that_cannot_be_kept_alive_leaves_the_others_alone(
+    tmp_path: Path, behaviour: str, words: str
+) -> None:
+    names = ("server-0", "a.decode-0", "b.prefill-0", f"b.decode-0:{behaviour}")
+    async with running(Fleet(tmp_path / "journal", *names)) as fleet:
+        await until(lambda: fleet.states == {"a": ModelState.RUNNING, "b": ModelState.FAILED})
+        assert "b.prefill-0 ended" in fleet.words
+        ((model, reason),) = fleet.recorder.failures
+        assert model == "b"
+        assert words in reason.message
+        assert fleet.supervisor.models()[1].failure == reason.message
+        with pytest.raises(RestartFailed, match=words):
+            await fleet.start("b")
+        assert fleet.lives("a.decode-0") == fleet.lives("server-0") == 1
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
+async def test_a_fleet_ends_when_its_last_model_has_failed(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "server-0", "a.decode-0:broken", "b.decode-0:broken")
+    with trio.fail_after(PATIENCE_S):
+        await fleet.run()
+    assert fleet.outcome is not None
+    assert fleet.outcome.exit_code == 2
+    assert len(fleet.recorder.failures) == 1
+
+
+@pytest.mark.slow
+async def test_a_model_that_fails_ends_its_restart(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0:once")) as fleet:
+        with pytest.raises(RestartFailed, match=r"b\.decode-0 is being stopped"):
+            await fleet.restart(Role.DECODE)
+        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.FAILED}
+
+
+@pytest.mark.slow
+async def test_commands_that_cannot_be_done_are_refused(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
+        with pytest.raises(RestartFailed, match="no model is called 'c'; allowed: a, b"):
+            await fleet.start("c")
+        with pytest.raises(RestartFailed, match="no process runs as control or server"):
+            await fleet.restart(Role.SERVER, Role.CONTROL)
+        done = trio.Event()
+
+        async def tell(_: Step) -> None:
+            await done.wait()
+
+        async def is_met(_: str) -> bool:
+            return True
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.supervisor.restart, {Role.DECODE}, is_met, tell)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(RestartFailed, match="a restart or a scaling of a is under way"):
+                await fleet.stop("a")
+            done.set()
+        fleet.supervisor.stop()
+        with pytest.raises(RestartFailed, match="the fleet is being stopped"):
+            await fleet.start("a")
+
+
+@pytest.mark.slow
+async def test_the_only_model_without_a_name_runs_as_long_as_the_fleet(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "decode-0")) as fleet:
+        with pytest.raises(RestartFailed, match="has no name, and runs as long as the fleet"):
+            await fleet.stop("")
+
+
+@pytest.mark.slow
+async def test_workers_are_added_and_removed_one_after_the_other(tmp_path: Path) -> None:
+    async with running(
+        Fleet(tmp_path / "journal", "server-0", "a.decode-0", "b.decode-0")
+    ) as fleet:
+        await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1", "a.decode-2")
+        await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1", "a.decode-2")
+        assert [worker.name for worker in fleet.supervisor.models()[0].workers] == [
+            *("a.decode-0", "a.decode-1", "a.decode-2")
+        ]
+        assert fleet.states["a"] is ModelState.RUNNING
+        # A worker that was added is kept like the others.
+        os.kill(fleet.recorder.pids["a.decode-2"][0], signal.SIGKILL)
+        await until(lambda: fleet.lives("a.decode-2") == 2)
+        await until(lambda: fleet.states["a"] is ModelState.RUNNING)
+        await fleet.scale(Role.DECODE, "a.decode-0")
+        assert fleet.words[-2:] == ["a.decode-2 ended", "a.decode-1 ended"]
+        assert fleet.steps == [
+            *("a.decode-1: starting", "a.decode-2: starting"),
+            *("a.decode-2: draining", "a.decode-1: draining"),
+        ]
+        first, second, third = "a.decode-0", "a.decode-1", "a.decode-2"
+        assert fleet.noted == [[first, second], [first, second, third], [first, second], [first]]
+        await fleet.restart(Role.DECODE)
+        assert fleet.lives("a.decode-1") == 1
+
+
+@pytest.mark.slow
+async def test_a_worker_that_cannot_be_added_leaves_the_others_alone(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
+        with pytest.raises(RestartFailed, match=r"config\.json is"):
+            await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1:broken")
+        assert fleet.noted[-1] == ["a.decode-0"]
+        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.RUNNING}
+        await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-2")
+        assert fleet.lives("a.decode-2") == 1
+
+
+@pytest.mark.slow
+async def test_a_model_that_sleeps_wakes_with_its_new_number_of_workers(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0", stopped=("a",))
+    async with running(fleet):
+        await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1")
+        assert fleet.lives("a.decode-1") == 0
+        await fleet.start("a")
+        assert fleet.lives("a.decode-1") == 1
+        await fleet.stop("a")
+        await fleet.scale(Role.DECODE, "a.decode-1")
+        await fleet.start("a")
+        assert fleet.lives("a.decode-0") == 1
+
+
+@pytest.mark.slow
+async def test_only_one_thing_changes_a_model_at_a_time(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
+        may_go_on = trio.Event()
+
+        async def tell(_: str) -> None:
+            await may_go_on.wait()
+
+        async def scale() -> None:
+            specs = [spec(name, fleet.journal) for name in ("a.decode-0", "a.decode-1")]
+            await fleet.supervisor.scale("a", Role.DECODE, specs, lambda _: None, tell)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scale)
+            await trio.testing.wait_all_tasks_blocked()
+            for command in (
+                fleet.stop("a"),
+                fleet.restart(),
+                fleet.scale(Role.DECODE, "a.decode-2"),
+            ):
+                with pytest.raises(RestartFailed, match="is under way"):
+                    await command
+            may_go_on.set()
+        assert fleet.lives("a.decode-1") == 1
+
+
+@pytest.mark.slow
+async def test_a_model_starts_without_a_worker_that_is_removed_meanwhile(tmp_path: Path) -> None:
+    names = ("a.decode-0", "a.decode-1:silent", "b.decode-0")
+    config = replace(CONFIG, worker_exit_s=0.1)
+    fleet = Fleet(tmp_path / "journal", *names, stopped=("a",), config=config)
+    with trio.fail_after(20.0):
+        async with running(fleet):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fleet.start, "a")
+                await until(lambda: fleet.supervisor.models()[0].workers[0].is_ready)
+                await trio.testing.wait_all_tasks_blocked()
+                await fleet.scale(Role.DECODE, "a.decode-0")
+            assert fleet.states["a"] is ModelState.RUNNING
+
+
+@pytest.mark.slow
+async def test_control_alone_runs_no_model(tmp_path: Path) -> None:
+    names = ("server-0", "control", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, stopped=("a",))) as fleet:
+        assert not fleet.supervisor.runs_models
+        await fleet.start("a")
+        assert fleet.supervisor.runs_models
+
+
+@pytest.mark.slow
+async def test_a_worker_that_was_being_added_ends_with_the_fleet(tmp_path: Path) -> None:
+    names = ("server-0", "a.decode-0")
+    # The new one heeds no request to leave.
+    fleet = Fleet(tmp_path / "journal", *names, config=replace(CONFIG, worker_exit_s=0.1))
+
+    async def add() -> None:
+        with pytest.raises(RestartFailed, match=r"a\.decode-1 is being stopped"):
+            await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1:silent")
+
+    with trio.fail_after(20.0):
+        async with running(fleet), trio.open_nursery() as nursery:
+            nursery.start_soon(add)
+            await until(lambda: fleet.lives("a.decode-1") == 1)
+            fleet.supervisor.stop()
+            with pytest.raises(RestartFailed, match="the fleet is being stopped"):
+                await fleet.scale(Role.DECODE, "a.decode-0")
+    assert "a.decode-1" in {name for name, _, _ in fleet.recorder.endings}
+
+
+@pytest.mark.slow
+async def test_control_is_restarted_before_servers_and_ends_before_all(tmp_path: Path) -> None:
+    names = ("server-0", "control", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names)) as fleet:
+        met = []
+
+        async def is_met(name: str) -> bool:
+            met.append(name)
+            return True
+
+        await fleet.supervisor.restart((*ORDER,), is_met, fleet.note)
+        assert [step.partition(":")[0] for step in fleet.steps][-2:] == ["control", "server-0"]
+        assert "control" not in met, "servers know no such worker"
+        assert [fleet.lives(name) for name in names] == [2, 2, 2]
+        begun = len(fleet.words)
+        fleet.supervisor.stop()
+    assert fleet.words[begun:] == ["control ended", "server-0 ended", "a.decode-0 ended"]
+
+
+@pytest.mark.slow
+async def test_a_control_that_keeps_dying_ends_no_fleet(tmp_path: Path) -> None:
+    names = ("server-0", "control:crash", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names)) as fleet:
+        await until(lambda: bool(fleet.recorder.failures))
+        ((name, reason),) = fleet.recorder.failures
+        assert (name, "exited with code 1 3 times" in reason.message) == ("control", True)
+        assert fleet.states == {"a": ModelState.RUNNING}
+        await fleet.stop("a")
+        await fleet.start("a")
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
+async def test_a_control_that_cannot_be_as_it_was_set_ends_the_fleet(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "server-0", "control:broken", "a.decode-0")
+    with trio.fail_after(PATIENCE_S):
+        await fleet.run()
+    assert fleet.outcome is not None
+    assert fleet.outcome.exit_code == EXIT_BAD_INPUT
+
+
+@pytest.mark.slow
+async def test_worker_seconds_are_those_of_the_processes(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")
+    spans = fleet.recorder.spans
+    async with running(fleet):
+        os.kill(fleet.recorder.pids["a.decode-0"][0], signal.SIGKILL)
+        await until(lambda: fleet.lives("a.decode-0") == 2)
+        await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1")
+        await fleet.scale(Role.DECODE, "a.decode-0")
+        await fleet.stop("a")
+        await fleet.start("a")
+        await fleet.stop("a")
+        (counted, _) = fleet.supervisor.models()
+    ended = [end - began for name, began, end in spans if name.startswith("a.")]
+    assert len(ended) == 4
+    # Both are told of an end a few turns of the loop apart.
+    assert counted.worker_seconds == pytest.approx(sum(ended), abs=0.2)

@@ -1,0 +1,92 @@
+"""`triolet model ps`: what it asks a fleet, and prints."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from ops import running_fleets
+from ops.cli import main
+from ops.cli.model_processes import Served, memory_bytes, rows
+from ops.running_fleets import Note, RunningFleet
+from ops.supervisor.model_status import ModelState, ModelStatus, WorkerStatus
+from ops.supervisor.supervisor_socket import Models, ModelsRequest, Refused, answer_commands
+from triolet.ids import Role
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from ops.supervisor.supervisor_socket import Answer, Request, Tell
+
+PATIENCE_S = 60.0
+WORKER = WorkerStatus("chat.decode-0", Role.DECODE, os.getpid(), is_ready=True)
+FAILED = ModelStatus("code", ModelState.FAILED, [], "code.decode-0 exited with code 1")
+MODELS = Models([ModelStatus("chat", ModelState.RUNNING, [WORKER]), FAILED])
+
+
+async def shown(
+    place: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> tuple[int, list[Request]]:
+    """Run `triolet model ps` against a supervisor that gives this answer; return its exit code
+    and what it asked."""
+    fleet = RunningFleet(place, Note(8000, "http://127.0.0.1:1", {}))
+    monkeypatch.setattr(running_fleets, "running_fleets", lambda: [fleet])
+    asked: list[Request] = []
+
+    async def obey(request: Request, tell: Tell) -> None:
+        asked.append(request)
+        await tell(answer)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(answer_commands, fleet.supervisor_socket, obey)
+            code = await trio.to_thread.run_sync(partial(main, ["model", "ps"]))
+            nursery.cancel_scope.cancel()
+    return code, asked
+
+
+async def test_models_are_shown_although_the_server_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, asked = await shown(tmp_path, monkeypatch, MODELS)
+    assert (code, asked) == (0, [ModelsRequest()])
+    out, err = capsys.readouterr()
+    assert "http://127.0.0.1:1 does not say what it serves: " in err
+    chat, worker, code_line, failure = out.splitlines()
+    assert chat == "chat  -  workers running"
+    assert worker.split()[:4] == ["chat.decode-0", "pid", str(os.getpid()), "ready"]
+    assert code_line == "code  -  workers failed"
+    assert failure.strip() == FAILED.failure
+
+
+async def test_a_supervisor_that_refuses_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = await shown(tmp_path, monkeypatch, Refused("this supervisor does not understand"))
+    assert (code, capsys.readouterr()) == (
+        1,
+        ("", "triolet: this supervisor does not understand\n"),
+    )
+
+
+def test_what_server_and_supervisor_say_is_one_row(tmp_path: Path) -> None:
+    (tmp_path / str(os.getpid())).mkdir()
+    rollup = "00400000-7fff r--p [rollup]\nRss:  9 kB\nPss:    7 kB\nPss_Dirty: 3 kB\n"
+    (tmp_path / str(os.getpid()) / "smaps_rollup").write_text(rollup)
+    served = [Served("chat", "sha256:1", "serving"), Served("other")]
+    chat, code = rows(MODELS.models, served, tmp_path)
+    assert (chat.digest, chat.state, chat.workers_state) == ("sha256:1", "serving", "running")
+    assert chat.workers[0].memory_bytes == 7 * 1024
+    assert (code.digest, code.state, code.failure) == (None, None, FAILED.failure)
+    (only,) = rows([ModelStatus("", ModelState.RUNNING, [])], served)
+    assert only.name == "chat"
+
+
+def test_a_process_that_is_gone_has_no_memory(tmp_path: Path) -> None:
+    assert memory_bytes(1, tmp_path) is None
+    assert (memory_bytes(os.getpid()) or 0) > 0

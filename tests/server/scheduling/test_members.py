@@ -1,0 +1,228 @@
+"""Workers join and leave while a server runs: no stream notices, and nothing of them stays."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from server.contract.generation import Finished
+from server.scheduling.members import MemberFile, by_model
+from server.scheduling.workers import Worker
+from triolet.errors import ConfigError, RequestError
+from triolet.ids import Role
+from triolet.members import MAX_MEMBERS, Member, read_members, written_members
+
+from .fake_processes import FakeProcess
+from .fakes import FakeDecode, completion_ids, make_request
+from .test_fleet import Cluster, read_all, read_some, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trio.testing import MockClock
+
+PREFILL = (Role.PREFILL, "mem://prefill-0")
+FIRST = (Role.DECODE, "mem://decode-0")
+SECOND = (Role.DECODE, "mem://decode-1")
+POLL_S = 0.005
+PATIENCE_S = 60.0
+
+
+def names(cluster: Cluster) -> dict[str, str]:
+    return {worker.name: worker.state for worker in cluster.fleet.status().workers}
+
+
+async def second(cluster: Cluster) -> FakeDecode:
+    """Start another decode worker, which no server knows yet."""
+    worker = FakeDecode("decode-1", epoch=77)
+    cluster.decodes.append(worker)
+    await cluster.nursery.start(FakeProcess(cluster.network, worker).run)
+    return worker
+
+
+async def test_a_worker_joins_and_another_leaves_when_its_streams_have_ended(
+    autojump_clock: MockClock,
+) -> None:
+    async with running() as cluster:
+        old = cluster.fleet.submit(make_request(1, max_tokens=60))
+        before = await read_some(old, 5)
+        joined = await second(cluster)
+        cluster.fleet.set_members([PREFILL, FIRST, SECOND])
+        await trio.sleep(2.0)
+        assert names(cluster) == dict.fromkeys(("prefill-0", "decode-0", "decode-1"), "alive")
+
+        cluster.fleet.set_members([PREFILL, SECOND])
+        assert names(cluster)["decode-0"] == "draining"
+        new = cluster.fleet.submit(make_request(2, max_tokens=30, seed=2))
+        token_ids, end = await read_all(new)
+        assert (token_ids, type(end)) == (completion_ids(2, 30), Finished)
+        assert joined.steps > 0
+        # What began on the one that leaves ends there: nothing is computed twice.
+        token_ids, _ = await read_all(old)
+        assert before + token_ids == completion_ids(0, 60)
+        await trio.sleep(2.0)
+        assert names(cluster) == {"prefill-0": "alive", "decode-1": "alive"}
+        assert cluster.fleet.status().is_ready
+        assert cluster.decode.rows == {}
+
+
+async def test_a_worker_that_dies_as_it_leaves_is_left_and_its_stream_goes_on(
+    autojump_clock: MockClock,
+) -> None:
+    async with running() as cluster:
+        stream = cluster.fleet.submit(make_request(1, max_tokens=60))
+        before = await read_some(stream, 5)
+        await second(cluster)
+        cluster.fleet.set_members([PREFILL, SECOND])
+        cluster.decode_process.kill()
+        token_ids, end = await read_all(stream)
+        assert before + token_ids == completion_ids(0, 60)
+        assert isinstance(end, Finished)
+        await trio.sleep(2.0)
+        assert set(names(cluster)) == {"prefill-0", "decode-1"}
+
+
+async def test_who_comes_back_before_it_has_left_was_never_away(
+    autojump_clock: MockClock,
+) -> None:
+    async with running() as cluster:
+        stream = cluster.fleet.submit(make_request(1, max_tokens=60))
+        before = await read_some(stream, 5)
+        cluster.fleet.set_members([PREFILL])
+        await trio.sleep(0.1)
+        cluster.fleet.set_members([PREFILL, FIRST])
+        token_ids, _ = await read_all(stream)
+        assert before + token_ids == completion_ids(0, 60)
+        await trio.sleep(2.0)
+        assert names(cluster) == {"prefill-0": "alive", "decode-0": "alive"}
+
+
+async def test_without_members_requests_are_refused_until_there_are_some(
+    autojump_clock: MockClock,
+) -> None:
+    async with running() as cluster:
+        cluster.fleet.set_members([])
+        await trio.sleep(2.0)
+        assert names(cluster) == {}
+        assert not cluster.fleet.status().is_ready
+        with pytest.raises(RequestError, match="no decode worker is there"):
+            cluster.fleet.submit(make_request(1, max_tokens=10))
+        cluster.fleet.set_members([PREFILL, FIRST])
+        await cluster.fleet.wait_ready()
+        token_ids, end = await read_all(cluster.fleet.submit(make_request(1, max_tokens=10)))
+        assert (token_ids, type(end)) == (completion_ids(0, 10), Finished)
+
+
+async def test_nothing_stays_of_workers_that_have_left(autojump_clock: MockClock) -> None:
+    def num_workers() -> int:
+        gc.collect()
+        return sum(isinstance(one, Worker) for one in gc.get_objects())
+
+    async with running() as cluster:
+        before = num_workers()
+        await second(cluster)
+        for _ in range(3):
+            # One that answers, one that is nowhere.
+            cluster.fleet.set_members([PREFILL, FIRST, SECOND, (Role.DECODE, "mem://nowhere")])
+            await trio.sleep(2.0)
+            await read_all(cluster.fleet.submit(make_request(1, max_tokens=10)))
+            cluster.fleet.set_members([PREFILL, FIRST])
+            await trio.sleep(2.0)
+        assert num_workers() == before
+
+
+async def test_twenty_changes_under_load_cost_no_stream(autojump_clock: MockClock) -> None:
+    async with running() as cluster:
+        await second(cluster)
+        ended: list[type] = []
+
+        async def client(number: int) -> None:
+            stream = cluster.fleet.submit(make_request(number, max_tokens=200, seed=number))
+            token_ids, end = await read_all(stream)
+            assert token_ids == completion_ids(number, 200)
+            ended.append(type(end))
+
+        async with trio.open_nursery() as clients:
+            for number in range(12):
+                clients.start_soon(client, number)
+            for change in range(20):
+                cluster.fleet.set_members([PREFILL, (FIRST, SECOND)[change % 2]])
+                await trio.sleep(0.3)
+        assert ended == [Finished] * 12
+        await trio.sleep(2.0)
+        assert set(names(cluster)) == {"prefill-0", "decode-1"}
+        cluster.fleet.check_accounting()
+
+
+def test_a_file_of_members_is_read_as_it_was_written() -> None:
+    members = (Member(Role.DECODE, "ipc:///x/d"), Member(Role.PREFILL, "tcp://h:1", "chat"))
+    assert read_members(written_members(members), "F") == members
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"nonsense", "F is no list of members: JSON is malformed"),
+        (b'{"members": [{"role": "decode"}]}', "missing required field `address`"),
+        (b'{"members": [{"role": "server", "address": "a"}]}', r"members\[0\].role is 'server'"),
+        (b'{"members": [], "zone": 1}', "unknown field `zone`"),
+        (
+            written_members((Member(Role.DECODE, "a"), Member(Role.PREFILL, "a"))),
+            "names a twice",
+        ),
+        (
+            written_members(tuple(Member(Role.DECODE, str(n)) for n in range(MAX_MEMBERS + 1))),
+            "names 1025 members; allowed: 1024",
+        ),
+    ],
+)
+def test_a_file_with_an_error_counts_for_nothing(content: bytes, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_members(content, "F")
+
+
+def test_each_model_has_its_members_and_an_unknown_one_is_an_error() -> None:
+    own = [
+        Member(Role.DECODE, "a"),
+        Member(Role.DECODE, "b", "chat"),
+        Member(Role.PREFILL, "c", "x"),
+    ]
+    assert by_model(own, ["chat", "x", "y"]) == {
+        "chat": [(Role.DECODE, "a"), (Role.DECODE, "b")],
+        "x": [(Role.PREFILL, "c")],
+        "y": [],
+    }
+    with pytest.raises(ConfigError, match="the member at c is of model 'x'; this server has chat"):
+        by_model(own, ["chat"])
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            if is_so():
+                return
+            await trio.sleep(POLL_S)
+
+
+async def test_the_last_good_file_stays_in_force(tmp_path: Path) -> None:
+    path = tmp_path / "members.json"
+    used: list[tuple[Member, ...]] = []
+    one, other = Member(Role.DECODE, "mem://1"), Member(Role.DECODE, "mem://2")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(MemberFile(str(path), POLL_S).run, used.append)
+        await trio.sleep(4 * POLL_S)
+        assert used == []
+        path.write_bytes(written_members((one,)))
+        await until(lambda: used == [(one,)])
+        path.write_bytes(b"nonsense, and longer")
+        await trio.sleep(6 * POLL_S)
+        path.unlink()
+        await trio.sleep(6 * POLL_S)
+        assert used == [(one,)]
+        path.write_bytes(written_members((one, other)))
+        await until(lambda: used == [(one,), (one, other)])
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,252 @@
+"""Requests for a model that sleeps: they wait while control has it loaded, or hear when to come."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from server.api.served_models import state_of
+from server.contract.generation import Finished
+from server.scheduling.control_link import ControlLink
+from server.scheduling.links import Links
+from server.scheduling.presence import LOST_S
+from tests.server.tiny_text import tiny_text
+from transport.memory_network import MemoryNetwork
+from triolet.control_protocol import (
+    Activity,
+    LineBuffer,
+    ModelNews,
+    Models,
+    ModelState,
+    Said,
+    Wake,
+    decode_said,
+    encode_line,
+)
+from triolet.errors import RequestError
+
+from .fake_processes import FakeProcess
+from .fakes import FakeDecode, FakePrefill, completion_ids, make_request, server_config
+from .test_fleet import read_all, read_some
+from .world import World
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+S = ModelState
+PATIENCE_S = 60.0
+WAIT_S = 30.0
+
+
+def news(state: ModelState, predicted_ready_s: float | None = 1.0) -> ModelNews:
+    return ModelNews("tiny", "", state, predicted_ready_s, 0)
+
+
+def away(state: ModelState | None, predicted_ready_s: float | None = 1.0) -> World:
+    """Return a server without workers for so long that it would not wait for them."""
+    world = World(connect=False, worker_wait_s=WAIT_S)
+    world.now += 2 * WAIT_S
+    if state is not None:
+        world.requests.admission.presence.note(news(state, predicted_ready_s), world.now)
+    return world
+
+
+@pytest.mark.parametrize("state", [S.STAGED, S.SLEEPING, S.DRAINING, S.LOADING, S.WARM])
+def test_a_request_waits_for_a_model_that_can_be_had(state: ModelState) -> None:
+    world = away(state)
+    presence = world.requests.admission.presence
+    told = []
+    presence.changed = lambda: told.append(presence.is_wanted)
+    reader = world.submit(make_request())
+    world.sweep(2 * WAIT_S)
+    assert not reader.terminals
+    assert told == [True]
+
+
+@pytest.mark.parametrize(
+    ("state", "predicted_ready_s", "words"),
+    [
+        (S.SLEEPING, 700.0, "tiny is sleeping and is loaded now; it is expected in 700 s"),
+        (S.SLEEPING, None, "tiny is sleeping and cannot be loaded now: there is no room"),
+        (S.ABSENT, None, "now: its files are gone; `triolet model load tiny` says from where"),
+        (S.SERVING, 0.0, "is there to take this request"),
+        (None, None, "is there to take this request"),
+    ],
+)
+def test_a_request_that_would_wait_in_vain_is_told_so_at_once(
+    state: ModelState | None, predicted_ready_s: float | None, words: str
+) -> None:
+    world = away(state, predicted_ready_s)
+    with pytest.raises(RequestError, match=words) as refused:
+        world.submit(make_request(deadline_s=600.0))
+    assert refused.value.status == 503
+    if predicted_ready_s == 700.0:
+        assert refused.value.retry_after_s == 700.0
+        assert world.requests.admission.presence.is_wanted, "so that it is there by then"
+
+
+def test_without_control_for_long_a_request_does_not_wait() -> None:
+    world = away(S.SLEEPING)
+    presence = world.requests.admission.presence
+    presence.note_lost(world.now)
+    reader = world.submit(make_request())
+    world.sweep(LOST_S / 2)
+    assert not reader.terminals
+    world.sweep(LOST_S)
+    world.read(reader)
+    assert reader.failed.error.code == "no_worker"
+    with pytest.raises(RequestError, match="the control of this fleet is away"):
+        world.submit(make_request())
+
+
+def test_a_prediction_runs_down() -> None:
+    world = away(S.LOADING, 20.0)
+    with pytest.raises(RequestError):
+        world.submit(make_request(deadline_s=10.0))
+    world.now += 11.0
+    assert not world.submit(make_request(2, deadline_s=10.0)).terminals
+
+
+class FakeControl:
+    """Control's end of the link."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._lines = LineBuffer()
+        self._said: list[Said] = []
+        self.wakes = 0
+
+    async def tell(self, state: ModelState) -> None:
+        await self._stream.send_all(encode_line(Models((news(state),))))
+
+    async def say_nonsense(self) -> None:
+        await self._stream.send_all(b"nonsense\n")
+
+    async def is_open(self) -> bool:
+        """Read on; return whether the server has not closed the link."""
+        try:
+            return bool(await self._stream.receive_some(65_536))
+        except trio.BrokenResourceError:
+            return False
+
+    async def hear(self) -> Said:
+        while not self._said:
+            data = await self._stream.receive_some(65_536)
+            self._said += map(decode_said, self._lines.feed(data))
+        said = self._said.pop(0)
+        self.wakes += isinstance(said, Wake)
+        return said
+
+    async def hear_wake(self) -> None:
+        while await self.hear() != Wake("tiny"):
+            pass
+
+    async def hear_activity(self, *, in_flight: int, is_ready: bool) -> Activity:
+        while True:
+            said = await self.hear()
+            if isinstance(said, Activity):
+                [model] = said.models
+                if (model.in_flight, model.is_ready) == (in_flight, is_ready):
+                    return said
+
+
+class Scene:
+    """A server with a link to control, and workers that are started by tests."""
+
+    def __init__(self, nursery: trio.Nursery, path: Path) -> None:
+        self.nursery = nursery
+        self.path = path
+        self.network = MemoryNetwork()
+        self.fleet = Links(server_config(token_window=4), tiny_text(), self.network)
+        self.link = ControlLink(str(path), "server", {"tiny": self.fleet})
+
+    async def start_workers(self) -> tuple[FakeDecode, FakePrefill]:
+        decode, prefill = FakeDecode(), FakePrefill()
+        await self.nursery.start(FakeProcess(self.network, decode).run)
+        await self.nursery.start(FakeProcess(self.network, prefill, [decode]).run)
+        return decode, prefill
+
+    @asynccontextmanager
+    async def control(self) -> AsyncIterator[FakeControl]:
+        """Run one life of control."""
+        listening = trio.socket.socket(trio.socket.AF_UNIX)
+        self.path.unlink(missing_ok=True)
+        await listening.bind(str(self.path))
+        listening.listen()
+        connection, _ = await listening.accept()
+        listening.close()
+        async with trio.SocketStream(connection) as stream:
+            yield FakeControl(stream)
+
+
+@asynccontextmanager
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            one = Scene(nursery, tmp_path / "control.sock")
+            await nursery.start(one.fleet.run)
+            nursery.start_soon(one.link.run)
+            yield one
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_request_wakes_its_model_and_is_answered(tmp_path: Path) -> None:
+    # Over a second: a socket of the system knows no virtual time, in which links meet at once.
+    async with scene(tmp_path) as server, server.control() as control:
+        await control.hear_activity(in_flight=0, is_ready=False)
+        await control.tell(S.SLEEPING)
+        while (status := server.fleet.status()).told is not S.SLEEPING:
+            await trio.lowlevel.checkpoint()
+        assert (state_of(status), status.is_coming) == (S.SLEEPING, True)
+        stream = server.fleet.submit(make_request(max_tokens=20))
+        await control.hear_wake()
+        await control.tell(S.LOADING)
+        await server.start_workers()
+        token_ids, end = await read_all(stream)
+        assert (token_ids, type(end)) == (completion_ids(0, 20), Finished)
+        said = await control.hear_activity(in_flight=0, is_ready=True)
+        assert said.models[0].last_used_s_ago is not None
+        assert state_of(server.fleet.status()) is S.SERVING
+
+
+async def test_what_still_runs_on_workers_that_end_does_not_wake_its_model(tmp_path: Path) -> None:
+    # Over a second, as the test above.
+    async with scene(tmp_path) as server, server.control() as control:
+        workers = await server.start_workers()
+        await control.hear_activity(in_flight=0, is_ready=True)
+        stream = server.fleet.submit(make_request(max_tokens=150))
+        await read_some(stream, 5)
+        await control.hear_activity(in_flight=1, is_ready=True)
+        for worker in workers:
+            worker.is_draining = True
+        await control.tell(S.DRAINING)
+        await control.hear_activity(in_flight=1, is_ready=False)
+        await control.tell(S.DRAINING)  # makes another report due
+        await control.hear_activity(in_flight=1, is_ready=False)
+        assert not control.wakes
+        server.fleet.submit(make_request(2))
+        await control.hear_wake()
+
+
+async def test_a_control_that_comes_back_hears_what_waits(tmp_path: Path) -> None:
+    async with scene(tmp_path) as server:
+        async with server.control() as control:
+            await control.tell(S.DRAINING)
+            while server.fleet.status().told is None:
+                await trio.lowlevel.checkpoint()
+            server.fleet.submit(make_request())
+            await control.hear_wake()
+        async with server.control() as control:
+            await control.tell(S.STAGED)
+            await control.hear_activity(in_flight=1, is_ready=False)
+            await control.hear_wake()
+        async with server.control() as control:
+            await control.say_nonsense()
+            while await control.is_open():
+                pass
+        async with server.control() as control:
+            await control.hear_activity(in_flight=1, is_ready=False)

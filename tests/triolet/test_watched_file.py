@@ -1,0 +1,67 @@
+"""A changed file counts once it has settled, and one that cannot be read is told of once."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from triolet.errors import ConfigError
+from triolet.watched_file import WatchedFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_BYTES = 100
+
+
+def written(path: Path, text: str, age_s: int = 0) -> WatchedFile:
+    """Write a file that was changed at a time of its own, and return it."""
+    path.write_text(text)
+    os.utime(path, (1_000_000 + age_s, 1_000_000 + age_s))
+    return WatchedFile(str(path), "words", MAX_BYTES)
+
+
+def test_a_file_is_read_and_has_not_changed_since(tmp_path: Path) -> None:
+    file = written(tmp_path / "file", "one")
+    assert file.read() == b"one"
+    assert not file.has_settled()
+    assert not file.has_settled()
+
+
+def test_a_change_counts_when_it_has_stood_for_one_more_look(tmp_path: Path) -> None:
+    file = written(tmp_path / "file", "one")
+    file.read()
+    written(tmp_path / "file", "half", age_s=1)
+    assert not file.has_settled()
+    written(tmp_path / "file", "two", age_s=2)
+    assert not file.has_settled()
+    assert file.has_settled()
+    assert file.read() == b"two"
+    assert not file.has_settled()
+
+
+def test_another_file_in_its_place_is_noticed_whatever_its_age(tmp_path: Path) -> None:
+    file = written(tmp_path / "file", "one")
+    file.read()
+    written(tmp_path / "new", "two")
+    (tmp_path / "new").replace(tmp_path / "file")
+    assert [file.has_settled(), file.has_settled()] == [False, True]
+
+
+def test_a_file_that_is_gone_has_changed_too_and_is_told_of_once(tmp_path: Path) -> None:
+    file = written(tmp_path / "file", "one")
+    file.read()
+    (tmp_path / "file").unlink()
+    assert [file.has_settled(), file.has_settled()] == [False, True]
+    file.note_tried()
+    with pytest.raises(ConfigError, match="the file of words cannot be read"):
+        file.read()
+    assert [file.has_settled(), file.has_settled()] == [False, False]
+
+
+def test_a_file_beyond_its_bound_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path / "file", "x" * (MAX_BYTES + 1))
+    with pytest.raises(ConfigError, match=f"longer than the {MAX_BYTES} bytes of a file of words"):
+        file.read()

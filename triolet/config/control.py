@@ -1,0 +1,81 @@
+"""Settings of `triolet control`: which models of a fleet may be resident, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ..units import MILLISECONDS, SECONDS
+from .link import require
+
+MAX_PORT: Final = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class ControlledModelConfig:
+    """One model as control knows it; `triolet serve` fills it in."""
+
+    name: str
+    """What clients call it."""
+    model_dir: str
+    """Absolute path of its directory or file."""
+    digest: str = ""
+    """sha256:… of its version in the store; empty where it is not in one."""
+    num_workers: int = 2
+    """Prefill and decode workers together."""
+    pool_bytes: int = 0
+    """KV pools of its workers together; 0 where they are sized by the workers."""
+    pinned: bool = False
+    """As `models.NAME.pinned`."""
+    keep_alive_s: float | None = None
+    """As `models.NAME.keep_alive_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlConfig:
+    """What decides about residency, and where it is reached."""
+
+    memory_bytes: int | None = None
+    """For the workers of all models together; auto is `memory_share` of what this machine or its
+    control group has left beside them at the start."""
+    memory_share: float = 0.8
+    """The rest is for the page cache, which holds the files of sleeping models, and for bursts of
+    other programs."""
+    min_residency_s: float = 60.0 * SECONDS
+    """A model that was loaded stays for so long, whatever others want: two models that take turns
+    would otherwise only load."""
+    admin_port: int | None = None
+    """Port on 127.0.0.1 for the admin routes; none is the Unix socket alone. Every user of this
+    machine reaches a port."""
+    state_dir: str | None = None
+    """Folder of the journal of operations and of measured load times; none is the fleet's own
+    folder, which ends with the fleet."""
+    poll_s: float = 0.5 * SECONDS
+    """How often the supervisor is asked for its worker processes."""
+    measure_s: float = 30.0 * SECONDS
+    """How often the memory of workers is measured: the kernel walks all their pages for it, which
+    takes milliseconds for each GiB."""
+    operation_timeout_s: float = 900.0 * SECONDS
+    """For one start or stop of a model's workers: large weights from a slow disk take minutes."""
+    room_timeout_s: float = 300.0 * SECONDS
+    """A model that finds no room among busy ones for so long is given up, and its operation fails
+    with what kept the memory."""
+    silence_s: float = 5.0 * SECONDS
+    """A server that says nothing for so long is taken for gone: five reports were lost."""
+    tick_s: float = 100 * MILLISECONDS
+    """How often is looked for what time alone changes: residency, keep-alive, deadlines."""
+    directory: str = ""
+    """The fleet's own folder, with its sockets; `triolet serve` sets it."""
+    models: tuple[ControlledModelConfig, ...] = ()
+    """`triolet serve` sets it."""
+
+    def __post_init__(self) -> None:
+        for name in ("poll_s", "measure_s", "operation_timeout_s", "room_timeout_s", "silence_s"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "> 0")
+        require(self.tick_s > 0, "tick_s", self.tick_s, "> 0")
+        require(self.min_residency_s >= 0, "min_residency_s", self.min_residency_s, ">= 0")
+        require(0 < self.memory_share <= 1, "memory_share", self.memory_share, "above 0, up to 1")
+        memory, port = self.memory_bytes, self.admin_port
+        require(memory is None or memory > 0, "memory_bytes", memory, "> 0")
+        is_port = port is None or 1 <= port <= MAX_PORT
+        require(is_port, "admin_port", port, f"1 to {MAX_PORT}")

@@ -1,0 +1,61 @@
+"""Settings of models, where one fleet serves several: what an operator asks for, what a server is
+told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .link import require
+from .parsers import ReasoningParser, ToolParser
+from .supervisor import MAX_WORKERS
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One model of a fleet, as `[models.NAME]` of a settings file or NAME=REF on the command line
+    asks for it."""
+
+    ref: str = ""
+    """What `fleet.model` takes: a directory, a GGUF file, or a version of the store."""
+    aliases: tuple[str, ...] = ()
+    """Other names that requests may use for it."""
+    prefill: int | None = None
+    """Prefill workers; None for as many as `fleet.prefill`."""
+    decode: int | None = None
+    """Decode workers; None for as many as `fleet.decode`."""
+    tool_parser: ToolParser = ToolParser.AUTO
+    """As `server.tool_parser`, for this model; `auto` is what that says."""
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO
+    """As `server.reasoning_parser`, for this model; `auto` is what that says."""
+    start: bool = True
+    """Whether its workers start with the fleet; otherwise with the first request for it."""
+    pinned: bool = False
+    """Whether its workers stay, whatever other models need."""
+    keep_alive_s: float | None = None
+    """Its workers end after so long without a request; None keeps them until memory is needed."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("prefill", 0), ("decode", 1)):
+            count = getattr(self, name)
+            allowed = f"{least} to {MAX_WORKERS}"
+            require(count is None or least <= count <= MAX_WORKERS, name, count, allowed)
+        keep_alive_s = self.keep_alive_s
+        require(keep_alive_s is None or keep_alive_s > 0, "keep_alive_s", keep_alive_s, "> 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModelConfig:
+    """One model of a server that serves several; `triolet serve` fills it in."""
+
+    name: str
+    """What clients call it."""
+    model_dir: str
+    """Absolute path of its directory."""
+    digest: str = ""
+    """sha256:… of its version in the store; empty for a directory that is not in one."""
+    aliases: tuple[str, ...] = ()
+    prefill_addresses: tuple[str, ...] = ()
+    decode_addresses: tuple[str, ...] = ()
+    spare_addresses: tuple[str, ...] = ()
+    tool_parser: ToolParser = ToolParser.AUTO
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO
