@@ -55,10 +55,11 @@ def read_members(content: bytes, name: str) -> tuple[Member, ...]:
             raise ConfigError(
                 f"{name}: members[{at}].role is {member.role.value!r}; allowed: prefill, decode"
             )
-    addresses = [member.address for member in members]
-    twice = next((one for one in addresses if addresses.count(one) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{name} names {twice} twice; one address is one worker")
+    addresses: set[str] = set()
+    for member in members:
+        if member.address in addresses:
+            raise ConfigError(f"{name} names {member.address} twice; one address is one worker")
+        addresses.add(member.address)
     return members
 
 

@@ -277,12 +277,13 @@ class ServerState:
       leaving: set once this process is about to leave: clients are told to connect anew.
       draining: set once it takes nothing new; answers under way go on.
       has_successor: another process accepts connections at this address now.
+      was_ready: it said once that a request had workers to go to.
     """
 
     def __init__(self) -> None:
         self.leaving = trio.Event()
         self.draining = trio.Event()
-        self.has_successor = False
+        self.has_successor = self.was_ready = False
 
     @property
     def is_leaving(self) -> bool:

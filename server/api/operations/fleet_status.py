@@ -333,7 +333,7 @@ def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
     for group in GROUPS:
         for name, value in other[group].items():
             status[group][name] = status[group].get(name, 0) + value
-    others = {model["name"]: model for model in other["models"]}
+    others = {model["name"]: model for model in other.get("models", ())}  # none: a release before
     for model in status["models"]:
         for name in ("queued", "running"):
             model[name] += others.get(model["name"], model | {name: 0})[name]

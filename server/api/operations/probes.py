@@ -43,12 +43,16 @@ def live(services: Services) -> Response:
 
 def ready(services: Services) -> Response:
     """A request sent now has workers to go to, at least with one of the models: the others may
-    sleep until they are asked for, and a server that is not ready would get no such request."""
+    sleep until they are asked for, and a server that is not ready would get no such request. Once
+    ready it stays so while a model is woken, whose requests wait."""
     if services.state.is_draining:
         raise draining()
     statuses = {model: model.fleet.status() for model in services.models}
-    if not (any(status.is_ready for status in statuses.values()) or _all_sleep(statuses.values())):
+    known = statuses.values()
+    is_coming = services.state.was_ready and any(status.is_coming for status in known)
+    if not (any(status.is_ready for status in known) or _all_sleep(known) or is_coming):
         raise no_worker(_missing_of_all(statuses, services))
+    services.state.was_ready = True
     # By name, so that a replaced worker shows here whether the new one is used.
     workers = {
         worker.name: worker.state if _is_used(worker, status.workers, services) else ANOTHER_MODEL

@@ -240,25 +240,25 @@ async def test_a_server_is_ready_while_one_of_its_models_is() -> None:
     assert "demo: no live worker for decode; code: no live worker" in answer.error["message"]
 
 
-async def test_a_server_is_ready_while_all_its_models_sleep_and_not_while_one_is_loaded() -> None:
+async def test_a_server_is_ready_while_all_its_models_sleep_and_while_one_is_woken() -> None:
     async with two_models() as models:
         demo, code = models.demo.status(), models.code.status()
         for status in (demo, code):
             status.workers.clear()
             status.told, status.is_coming = ModelState.SLEEPING, True
         for told, is_coming, code_status in (
+            (ModelState.LOADING, True, 503),  # with the fleet: nothing was ready before
             (ModelState.STAGED, True, 200),
             (ModelState.SLEEPING, False, 200),
-            (ModelState.LOADING, True, 503),
-            (None, False, 503),
+            (ModelState.LOADING, True, 200),  # for a request, which waits
         ):
             code.told, code.is_coming = told, is_coming
             answer = await models.server.request("GET", "/health/ready")
             assert answer.status == code_status
-        demo.is_coming, code.told = False, ModelState.SLEEPING
+        demo.is_coming = code.is_coming = False
         assert (await models.server.request("GET", "/health/ready")).status == 503
         listed = (await models.server.request("GET", "/v1/models")).json["data"]
-    assert [model["state"] for model in listed[:2]] == ["sleeping", "sleeping"]
+    assert [model["state"] for model in listed[:2]] == ["sleeping", "loading"]
 
 
 async def test_load_status_and_metrics_are_of_all_models() -> None:
