@@ -24,7 +24,7 @@ from triolet.config import Dtype, EngineConfig
 from triolet.units import MIB
 
 from .conftest import PATIENT, WATCHED
-from .fleet_process import PATIENCE_S, FleetProcess
+from .fleet_process import PATIENCE_S, FleetProcess, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +115,8 @@ def test_each_model_answers_under_its_name(two: FleetProcess, shallow: Path) -> 
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda model: complete(two, model), 2 * list(expected)))
     assert answers == 2 * list(expected.values())
+    # Requests are taken a moment before that is said.
+    wait_until(lambda: any(two.log_events("ready")), PATIENCE_S, "it says that it is ready")
     (ready,) = two.log_events("ready")
     assert ready["models"] == {"chat": str(demo_model_path()), "code": str(shallow)}
     refused = two.client.post("/v1/completions", json={"model": "demo", "prompt": "a"})

@@ -79,7 +79,8 @@ def test_what_only_a_worker_finds_out_ends_all_with_one_line() -> None:
     assert "Traceback" not in done.stderr
     started = [line for line in lines if '"process_started"' in line]
     ended = [line for line in lines if '"process_ended"' in line or '"process_given_up"' in line]
-    assert len(started) == len(ended) == 3
+    # The first one may fail before the last one was started.
+    assert 1 <= len(started) == len(ended) <= 3
 
 
 class ServingRecorder(Recorder):

@@ -489,7 +489,7 @@ class ServerConfig:
     members_file: str | None = None
     """File that names the workers, where these change while the server runs; None, or a file that
     is not there yet, for the workers of the addresses above."""
-    members_poll_s: float = 100 * MILLISECONDS
+    members_poll_s: float = 250 * MILLISECONDS
     """How often it is looked at: a new worker takes longer to start."""
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
