@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 POLL_S: Final = 0.02
+SLEEP_S: Final = 60.0
+"""For workers without requests to end, on a busy machine."""
 
 
 class Admin:
@@ -37,10 +39,11 @@ class Admin:
 
     async def sleep(self, name: str) -> None:
         """Let the workers of a model end, and return when they have."""
-        asked = (await self._client.post(f"/admin/models/{name}/sleep")).json()
-        while asked["status"] not in ("done", "failed"):
-            await trio.sleep(POLL_S)
-            asked = (await self._client.get(f"/admin/operations/{asked['id']}")).json()
+        with trio.fail_after(SLEEP_S):
+            asked = (await self._client.post(f"/admin/models/{name}/sleep")).json()
+            while asked["status"] not in ("done", "failed"):
+                await trio.sleep(POLL_S)
+                asked = (await self._client.get(f"/admin/operations/{asked['id']}")).json()
         assert asked["status"] == "done", asked
 
 

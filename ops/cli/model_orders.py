@@ -21,6 +21,8 @@ POLL_S: Final = 0.2
 """Between two looks at an operation; a load takes from some tenths of a second to minutes."""
 ANSWER_TIMEOUT_S: Final = 30.0
 """For one answer of control, which writes to the audit log first."""
+WAIT_S: Final = 1800.0
+"""For the end of an operation: control gives a start 15 minutes, and a wait for room five."""
 HELP: Final = {
     "load": "Start the workers of a model, and wait until they are ready.",
     "wake": "The same, for a model that sleeps.",
@@ -56,7 +58,7 @@ def run_order(path: Path, name: str, action: str) -> None:
       action: load, wake, sleep or unload.
 
     Raises:
-      CommandFailed: it was refused or has failed, or control does not answer.
+      CommandFailed: it was refused, has failed or does not end, or control does not answer.
     """
     began, shown = time.monotonic(), ""
     transport = httpx2.HTTPTransport(uds=str(path))
@@ -73,6 +75,11 @@ def run_order(path: Path, name: str, action: str) -> None:
                     return
                 case "failed":
                     raise CommandFailed(f"{action} {name}: {shown}")
+            if time.monotonic() - began >= WAIT_S:
+                raise CommandFailed(
+                    f"{action} {name} is not over after {WAIT_S:.0f} s ({shown}); it goes on, and "
+                    "`triolet model ps` shows how far it is"
+                )
             time.sleep(POLL_S)
             operation = _ask(client, "GET", f"/admin/operations/{operation['id']}")
 

@@ -24,7 +24,7 @@ AUDITED: Final = {
 
 
 def is_ordered(operation: Operation) -> bool:
-    """Return whether somebody asked for an operation by the admin routes."""
+    """Return whether an operation was asked for by the admin routes."""
     return operation.actor.startswith(("user:", "port:"))
 
 

@@ -1,0 +1,59 @@
+"""An order to control is followed to its end, and not for ever."""
+
+from __future__ import annotations
+
+import tempfile
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import UnixStreamServer
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ops.cli import model_orders
+from ops.cli.model_orders import run_order
+from ops.exit_codes import CommandFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ENDLESS = b'{"id": "1", "status": "running", "progress": "chat: loading"}'
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Says of every operation that it is under way."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(ENDLESS)))
+        self.end_headers()
+        self.wfile.write(ENDLESS)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A socket at which operations never end."""
+    with (
+        tempfile.TemporaryDirectory(prefix="orders-") as name,
+        UnixStreamServer(str(Path(name) / "admin"), Endless) as server,
+    ):
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield Path(name) / "admin"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_operation_that_does_not_end_is_left_with_a_word_on_how_to_follow_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model_orders, "WAIT_S", 0.3)
+    with pytest.raises(CommandFailed, match=r"wake chat is not over after 0 s \(chat: loading\)"):
+        run_order(path, "chat", "wake")
+    assert capsys.readouterr().out.count("chat: loading") == 1
