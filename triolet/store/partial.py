@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final
 
 from ..errors import StoreError
-from .layout import BLOB_MODE, LOCK_POLL_S, LOCK_TIMEOUT_S, explained
+from .layout import LOCK_POLL_S, LOCK_TIMEOUT_S, explained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ FOLDER: Final = "partial"
 LOCK_FILE: Final = "lock"
 SUFFIX: Final = ".part"
 _MODE: Final = 0o600
-"""Until it is whole, and a blob."""
+"""Until it is a blob: a pull that was killed at any moment before that finds it writable."""
 
 
 class Partials:
@@ -85,9 +85,7 @@ class Partials:
         Raises:
           OSError: it cannot be moved.
         """
-        path = self.path(digest)
-        path.chmod(BLOB_MODE)
-        writer.keep(path, digest)
+        writer.keep(self.path(digest), digest)
 
     def collect(self) -> tuple[int, int]:
         """Remove all of them unless a pull runs; return how many, and their bytes.

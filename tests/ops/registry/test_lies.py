@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from ops.settings.form import Settings
 from tests.gguf_files import write_tiny
 from triolet.config import FleetConfig, WeightFormat
 from triolet.errors import StoreError
+from triolet.store.layout import BLOB_MODE
 from triolet.store.manifest import ENGINE_TYPE, SAMPLING_TYPE, canonical, digest_of
 from triolet.store.partial import Partials
 from triolet.store.reference import parse_reference
@@ -201,6 +203,24 @@ def test_what_an_import_brings_meanwhile_is_not_fetched_and_leaves_nothing(
         f"/v2/chat/blobs/{weights}"
     ]
     assert list(Partials(store).folder.glob("*.part")) == []
+
+
+def test_a_pull_that_ends_before_its_blobs_have_their_names_leaves_them_writable(
+    store: ModelStore, liar: LyingRegistry, weights: str
+) -> None:
+    # In the way of the rename, as a kill just before it would be.
+    in_the_way = store.blob_path(weights)
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(StoreError, match="Is a directory"):
+        pulled(store, liar.location)
+    left = Partials(store).path(weights).stat()
+    assert left.st_mode & stat.S_IWUSR
+    assert left.st_size == len(content_of(liar, weights))
+    in_the_way.rmdir()
+    asked = len(liar.asked)
+    pulled(store, liar.location)
+    assert not [one for one in liar.asked[asked:] if one.path.endswith(weights)]
+    assert stat.S_IMODE(store.blob_path(weights).stat().st_mode) == BLOB_MODE
 
 
 NESTED = b'{"x":' * 100_000
