@@ -205,6 +205,22 @@ def test_what_an_import_brings_meanwhile_is_not_fetched_and_leaves_nothing(
     assert list(Partials(store).folder.glob("*.part")) == []
 
 
+def test_what_was_fetched_and_then_overwritten_with_as_many_bytes_is_fetched_again(
+    store: ModelStore, liar: LyingRegistry, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One after the other, the largest first: it is whole when the next one is asked for.
+    monkeypatch.setattr("ops.registry.transfers.MAX_TRANSFERS", 1)
+    after = sorted(liar.manifest.blobs, key=lambda one: -one.size)[1].digest
+    path = Partials(store).path(weights)
+
+    def overwrite(_: Asked) -> None:
+        path.write_bytes(bytes(path.stat().st_size))
+
+    liar.lie(after, overwrite)
+    pulled(store, liar.location)
+    assert store.blob_path(weights).read_bytes() == content_of(liar, weights)
+
+
 def test_a_pull_that_ends_before_its_blobs_have_their_names_leaves_them_writable(
     store: ModelStore, liar: LyingRegistry, weights: str
 ) -> None:
