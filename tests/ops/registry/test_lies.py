@@ -179,6 +179,23 @@ def test_a_body_that_trickles_is_not_waited_for(
     assert len(sent) == 1
 
 
+@pytest.mark.parametrize("path", ["manifests/v1", "/token"])
+def test_headers_that_trickle_are_given_up(
+    liar: LyingRegistry, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("ops.registry.client.ATTEMPTS", 1)
+    monkeypatch.setattr("ops.registry.client.SILENCE_S", 0.2)
+    realm = f'Bearer realm="http://{liar.host}/token"'
+    liar.lie("manifests/v1", Lie(401, b"", {"www-authenticate": realm}))
+    # Whole after four seconds, each byte long before the 0.2 s are over.
+    liar.lie(path, Lie(200, b'{"token":"x"}', {"x-padding": "x" * 2000}, trickles=True))
+    with (
+        closing(Registry(parse_location(liar.location), None)) as asked,
+        pytest.raises(Interrupted, match="manifest v1 was lost or not made: timed out; see"),
+    ):
+        asked.call("GET", "manifests/v1", "manifest v1", {200}, silence_s=0.2)
+
+
 def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegistry) -> None:
     liar.lie("manifests/v1", Lie(200, b" " * (5 << 20)))
     refused(store, liar, "has more than 4194304 bytes and is not read")
