@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import secrets
 import signal
+from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -93,6 +95,7 @@ class Supervisor:
         self.stopping = trio.Event()
         self._failure: GiveUp | None = None
         self._restarting: tuple[Group, ...] = ()
+        self._control_was_ready = False
 
     def _new_slot(self, spec: ProcessSpec, nursery: trio.Nursery) -> Slot:
         return Slot(spec, self._starter, self._config, self._watcher, self._on_log, nursery)
@@ -110,6 +113,8 @@ class Supervisor:
                 is_asleep = group in self._models.values() and group.name in self._stopped
                 if group.specs and not is_asleep:
                     self._launch(group)
+            if self._control.specs:
+                nursery.start_soon(self._keep_control)
             self._begun.set()
         return self._failure
 
@@ -127,20 +132,40 @@ class Supervisor:
         self._nursery.start_soon(group.run, self._give_up)
 
     def _give_up(self, group: Group, reason: GiveUp) -> None:
-        """End a model whose worker cannot be kept alive; the whole fleet where it is the last."""
+        """End a model whose worker cannot be kept alive; the whole fleet where it is the last.
+        Control is started again later."""
         if group.phase is not Phase.RUNNING:
             return
         group.failure = reason
         is_last = all(one.failure for one in self._models.values())
+        is_control = group is self._control
         # Without control models stay as they are; with a setting that cannot be it never ran.
-        is_needed = group is self._control and reason.exit_code == EXIT_BAD_INPUT
+        is_bad_input = reason.exit_code == EXIT_BAD_INPUT
+        is_needed = is_control and is_bad_input and not self._control_was_ready
         if group is self._servers or is_last or is_needed:
             self.fail(reason)
             return
         assert self._nursery is not None, "run has begun"
+        if is_control:
+            again = f"control is started again in {self._config.control_retry_s:g} s"
+            reason = replace(reason, message=f"{reason.message}; {again}")
         self._watcher.failed(group.name or CONTROL_NAME, reason)
         group.end()
         self._nursery.start_soon(group.leave, self._worker_exit_s)
+
+    async def _keep_control(self) -> None:
+        """Start control again some time after each time that it was given up: without it no model
+        is woken."""
+        while True:
+            with suppress(StartAbandoned):
+                await self._control.wait_ready()
+                self._control_was_ready = True
+            await self._control.wait_gone()
+            with trio.move_on_after(self._config.control_retry_s):
+                await self.stopping.wait()
+            if self.stopping.is_set():
+                return
+            self._launch(self._control)
 
     @property
     def _worker_exit_s(self) -> float:
@@ -206,9 +231,14 @@ class Supervisor:
             raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
         limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
         failure: RestartFailed | None = None
+
+        async def cancel_at_stop(scope: trio.CancelScope) -> None:
+            await self.stopping.wait()
+            scope.cancel()
+
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._cancel_at_stop, nursery.cancel_scope)
+                nursery.start_soon(cancel_at_stop, nursery.cancel_scope)
                 try:
                     await take_steps(self._restarting, roles, is_met, tell, limits)
                 except RestartFailed as error:
@@ -341,10 +371,6 @@ class Supervisor:
     def models(self) -> list[ModelStatus]:
         """Return how each model is."""
         return [group.status for group in self._models.values()]
-
-    async def _cancel_at_stop(self, scope: trio.CancelScope) -> None:
-        await self.stopping.wait()
-        scope.cancel()
 
     async def _end_in_order(self) -> None:
         await self.stopping.wait()

@@ -442,6 +442,31 @@ async def test_a_control_that_keeps_dying_ends_no_fleet(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+async def test_a_control_that_was_given_up_comes_back(tmp_path: Path) -> None:
+    config = replace(CONFIG, control_retry_s=0.01)
+    names = ("server-0", "control:late", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, config=config)) as fleet:
+        await until(lambda: fleet.lives("control") == 4)
+        ((_, reason),) = fleet.recorder.failures
+        assert reason.message.endswith("; control is started again in 0.01 s")
+        await fleet.restart(Role.CONTROL)
+        assert fleet.lives("control") == 5
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
+async def test_a_control_whose_settings_do_no_more_ends_no_fleet(tmp_path: Path) -> None:
+    config = replace(CONFIG, control_retry_s=0.01)
+    names = ("server-0", "control:spoiled", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, config=config)) as fleet:
+        os.kill(fleet.recorder.pids["control"][0], signal.SIGKILL)
+        await until(lambda: fleet.lives("control") == 3)
+        ((_, reason),) = fleet.recorder.failures
+        assert "the journal is gone" in reason.message
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
 async def test_a_control_that_cannot_be_as_it_was_set_ends_the_fleet(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path / "journal", "server-0", "control:broken", "a.decode-0")
     with trio.fail_after(PATIENCE_S):

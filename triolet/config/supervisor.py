@@ -78,6 +78,9 @@ class SupervisorConfig:
     """A process that was ready for this long starts with a clean record."""
     max_failed_starts: int = 3
     """Deaths in a row before ready, after which trying again is no answer."""
+    control_retry_s: float = 30.0 * SECONDS
+    """Control that was given up so is tried again after this time, for ever: without it models stay
+    as they are, and none is woken."""
     templates: bool = True
     """Whether processes are forked from ones that have imported what they need: a dead worker then
     serves again without the two seconds of its imports, for the memory of these imports, most of
