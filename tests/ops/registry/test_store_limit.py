@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -108,6 +108,40 @@ def test_the_longest_unused_goes_and_comes_back(
     assert main((*command.split()[1:], *where)) == 0
     assert Aliases(full).resolve(parse_reference("a:v1")) == digest
     assert Sources(full).evicted() == []
+
+
+class Killed(Exception):
+    """In place of a kill."""
+
+
+def test_a_tag_of_which_the_version_is_gone_says_so_and_is_mended(
+    full: ModelStore, repository: str
+) -> None:
+    aliases, tag = Aliases(full), tag_of("a", "v1")
+    digest = aliases.resolve(parse_reference("a:v1"))
+    with (
+        suppress(Killed),
+        full.writing() as writer,
+        aliases.unnamed("a", digest, but_for=tag),
+    ):
+        writer.set_entries([one for one in full.entries() if one.name != "a"])
+        raise Killed
+    with pytest.raises(StoreError, match=r"a:v1 was evicted .*`triolet model pull .* brings"):
+        aliases.resolve(parse_reference("a:v1"))
+    assert tag not in aliases.all()
+    assert [(move.old, move.new) for move in aliases.moves(tag)] == [("", digest)]
+    # Another version takes the name: nothing stands in its way.
+    other = fetched(full, repository, "b")
+    with full.writing() as writer:
+        (entry,) = (one for one in full.entries() if one.name == "b")
+        writer.set_entries({*full.entries(), entry._replace(name="a")})
+    aliases.tag_new(tag, other, "pulled")
+    assert aliases.resolve(parse_reference("a:v1")) == other
+    assert [(move.old, move.new) for move in aliases.moves(tag)] == [
+        ("", other),
+        (digest, ""),
+        ("", digest),
+    ]
 
 
 def test_serving_counts_as_use(full: ModelStore) -> None:
