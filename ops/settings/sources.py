@@ -16,6 +16,7 @@ import msgspec
 
 from triolet.config import AT, LOOKUP, NO_GUESSES, has_password
 from triolet.errors import ConfigError
+from triolet.home import expanded
 from triolet.units import MIB
 
 from .form import (
@@ -179,10 +180,10 @@ class Sources:
         values = dict(self.values)
         for path in _PATHS:
             if values.get(path):
-                values[path] = str(Path(values[path]).expanduser().absolute())
+                values[path] = str(expanded(Path(values[path])).absolute())
         limits = ("server", "tenants", "quotas", "limits")
         if values.get(limits, "").startswith(AT):
-            values[limits] = f"{AT}{Path(values[limits][1:]).expanduser().absolute()}"
+            values[limits] = f"{AT}{expanded(Path(values[limits][1:])).absolute()}"
         _resolve_draft(values, ("decode", "speculation", "source"))
         try:
             return build(values)

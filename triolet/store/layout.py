@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from ..errors import StoreError
-from ..gguf.directory import data_home
+from ..home import data_home
 from .manifest import (
     ARTIFACT_TYPE,
     MANIFEST_TYPE,
