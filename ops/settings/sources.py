@@ -34,7 +34,7 @@ from .form import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from triolet.ids import Role
 
@@ -152,6 +152,18 @@ class Sources:
                     f"{dotted(path)} ({origin}) is for a role that runs alone; `triolet serve` "
                     "sets it itself: leave it out"
                 )
+        self._refuse_unread("serve", lambda path: path[0] != "store")
+
+    def refuse_for_store(self, command: str) -> None:
+        """Refuse what `--set` says of anything but the store. A file may serve fleets too.
+
+        Args:
+          command: of `triolet` that reads it.
+
+        Raises:
+          ConfigError: the command does not read it.
+        """
+        self._refuse_unread(command, lambda path: path[0] == "store" or path == ("fleet", "store"))
 
     def refuse_for_role(self, role: Role) -> None:
         """Refuse what `--set` says of other processes. A file may serve several roles.
@@ -159,15 +171,15 @@ class Sources:
         Raises:
           ConfigError: the role does not read it.
         """
-        read = {
-            origin
-            for path, origin in self.origins.items()
-            if path[0] in (role.value, "process") or path == ("fleet", "model")
-        }
+        own = (role.value, "process")
+        self._refuse_unread(role.value, lambda path: path[0] in own or path == ("fleet", "model"))
+
+    def _refuse_unread(self, command: str, is_read: Callable[[FieldPath], bool]) -> None:
+        read = {origin for path, origin in self.origins.items() if is_read(path)}
         for origin in self.origins.values():
             if origin.startswith(SET) and origin not in read:
                 raise ConfigError(
-                    f"{origin} has no effect: `triolet {role.value}` does not read this field; "
+                    f"{origin} has no effect: `triolet {command}` does not read this field; "
                     "leave it out"
                 )
 

@@ -55,6 +55,20 @@ class FleetConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """What the model store may take. `triolet model pull` and `gc` read it; where the store is says
+    `fleet.store`."""
+
+    limit_bytes: int | None = None
+    """Versions that a registry has are evicted beyond it, the longest unused first, such as 50GiB;
+    none is no limit."""
+
+    def __post_init__(self) -> None:
+        limit = self.limit_bytes
+        require(limit is None or limit > 0, "limit_bytes", limit, "> 0")
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessConfig:
     """What every process has, whatever its role."""
 

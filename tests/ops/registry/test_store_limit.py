@@ -110,6 +110,40 @@ def test_the_longest_unused_goes_and_comes_back(
     assert Sources(full).evicted() == []
 
 
+def test_the_limit_may_be_a_setting_and_an_option_counts_before_it(
+    full: ModelStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "triolet.toml"
+    file.write_text(
+        f'[fleet]\nstore = "{full.root}"\n[server]\nport = 8001\n[store]\nlimit_bytes = "1GiB"\n'
+    )
+    from_file = ("model", "gc", "--config", str(file))
+    assert main(from_file) == 0
+    assert names(full) == ["a", "b", "c"]
+    size = size_of(full)
+    assert main((*from_file, "--set", f"store.limit_bytes={size - 1}")) == 0
+    assert names(full) == ["b", "c"]
+    limit = str(size_of(full) - 1)
+    assert main((*from_file, "--store-limit", limit)) == 0
+    assert names(full) == ["c"]
+    for command, refused in (
+        ((*from_file, "--set", "server.port=1"), "`triolet model gc` does not read this field"),
+        (("serve", "demo", "--set", "store.limit_bytes=1GiB"), "`triolet serve` does not read"),
+        ((*from_file, "--set", "store.limit_bytes=0"), "limit_bytes is 0; allowed: > 0"),
+    ):
+        capsys.readouterr()
+        assert main(command) == 2
+        assert refused in capsys.readouterr().err
+
+
+def test_a_pull_keeps_to_the_limit_of_the_settings(
+    full: ModelStore, repository: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("--set", f"fleet.store={full.root}", "--set", "store.limit_bytes=1KiB")
+    assert main(("model", "pull", f"{repository}/c:v1", "--tag", "again", *settings)) == 2
+    assert "bytes more than its limit" in capsys.readouterr().err
+
+
 class Killed(Exception):
     """In place of a kill."""
 
