@@ -203,6 +203,7 @@ class Supervisor:
         roles: Collection[Role],
         is_met: Callable[[str], Awaitable[bool]],
         tell: Callable[[Step], Awaitable[None]],
+        models: Sequence[str] = (),
     ) -> None:
         """Restart every process of some roles in turn while the others serve. Workers of models
         that do not run stay as they are.
@@ -211,21 +212,28 @@ class Supervisor:
           roles: which.
           is_met: whether a server sees the worker of this name alive, asked once it is ready.
           tell: called before each step.
+          models: of which the workers are restarted, and nothing else; none for all processes.
 
         Raises:
           RestartFailed: another restart is under way, there is nothing to restart, the fleet ends,
-            or a new process did not become ready. What was not restarted yet runs on.
+            there is no such model or it does not run, or a new process did not become ready. What
+            was not restarted yet runs on.
         """
         if self._restarting:
             raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        among = [self._to_change(name) for name in models] or self._running
+        for group in among:
+            if group.phase is not Phase.RUNNING:
+                raise RestartFailed(
+                    f"the workers of {group.name} do not run; `triolet model load {group.name}` "
+                    "starts them"
+                )
         try:
             self._starter.renew()
         except OSError as error:
             raise RestartFailed(f"cannot start a template of new processes: {error}") from error
         self._restarting = tuple(
-            group
-            for group in self._running
-            if not {spec.role for spec in group.specs}.isdisjoint(roles)
+            group for group in among if not {spec.role for spec in group.specs}.isdisjoint(roles)
         )
         if not self._restarting:
             raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
