@@ -23,6 +23,7 @@ from triolet.errors import ConfigError, ModelError
 from triolet.gguf.directory import SUFFIX as GGUF_SUFFIX
 from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 from triolet.gguf.directory import gguf_directory, gguf_weights
+from triolet.home import expanded
 
 from .models.fetch import is_kept, kept_file
 from .models.known import AUTO, DEMO, KNOWN, SMOLLM2
@@ -124,7 +125,7 @@ def find_model(model: str | Path | None) -> ModelDirectory:
         path = demo_model_path()
         remedy = "install Triolet again, or name a model directory"
     else:
-        path = _written_down(model.expanduser().absolute(), str(model))
+        path = _written_down(expanded(model).absolute(), str(model))
         remedy = "point MODEL at a complete Hugging Face directory, or download it again"
         if not path.exists() and _HUB_ID.fullmatch(str(model)):
             remedy = f"if it is a name on a hub, download it first: hf download {model} --local-dir"

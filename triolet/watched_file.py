@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .errors import ConfigError
+
+ROOT: Final = 0
+"""Files that an administrator or a container's mount has put there are root's."""
+OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Stamp(NamedTuple):
@@ -25,13 +30,15 @@ class WatchedFile:
       path: of it.
       what: it holds, for errors.
       max_bytes: of its content.
+      is_guarded: refuse one that another user than this one or root may have written.
 
     Attributes:
       path: as given.
     """
 
-    def __init__(self, path: str, what: str, max_bytes: int) -> None:
+    def __init__(self, path: str, what: str, max_bytes: int, *, is_guarded: bool = False) -> None:
         self.path = Path(path)
+        self._is_guarded = is_guarded
         self._what = what
         self._max_bytes = max_bytes
         self._seen = Stamp()
@@ -41,12 +48,15 @@ class WatchedFile:
         """Return its content.
 
         Raises:
-          ConfigError: it cannot be read, or is too long.
+          ConfigError: it cannot be read, is too long, or others may have written it.
         """
         try:
             with self.path.open("rb") as file:
                 # Of what is read, not of what may have come to this name meanwhile.
-                self._taken = self._seen = _stamp(os.fstat(file.fileno()))
+                status = os.fstat(file.fileno())
+                self._taken = self._seen = _stamp(status)
+                if self._is_guarded:
+                    self._require_own(status)
                 content = file.read(self._max_bytes + 1)
         except OSError as error:
             raise ConfigError(f"the file of {self._what} cannot be read: {error}") from None
@@ -55,6 +65,19 @@ class WatchedFile:
                 f"{self.path} is longer than the {self._max_bytes} bytes of a file of {self._what}"
             )
         return content
+
+    def _require_own(self, status: os.stat_result) -> None:
+        what = f"{self.path}, a file of {self._what},"
+        if status.st_uid not in (os.geteuid(), ROOT):
+            raise ConfigError(
+                f"{what} belongs to user {status.st_uid}, expected this one ({os.geteuid()}) or "
+                f"root: `chown {os.geteuid()} {self.path}`, once what it says is right"
+            )
+        if status.st_mode & OTHERS_WRITE:
+            raise ConfigError(
+                f"{what} has mode {stat.S_IMODE(status.st_mode):04o}, so that others may have "
+                f"written it: `chmod go-w {self.path}`, once what it says is right"
+            )
 
     def has_settled(self) -> bool:
         """Return whether the file differs from the one read, and not from the last look."""

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from triolet.gguf.directory import cache_home
+from triolet.errors import ConfigError
+from triolet.home import cache_home
 from triolet.private_files import FILE_MODE, make_private_folder
 from triolet.store.receipts import now_ns
 
@@ -88,7 +89,7 @@ class Snapshots:
             return Path(self._config.folder)
         try:
             return cache_home() / "triolet" / "packed"
-        except RuntimeError as error:
+        except ConfigError as error:
             raise _NotKeptError(
                 "this user has no home directory: set XDG_CACHE_HOME, or "
                 "worker.engine.snapshots.folder"

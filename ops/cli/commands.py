@@ -53,6 +53,14 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
 DRAIN_S: Final = WorkerConfig().drain_timeout_s
+RestartedArgument: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL]...",
+        help="Workers of these models alone, by their names.",
+        show_default="every process",
+    ),
+]
 RolesOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(help="server, control, prefill or decode; repeatable.", show_default="all"),
@@ -382,12 +390,15 @@ def drain(
 
 @app.command()
 def restart(
-    role: RolesOption = None, port: FleetPortOption = None, audit: AuditOption = None
+    models: RestartedArgument = None,
+    role: RolesOption = None,
+    port: FleetPortOption = None,
+    audit: AuditOption = None,
 ) -> None:
     """Restart the processes of `triolet serve` one after another, while it serves."""
     from .fleet_commands import run_restart
 
-    run_restart(role or (), port, audit)
+    run_restart(models or (), role or (), port, audit)
 
 
 @app.command()

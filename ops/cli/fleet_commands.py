@@ -200,27 +200,37 @@ def what_is_left(load: Load) -> str:
     return f"{left} sequence{'' if left == 1 else 's'} left"
 
 
-def run_restart(roles: Sequence[str], port: int | None, audit: Path | None) -> None:
+def run_restart(
+    models: Sequence[str], roles: Sequence[str], port: int | None, audit: Path | None
+) -> None:
     """Restart every process of some roles and show each step.
 
     Args:
+      models: of which the workers are restarted, and nothing else; none for all processes.
       roles: none for all of them.
       port: of the local fleet that is meant, if several run.
       audit: folder of the audit log; None for this user's.
 
     Raises:
-      ConfigError: there is no such role, or several fleets run and no port says which is meant.
+      ConfigError: there is no such role, models have none such, or several fleets run and no port
+        says which is meant.
       CommandFailed: none runs, or the restart was not done to its end.
       AuditLogError: it could not be recorded, and was not begun.
     """
     for role in roles:
         if role not in ORDER:
             raise ConfigError(f"--role is {role!r}; allowed: {', '.join(sorted(ORDER))}")
+        if models and role not in (Role.PREFILL, Role.DECODE):
+            raise ConfigError(
+                f"--role is {role!r} beside a model; allowed: prefill, decode: one {role} is "
+                "there for all models"
+            )
     fleet = find_fleet(port)
-    request = RestartRequest(tuple(Role(role) for role in roles))
-    subject = f"port {fleet.note.port}: {', '.join(sorted(set(roles))) or 'all roles'}"
+    request = RestartRequest(tuple(Role(role) for role in roles), tuple(models))
+    of_models = f" of {', '.join(models)}" if models else ""
+    subject = f"port {fleet.note.port}: {', '.join(sorted(set(roles))) or 'all roles'}{of_models}"
     with recorded(Action.FLEET_RESTART, subject, folder=audit):
-        trio.run(_show, fleet.supervisor_socket, request, "every process is a new one")
+        trio.run(_show, fleet.supervisor_socket, request, f"every process{of_models} is a new one")
 
 
 SCALE: Final = re.compile(r"(?:(?P<model>[^=]+)\.)?(?P<role>prefill|decode)=(?P<count>\d{1,4})")

@@ -17,7 +17,8 @@ from triolet.config import WeightFormat
 from triolet.errors import ConfigError, StoreError
 
 from ..exit_codes import CommandFailed
-from .options import AuditOption, FleetPortOption  # noqa: TC001 (typer reads annotations)
+from ..settings.sources import Sources  # noqa: TC001 (with_settings reads annotations)
+from .options import AuditOption, FleetPortOption, with_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +112,7 @@ def import_(
 def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show all versions with their tags and aliases, and what was evicted."""
     from triolet.store.aliases import Aliases
-    from triolet.store.sources import Sources
+    from triolet.store.sources import Sources as Places
 
     from ..quantities import show_size
 
@@ -129,7 +130,7 @@ def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
         rows.append(
             {"name": entry.name, "digest": entry.digest, "size_bytes": size, "named": named}
         )
-    evicted = Sources(opened).evicted()
+    evicted = Places(opened).evicted()
     if as_json:
         rows += [
             {"name": one.name, "digest": one.digest, "evicted_to": one.location} for one in evicted
@@ -301,8 +302,12 @@ def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = No
 
 
 @model_app.command("gc")
+@with_settings()
 def collect_(
-    store_limit: LimitOption = None, store: StoreOption = None, audit: AuditOption = None
+    sources: Sources,
+    store_limit: LimitOption = None,
+    store: StoreOption = None,
+    audit: AuditOption = None,
 ) -> None:
     """Remove the blobs that no version names, but for those that are served."""
     from triolet.audit_log.recording import recorded
@@ -310,11 +315,11 @@ def collect_(
     from triolet.store.collect import collect
     from triolet.store.evict import make_room
 
-    from ..quantities import parse_size, show_size
+    from ..quantities import show_size
     from ..registry.copies import Copies
 
-    limit = None if store_limit is None else parse_size(store_limit)
-    opened = opened_store(store)
+    folder, limit = limited_store(sources, "model gc", store, store_limit)
+    opened = opened_store(folder)
     with (
         opened.writing() as writer,
         recorded(Action.MODEL_GC, str(opened.root), folder=audit) as running,
@@ -335,7 +340,7 @@ def collect_(
     if evicted.left_bytes > limit:
         raise CommandFailed(
             f"{opened.root} takes {show_size(evicted.left_bytes)}, more than the limit of "
-            f"{show_size(limit)}, and no more can go: {evicted.reasons}; raise --store-limit, or "
+            f"{show_size(limit)}, and no more can go: {evicted.reasons}; raise the limit, or "
             "remove versions with `triolet model rm`"
         )
 
@@ -357,6 +362,29 @@ def note_evicted(versions: Sequence[Source], audit: Path | None) -> None:
     for one in versions:
         version = f"{one.name}@{one.digest}"
         record(Action.MODEL_REMOVE, version, folder=audit, before=one.digest)
+
+
+def limited_store(
+    sources: Sources, command: str, store: Path | None, store_limit: str | None
+) -> tuple[Path | None, int | None]:
+    """Return the folder of the store and its limit in bytes, of options or else of settings.
+
+    Args:
+      sources: of the settings.
+      command: that reads them, for errors.
+      store: of `--store`.
+      store_limit: of `--store-limit`.
+
+    Raises:
+      ConfigError: one of them cannot be, or is of no use for the command.
+    """
+    from ..quantities import parse_size
+
+    sources.refuse_for_store(command)
+    settings = sources.settings()
+    named = settings.fleet.store
+    folder = Path(named) if store is None and named is not None else store
+    return folder, settings.store.limit_bytes if store_limit is None else parse_size(store_limit)
 
 
 def opened_store(store: Path | None) -> ModelStore:

@@ -90,7 +90,8 @@ def _ask(client: httpx2.Client, method: str, path: str) -> dict[str, Any]:
     except httpx2.HTTPError as error:
         raise CommandFailed(
             f"control does not answer: {error}; only a fleet that serves models by names "
-            "(`triolet serve NAME=MODEL …`) has it. An operation that began goes on"
+            "(`triolet serve NAME=MODEL …`) has it. There it is started again when it ends, and "
+            "what it had begun goes on: try again in a minute; the fleet's log says why it ended"
         ) from error
     body = answer.json()
     if answer.is_error:

@@ -12,16 +12,18 @@ import typer
 
 from triolet.audit_log.events import Action
 
+from ..settings.sources import Sources  # noqa: TC001 (with_settings reads annotations)
 from .model_commands import (
     LimitOption,
     RefArgument,
     StoreOption,
+    limited_store,
     note_evicted,
     opened_store,
     say,
     say_signers,
 )
-from .options import AuditOption  # noqa: TC001 (typer reads annotations)
+from .options import AuditOption, with_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,7 +90,9 @@ def push_(
 
 
 @registry_app.command("pull")
+@with_settings()
 def pull_(
+    sources: Sources,
     location: LocationArgument,
     name: Annotated[
         str | None,
@@ -108,14 +112,14 @@ def pull_(
     from triolet.store.reference import require_name, tag_of
 
     from ..models.stored import store_of
-    from ..quantities import parse_size, show_size
+    from ..quantities import show_size
     from ..registry.location import parse_location
     from ..registry.pull import WantedVersion, pull
 
     place = parse_location(location)
     model = require_name(place.model_name if name is None else name)
     label = place.tag if tag is None else tag
-    limit = None if store_limit is None else parse_size(store_limit)
+    folder, limit = limited_store(sources, "model pull", store, store_limit)
     wanted = WantedVersion(model, None if label is None else tag_of(model, label), limit)
     with (
         _registry(place, username, is_insecure=insecure) as registry,
@@ -127,7 +131,7 @@ def pull_(
             running.counts = {"evicted": len(versions)}
             note_evicted(versions, audit)
 
-        found = pull(store_of(store), registry, wanted, on_bytes, on_evicted)
+        found = pull(store_of(folder), registry, wanted, on_bytes, on_evicted)
         running.after = found.digest
         running.counts = {**(running.counts or {}), "bytes": found.fetched_bytes}
     say(

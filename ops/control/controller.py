@@ -196,6 +196,7 @@ class Controller:
             min_s = self._config.min_residency_s
             for name in choose_evicted(residents, over_bytes, now, min_s):
                 self.order(name, Wanted.SLEEP, BY_MEMORY, now, wall)
+        self.outlook.turns.choose(self._waiting(), now)
         steps: list[Step] = []
         while True:
             # An eviction is an operation of its own, which may begin in this very tick.

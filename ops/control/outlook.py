@@ -10,6 +10,7 @@ from ..quantities import show_size
 from .model_states import RESTING, RUNNING
 from .operations import NoRoom
 from .residency import Fits, Later, LoadTimes, Never, Resident, make_room
+from .turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,6 +33,9 @@ class Outlook:
       models: by name.
       load_times: measured ones.
       began_at: when control started.
+
+    Attributes:
+      turns: which of the loads that wait comes first.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Outlook:
         self._models = models
         self._load_times = load_times
         self._began_at = began_at
+        self.turns = Turns(config)
 
     def residents(self, now: float) -> list[Resident]:
         """Return the models as residency sees them."""
@@ -66,10 +71,14 @@ class Outlook:
         )
 
     def room(self, model: Model, now: float) -> Fits | Later | Never:
-        """Return how a model without memory gets it."""
-        min_s = self._config.min_residency_s
-        wanted = self._resident(model, now)
-        return make_room(wanted, self.residents(now), self._budget_bytes, now, min_s)
+        """Return how a model without memory gets it; a load that comes first is waited for."""
+        min_s, first = self._config.min_residency_s, self.turns.first
+        wanted, models, budget = self._resident(model, now), self.residents(now), self._budget_bytes
+        room = make_room(wanted, models, budget, now, min_s, is_first=first is model)
+        is_behind = first is not None and first is not model and first.state in RESTING
+        if first is None or not is_behind or isinstance(room, Never):
+            return room
+        return Later((first.config.name,))
 
     def load_s(self, model: Model) -> float:
         """Return the predicted time of a load from its state, or after sleep [s]."""
@@ -141,8 +150,10 @@ class Outlook:
 
     def _room_in_s(self, names: Iterable[str], now: float) -> float:
         """Return when the last of some models is old enough to be evicted [s]."""
-        min_s = self._config.min_residency_s
-        ages_s = [now - self._models[name].since for name in names]
+        min_s, first = self._config.min_residency_s, self.turns.first
+        models = [self._models[name] for name in names]
+        # The load that comes first is to begin yet.
+        ages_s = [0.0 if one is first else now - one.since for one in models]
         return max(0.0, *(min_s - age_s for age_s in ages_s)) if ages_s else 0.0
 
 

@@ -120,6 +120,8 @@ def make_room(
     budget_bytes: int,
     now: float,
     min_residency_s: float,
+    *,
+    is_first: bool = False,
 ) -> Fits | Later | Never:
     """Return how a model gets its memory.
 
@@ -129,6 +131,8 @@ def make_room(
       budget_bytes: of all models.
       now: the time.
       min_residency_s: for which a model keeps its memory.
+      is_first: idle models end also where that is not enough yet: no other load takes what they
+        leave.
     """
     others = [model for model in models if model.name != wanted.name]
     pinned_bytes = held_bytes(model for model in others if model.is_pinned)
@@ -142,6 +146,8 @@ def make_room(
     if missing_bytes <= 0:
         return Later(tuple(model.name for model in leaving))
     evicted = choose_evicted(others, missing_bytes, now, min_residency_s)
+    if not evicted and is_first:
+        evicted = tuple(one.name for one in others if may_evict(one, now, min_residency_s))
     if evicted:
         return Fits(evicted)
     kept = [one for one in others if one.held_bytes and not one.is_pinned]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from triolet.config import FetchConfig
 from triolet.errors import ModelError
-from triolet.gguf.directory import data_home
+from triolet.home import data_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

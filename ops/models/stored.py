@@ -14,6 +14,7 @@ from triolet.config import WeightFormat
 from triolet.errors import ConfigError, StoreError
 from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 from triolet.gguf.directory import gguf_directory
+from triolet.home import expanded
 from triolet.ids import Role
 from triolet.store.aliases import Aliases
 from triolet.store.layout import ModelStore, default_store
@@ -45,7 +46,7 @@ class _Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def store_of(given: str | Path | None) -> ModelStore:
     """Return the store that `--store` or `fleet.store` names, or this user's."""
-    return ModelStore(default_store() if given is None else Path(given).expanduser())
+    return ModelStore(default_store() if given is None else expanded(Path(given)))
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import base64
 import re
 import time
 from contextlib import contextmanager, suppress
-from threading import Event, Lock
-from typing import TYPE_CHECKING, Final, NamedTuple
+from threading import Event, Lock, local
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import httpx2
 import msgspec
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 CONNECT_S: Final = 10.0
 """For a connection with its TLS handshake: round trips take well below a second each."""
 SILENCE_S: Final = 60.0
-"""Between two pieces of what is sent or answered: registries that read from cold object stores
-take some seconds for the first."""
+"""Between two pieces of what is sent or answered, and for all headers of an answer: registries that
+read from cold object stores take some seconds for the first."""
 COMMIT_S: Final = 600.0
 """For the answer to the end of an upload: some registries then read the whole blob to compare its
 digest."""
@@ -106,6 +106,49 @@ class _Complaints(msgspec.Struct, frozen=True):
     errors: tuple[_Complaint, ...] = ()
 
 
+class _Stream(Protocol):
+    """A connection of httpx2."""
+
+    read: Callable[[int, float | None], bytes]
+
+
+class _HeadDeadline:
+    """Bounds the time from the end of a request to the last header of its answer.
+
+    httpx2 bounds the time between two reads alone, and h11 reads 100 KiB of headers. `trace` is the
+    request's extension of that name: it is called in the thread of the request, with each new
+    connection and at both ends of the wait.
+    """
+
+    def __init__(self) -> None:
+        self._thread = local()
+
+    def trace(self, event: str, info: dict[str, Any]) -> None:
+        """Take notice of a step of a request."""
+        match event.partition(".")[2]:
+            case "connect_tcp.complete" | "start_tls.complete":
+                self._bound(info["return_value"])
+            case "receive_response_headers.started":
+                limit_s = info["request"].extensions["timeout"]["read"]
+                self._thread.ends_at = time.monotonic() + limit_s
+            case "receive_response_headers.complete" | "receive_response_headers.failed":
+                self._thread.ends_at = None
+
+    def _bound(self, stream: _Stream) -> None:
+        read = stream.read
+
+        def read_in_time(max_bytes: int, timeout: float | None = None) -> bytes:
+            ends_at = getattr(self._thread, "ends_at", None)
+            if ends_at is None:
+                return read(max_bytes, timeout)
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0:
+                raise httpx2.ReadTimeout("timed out")
+            return read(max_bytes, left_s)
+
+        stream.read = read_in_time
+
+
 class Registry:
     """A repository, for several threads at once.
 
@@ -137,6 +180,7 @@ class Registry:
             # Proxies and certificates of the environment are for what is beyond this machine.
             trust_env=not location.is_on_loopback,
         )
+        self._traced = {"trace": _HeadDeadline().trace}
 
     def __str__(self) -> str:
         return f"{self.location.host}/{self.location.repository}"
@@ -169,7 +213,7 @@ class Registry:
           allowed: statuses that are answers; any other is an error.
           headers: of the request.
           content: its body.
-          silence_s: for the answer to begin.
+          silence_s: for all headers of the answer.
 
         Raises:
           RegistryFailed: it refuses, or cannot be reached.
@@ -212,7 +256,7 @@ class Registry:
           allowed: statuses that are answers.
           headers: of the request; with its length where the content is called for.
           content: its body, or what yields it anew for each attempt.
-          silence_s: for the answer to begin.
+          silence_s: for all headers of the answer.
 
         Raises:
           Interrupted: the connection was lost, here or while the body was read, or a registry that
@@ -231,6 +275,7 @@ class Registry:
                     headers={**(headers or {}), **_authorized(sent if is_own else None)},
                     content=content if isinstance(content, bytes) else content(),
                     timeout=timeout,
+                    extensions=self._traced,
                 ) as answer:
                     status = answer.status_code
                     # Some registries say 403 where a token for reading is shown to write.
@@ -338,7 +383,10 @@ class Registry:
         asked = {key: challenge[key] for key in ("service", "scope") if key in challenge}
         basic = None if self._credentials is None else _basic(self._credentials)
         with self._client.stream(
-            "GET", url.copy_merge_params(asked), headers=_authorized(basic)
+            "GET",
+            url.copy_merge_params(asked),
+            headers=_authorized(basic),
+            extensions=self._traced,
         ) as answer:
             if answer.status_code != 200:
                 raise self._refusal(answer, f"{what} at {url.host}")

@@ -93,7 +93,10 @@ def credentials_for(host: str, username: str | None, stdin: bytes | None) -> Cre
 
 def _docker_credentials(host: str) -> Credentials | None:
     folder = os.environ.get("DOCKER_CONFIG", "")
-    path = (Path(folder) if folder else Path.home() / ".docker") / "config.json"
+    try:
+        path = (Path(folder) if folder else Path.home() / ".docker") / "config.json"
+    except RuntimeError:
+        return None  # a user without a home directory has logged in nowhere
     try:
         with path.open("rb") as file:
             config = msgspec.json.decode(file.read(MAX_CONFIG_BYTES), type=_DockerConfig)

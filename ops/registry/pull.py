@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from triolet.store.manifest import (
     read_manifest,
 )
 from triolet.store.partial import Partials
+from triolet.store.receipts import receipt_of
 from triolet.store.reference import Reference, require_name
 from triolet.store.signatures import keep_signatures, signatures_of
 from triolet.store.verify import is_whole
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from triolet.store.layout import ModelStore
     from triolet.store.manifest import Descriptor, Manifest
+    from triolet.store.receipts import Receipt
     from triolet.store.reference import Pointer
     from triolet.store.signatures import Artefact
     from triolet.store.sources import Source
@@ -157,7 +160,7 @@ class _Pull:
         self._blobs = {one.digest: one for one in manifest.blobs}
         self._total = sum(one.size for one in self._blobs.values())
         self._progress = Progress(lambda done: on_bytes(done, self._total))
-        self._here: set[str] = set()
+        self._here: dict[str, Receipt] = {}
 
     def make_room(self, limit_bytes: int, digest: str, small_bytes: int) -> list[Source]:
         """Evict versions until this one fits below a limit; return them.
@@ -214,8 +217,10 @@ class _Pull:
         return missing
 
     def _is_here(self, blob: Descriptor) -> bool:
-        """Whether a blob was fetched, and no other pull has moved it on since."""
-        return blob.digest in self._here and self._partials.size(blob.digest) == blob.size
+        """Whether a blob was fetched, and its file has been neither moved nor written since. One of
+        which that is not known is read again by `_fetch`, and what is wrong is fetched anew."""
+        receipt = self._here.get(blob.digest)
+        return receipt is not None and receipt == self._partials.receipt(blob.digest)
 
     def _require_room(self, missing: list[Descriptor]) -> None:
         wanted = sum(one.size - self._partials.size(one.digest) for one in missing)
@@ -234,8 +239,8 @@ class _Pull:
                     # It has become a blob since it was missed: another pull or an import was first.
                     self._progress.at(one.digest, one.size)
                     return 0
-                return download(self._registry, file, one, self._progress)
+                num_bytes = download(self._registry, file, one, self._progress)
+                self._here[one.digest] = receipt_of(os.fstat(file.fileno()), one.digest)
+                return num_bytes
 
-        num_bytes = for_each(self._registry, blobs, fetch)
-        self._here |= num_bytes.keys()
-        return sum(num_bytes.values())
+        return sum(for_each(self._registry, blobs, fetch).values())

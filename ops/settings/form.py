@@ -25,6 +25,7 @@ from triolet.config import (
     ModelConfig,
     ProcessConfig,
     ServerConfig,
+    StoreConfig,
     SupervisorConfig,
     WorkerConfig,
 )
@@ -52,6 +53,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "process": ProcessConfig,
     "supervisor": SupervisorConfig,
     "control": ControlConfig,
+    "store": StoreConfig,
 }
 """`worker` holds for both kinds of worker, `link` for every process."""
 MODELS: Final = "models"
@@ -99,6 +101,7 @@ class Settings:
     process: ProcessConfig = field(default_factory=ProcessConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     control: ControlConfig = field(default_factory=ControlConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
     """By name, where there are several or the only one has a name; else it is `fleet.model`."""
 

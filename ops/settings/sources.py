@@ -16,6 +16,7 @@ import msgspec
 
 from triolet.config import AT, LOOKUP, NO_GUESSES, has_password
 from triolet.errors import ConfigError
+from triolet.home import expanded
 from triolet.units import MIB
 
 from .form import (
@@ -33,7 +34,7 @@ from .form import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from triolet.ids import Role
 
@@ -151,6 +152,18 @@ class Sources:
                     f"{dotted(path)} ({origin}) is for a role that runs alone; `triolet serve` "
                     "sets it itself: leave it out"
                 )
+        self._refuse_unread("serve", lambda path: path[0] != "store")
+
+    def refuse_for_store(self, command: str) -> None:
+        """Refuse what `--set` says of anything but the store. A file may serve fleets too.
+
+        Args:
+          command: of `triolet` that reads it.
+
+        Raises:
+          ConfigError: the command does not read it.
+        """
+        self._refuse_unread(command, lambda path: path[0] == "store" or path == ("fleet", "store"))
 
     def refuse_for_role(self, role: Role) -> None:
         """Refuse what `--set` says of other processes. A file may serve several roles.
@@ -158,15 +171,15 @@ class Sources:
         Raises:
           ConfigError: the role does not read it.
         """
-        read = {
-            origin
-            for path, origin in self.origins.items()
-            if path[0] in (role.value, "process") or path == ("fleet", "model")
-        }
+        own = (role.value, "process")
+        self._refuse_unread(role.value, lambda path: path[0] in own or path == ("fleet", "model"))
+
+    def _refuse_unread(self, command: str, is_read: Callable[[FieldPath], bool]) -> None:
+        read = {origin for path, origin in self.origins.items() if is_read(path)}
         for origin in self.origins.values():
             if origin.startswith(SET) and origin not in read:
                 raise ConfigError(
-                    f"{origin} has no effect: `triolet {role.value}` does not read this field; "
+                    f"{origin} has no effect: `triolet {command}` does not read this field; "
                     "leave it out"
                 )
 
@@ -179,10 +192,10 @@ class Sources:
         values = dict(self.values)
         for path in _PATHS:
             if values.get(path):
-                values[path] = str(Path(values[path]).expanduser().absolute())
+                values[path] = str(expanded(Path(values[path])).absolute())
         limits = ("server", "tenants", "quotas", "limits")
         if values.get(limits, "").startswith(AT):
-            values[limits] = f"{AT}{Path(values[limits][1:]).expanduser().absolute()}"
+            values[limits] = f"{AT}{expanded(Path(values[limits][1:])).absolute()}"
         _resolve_draft(values, ("decode", "speculation", "source"))
         try:
             return build(values)

@@ -364,7 +364,8 @@ async def _restart(
         await tell(StepBegan(str(step)))
 
     async with readiness() as servers:
-        await supervisor.restart(request.roles or tuple(ORDER), servers.is_met, begun)
+        roles = request.roles or tuple(ORDER)
+        await supervisor.restart(roles, servers.is_met, begun, request.models)
 
 
 async def _announce(

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import secrets
 import signal
+from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -93,6 +95,7 @@ class Supervisor:
         self.stopping = trio.Event()
         self._failure: GiveUp | None = None
         self._restarting: tuple[Group, ...] = ()
+        self._control_was_ready = False
 
     def _new_slot(self, spec: ProcessSpec, nursery: trio.Nursery) -> Slot:
         return Slot(spec, self._starter, self._config, self._watcher, self._on_log, nursery)
@@ -110,6 +113,8 @@ class Supervisor:
                 is_asleep = group in self._models.values() and group.name in self._stopped
                 if group.specs and not is_asleep:
                     self._launch(group)
+            if self._control.specs:
+                nursery.start_soon(self._keep_control)
             self._begun.set()
         return self._failure
 
@@ -127,20 +132,40 @@ class Supervisor:
         self._nursery.start_soon(group.run, self._give_up)
 
     def _give_up(self, group: Group, reason: GiveUp) -> None:
-        """End a model whose worker cannot be kept alive; the whole fleet where it is the last."""
+        """End a model whose worker cannot be kept alive; the whole fleet where it is the last.
+        Control is started again later."""
         if group.phase is not Phase.RUNNING:
             return
         group.failure = reason
         is_last = all(one.failure for one in self._models.values())
+        is_control = group is self._control
         # Without control models stay as they are; with a setting that cannot be it never ran.
-        is_needed = group is self._control and reason.exit_code == EXIT_BAD_INPUT
+        is_bad_input = reason.exit_code == EXIT_BAD_INPUT
+        is_needed = is_control and is_bad_input and not self._control_was_ready
         if group is self._servers or is_last or is_needed:
             self.fail(reason)
             return
         assert self._nursery is not None, "run has begun"
+        if is_control:
+            again = f"control is started again in {self._config.control_retry_s:g} s"
+            reason = replace(reason, message=f"{reason.message}; {again}")
         self._watcher.failed(group.name or CONTROL_NAME, reason)
         group.end()
         self._nursery.start_soon(group.leave, self._worker_exit_s)
+
+    async def _keep_control(self) -> None:
+        """Start control again some time after each time that it was given up: without it no model
+        is woken."""
+        while True:
+            with suppress(StartAbandoned):
+                await self._control.wait_ready()
+                self._control_was_ready = True
+            await self._control.wait_gone()
+            with trio.move_on_after(self._config.control_retry_s):
+                await self.stopping.wait()
+            if self.stopping.is_set():
+                return
+            self._launch(self._control)
 
     @property
     def _worker_exit_s(self) -> float:
@@ -178,6 +203,7 @@ class Supervisor:
         roles: Collection[Role],
         is_met: Callable[[str], Awaitable[bool]],
         tell: Callable[[Step], Awaitable[None]],
+        models: Sequence[str] = (),
     ) -> None:
         """Restart every process of some roles in turn while the others serve. Workers of models
         that do not run stay as they are.
@@ -186,29 +212,41 @@ class Supervisor:
           roles: which.
           is_met: whether a server sees the worker of this name alive, asked once it is ready.
           tell: called before each step.
+          models: of which the workers are restarted, and nothing else; none for all processes.
 
         Raises:
           RestartFailed: another restart is under way, there is nothing to restart, the fleet ends,
-            or a new process did not become ready. What was not restarted yet runs on.
+            there is no such model or it does not run, or a new process did not become ready. What
+            was not restarted yet runs on.
         """
         if self._restarting:
             raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        among = [self._to_change(name) for name in models] or self._running
+        for group in among:
+            if group.phase is not Phase.RUNNING:
+                raise RestartFailed(
+                    f"the workers of {group.name} do not run; `triolet model load {group.name}` "
+                    "starts them"
+                )
         try:
             self._starter.renew()
         except OSError as error:
             raise RestartFailed(f"cannot start a template of new processes: {error}") from error
         self._restarting = tuple(
-            group
-            for group in self._running
-            if not {spec.role for spec in group.specs}.isdisjoint(roles)
+            group for group in among if not {spec.role for spec in group.specs}.isdisjoint(roles)
         )
         if not self._restarting:
             raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
         limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
         failure: RestartFailed | None = None
+
+        async def cancel_at_stop(scope: trio.CancelScope) -> None:
+            await self.stopping.wait()
+            scope.cancel()
+
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._cancel_at_stop, nursery.cancel_scope)
+                nursery.start_soon(cancel_at_stop, nursery.cancel_scope)
                 try:
                     await take_steps(self._restarting, roles, is_met, tell, limits)
                 except RestartFailed as error:
@@ -341,10 +379,6 @@ class Supervisor:
     def models(self) -> list[ModelStatus]:
         """Return how each model is."""
         return [group.status for group in self._models.values()]
-
-    async def _cancel_at_stop(self, scope: trio.CancelScope) -> None:
-        await self.stopping.wait()
-        scope.cancel()
 
     async def _end_in_order(self) -> None:
         await self.stopping.wait()

@@ -31,9 +31,15 @@ ANSWER_TIMEOUT_S: Final = 1.0
 
 
 class RestartRequest(msgspec.Struct, frozen=True, tag_field="request", tag="restart"):
-    """Restart every process of these roles, one after the other."""
+    """Restart every process of these roles, one after the other.
+
+    Attributes:
+      roles: which; none for all.
+      models: of which the workers are restarted, and nothing else; none for all processes.
+    """
 
     roles: tuple[Role, ...]
+    models: tuple[str, ...] = ()
 
 
 class StartModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="start_model"):

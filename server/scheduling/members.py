@@ -54,11 +54,11 @@ class MemberFile:
     """
 
     def __init__(self, path: str, poll_s: float) -> None:
-        self._file = WatchedFile(path, "members", MAX_MEMBERS_BYTES)
+        self._file = WatchedFile(path, "members", MAX_MEMBERS_BYTES, is_guarded=True)
         self._poll_s = poll_s
 
     async def run(self, use: Callable[[tuple[Member, ...]], None]) -> None:
-        """Apply each version of the file.
+        """Apply each version of the file that this user or root has written and others may not.
 
         Args:
           use: gets the members; raises ConfigError where it cannot use them.

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.slow
 
 PROMPT = "Once upon a time there was"
 NUM_TOKENS = 12
+LONG = 200
+"""Tokens of streams under which workers are restarted."""
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -66,6 +68,14 @@ def complete(fleet: FleetProcess, model: str) -> str:
     answer = fleet.client.post("/v1/completions", json=body | {"ignore_eos": True})
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
+
+
+def streamed(fleet: FleetProcess, body: dict[str, object]) -> list[str]:
+    """Return the pieces of a streamed completion that ends in order."""
+    with fleet.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+        *pieces, end = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert end == "[DONE]"
+    return [str(json.loads(piece)["choices"][0]["text"]) for piece in pieces]
 
 
 def triolet(fleet: FleetProcess, *words: str) -> str:
@@ -150,6 +160,29 @@ def test_a_request_wakes_a_model_that_sleeps(two: FleetProcess) -> None:
     assert pids(after["chat"]) == pids(before["chat"])
     assert set(pids(after["code"])) == {"code.prefill-0", "code.decode-0"}
     assert all(worker["memory_bytes"] for worker in after["code"]["workers"])
+
+
+def test_the_workers_of_one_model_are_restarted_and_its_streams_go_on(two: FleetProcess) -> None:
+    """No quicker test shows a server, a stand-in and streams together."""
+    body = {"model": "code", "prompt": PROMPT, "max_tokens": LONG, "temperature": 0}
+    body |= {"ignore_eos": True}
+    whole = two.client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    before = processes(two)
+    command = [forked.TRIOLET, "restart", "code", "--role", "decode", "--port", str(two.port)]
+    with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        while process.poll() is None:
+            assert "".join(streamed(two, body)) == whole
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, out.decode()
+    assert [line.split()[2] for line in out.decode().splitlines()] == [
+        *("code.decode-spare:", "code.decode-0:", "code.decode-spare:"),
+        "done:",
+    ]
+    after = processes(two)
+    assert pids(after["chat"]) == pids(before["chat"])
+    new, old = pids(after["code"]), pids(before["code"])
+    assert new.keys() == old.keys()
+    assert {name for name in new if new[name] != old[name]} == {"code.decode-0"}
 
 
 def test_a_worker_that_dies_is_restarted_alone(two: FleetProcess) -> None:

@@ -16,6 +16,10 @@ def note(word: str) -> None:
         journal.write(f"{word}\n")
 
 
+def num_starts(name: str) -> int:
+    return Path(sys.argv[2]).read_text().count(f"{name} started")
+
+
 ENDINGS = {signal.SIGTERM: "ended", SUCCESSOR_SIGNAL: "handed over"}
 
 
@@ -36,8 +40,13 @@ def main() -> int:
         case "broken":
             report(Failed("config.json is missing; download it"))
             return 2
-        case "once" if (Path(sys.argv[2]).read_text()).count(f"{name} started") > 1:
+        case "once" if num_starts(name) > 1:
             return 1
+        case "late" if num_starts(name) <= 3:
+            return 1
+        case "spoiled" if num_starts(name) == 2:
+            report(Failed("the journal is gone; bring it back"))
+            return 2
         case "silent":
             signal.pause()
         case "chatty":

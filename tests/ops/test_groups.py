@@ -82,11 +82,11 @@ class Fleet:
             self.note,
         )
 
-    async def restart(self, *roles: Role) -> None:
+    async def restart(self, *roles: Role, models: tuple[str, ...] = ()) -> None:
         async def is_met(_: str) -> bool:
             return True
 
-        await self.supervisor.restart(roles or ORDER, is_met, self.note)
+        await self.supervisor.restart(roles or ORDER, is_met, self.note, models)
 
     @property
     def states(self) -> dict[str, ModelState]:
@@ -429,6 +429,29 @@ async def test_control_is_restarted_before_servers_and_ends_before_all(tmp_path:
 
 
 @pytest.mark.slow
+async def test_the_workers_of_one_model_are_restarted_alone_and_in_order(tmp_path: Path) -> None:
+    names = ("server-0", "control", "a.prefill-0", "a.decode-0", "b.decode-0", "c.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, stopped=("c",))) as fleet:
+        await fleet.restart(models=("a",))
+        assert [step.partition(":")[0] for step in fleet.steps] == [
+            "a.prefill-0",
+            *("a.decode-spare", "a.decode-0", "a.decode-spare"),
+        ]
+        assert [fleet.lives(name) for name in names] == [1, 1, 2, 2, 1, 0]
+        await fleet.restart(Role.DECODE, models=("b", "a"))
+        assert [fleet.lives(name) for name in names] == [1, 1, 2, 3, 2, 0]
+        for model, words in (
+            ("c", "the workers of c do not run; `triolet model load c` starts"),
+            ("d", "no model is called 'd'; allowed: a, b, c"),
+        ):
+            with pytest.raises(RestartFailed, match=words):
+                await fleet.restart(models=("a", model))
+        with pytest.raises(RestartFailed, match="no process runs as prefill"):
+            await fleet.restart(Role.PREFILL, models=("b",))
+        assert [fleet.lives(name) for name in names] == [1, 1, 2, 3, 2, 0]
+
+
+@pytest.mark.slow
 async def test_a_control_that_keeps_dying_ends_no_fleet(tmp_path: Path) -> None:
     names = ("server-0", "control:crash", "a.decode-0")
     async with running(Fleet(tmp_path / "journal", *names)) as fleet:
@@ -438,6 +461,31 @@ async def test_a_control_that_keeps_dying_ends_no_fleet(tmp_path: Path) -> None:
         assert fleet.states == {"a": ModelState.RUNNING}
         await fleet.stop("a")
         await fleet.start("a")
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
+async def test_a_control_that_was_given_up_comes_back(tmp_path: Path) -> None:
+    config = replace(CONFIG, control_retry_s=0.01)
+    names = ("server-0", "control:late", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, config=config)) as fleet:
+        await until(lambda: fleet.lives("control") == 4)
+        ((_, reason),) = fleet.recorder.failures
+        assert reason.message.endswith("; control is started again in 0.01 s")
+        await fleet.restart(Role.CONTROL)
+        assert fleet.lives("control") == 5
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
+async def test_a_control_whose_settings_do_no_more_ends_no_fleet(tmp_path: Path) -> None:
+    config = replace(CONFIG, control_retry_s=0.01)
+    names = ("server-0", "control:spoiled", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, config=config)) as fleet:
+        os.kill(fleet.recorder.pids["control"][0], signal.SIGKILL)
+        await until(lambda: fleet.lives("control") == 3)
+        ((_, reason),) = fleet.recorder.failures
+        assert "the journal is gone" in reason.message
     assert fleet.outcome is None
 
 

@@ -65,3 +65,29 @@ def test_a_file_beyond_its_bound_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path / "file", "x" * (MAX_BYTES + 1))
     with pytest.raises(ConfigError, match=f"longer than the {MAX_BYTES} bytes of a file of words"):
         file.read()
+
+
+def test_a_guarded_file_that_others_may_write_is_refused_until_they_may_not(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("one")
+    file = WatchedFile(str(path), "words", MAX_BYTES, is_guarded=True)
+    for mode in (0o620, 0o602, 0o666):
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match=f"words, has mode {mode:04o}.*`chmod go-w "):
+            file.read()
+        assert [file.has_settled(), file.has_settled()] == [False, False]
+    path.chmod(0o644)
+    assert [file.has_settled(), file.has_settled()] == [False, True]
+    assert file.read() == b"one"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_guarded_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("one")
+    os.chown(path, 12345, -1)
+    with pytest.raises(
+        ConfigError, match=r"belongs to user 12345, expected this one \(0\) or root"
+    ):
+        WatchedFile(str(path), "words", MAX_BYTES, is_guarded=True).read()
+    assert WatchedFile(str(path), "words", MAX_BYTES).read() == b"one"

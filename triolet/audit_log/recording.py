@@ -6,17 +6,18 @@ import os
 import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from ..errors import AuditLogError
+from ..errors import AuditLogError, ConfigError
+from ..home import state_home
 from .events import Action, Event, Outcome, os_user
 from .log import AuditLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 log = structlog.get_logger(__name__)
 
@@ -24,11 +25,15 @@ REQUEST_ID_BYTES: Final = 8
 
 
 def default_folder() -> Path:
-    """Return where this user's log is (XDG base directories)."""
-    named = os.environ.get("XDG_STATE_HOME", "")
-    # The specification has relative paths ignored.
-    state = Path(named) if os.path.isabs(named) else Path.home() / ".local/state"
-    return state / "triolet" / "audit"
+    """Return where this user's log is.
+
+    Raises:
+      AuditLogError: this user has no home directory.
+    """
+    try:
+        return state_home() / "triolet" / "audit"
+    except ConfigError as error:
+        raise AuditLogError(f"{error}, or name the folder of the audit log with --audit") from error
 
 
 def record(

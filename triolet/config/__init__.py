@@ -48,6 +48,7 @@ from .supervisor import (
     FleetConfig,
     Pinning,
     ProcessConfig,
+    StoreConfig,
     SupervisorConfig,
 )
 from .worker import (
@@ -126,6 +127,7 @@ __all__ = [
     "SloConfig",
     "SnapshotConfig",
     "SpeculationConfig",
+    "StoreConfig",
     "SupervisorConfig",
     "TenantsConfig",
     "ToolParser",

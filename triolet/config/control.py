@@ -60,6 +60,12 @@ class ControlConfig:
     room_timeout_s: float = 300.0 * SECONDS
     """A model that finds no room among busy ones for so long is given up, and its operation fails
     with what kept the memory."""
+    turn_after_s: float = 30.0 * SECONDS
+    """A load that waited for room so long comes before younger ones, which would take what it needs
+    again and again; idle models then end for it one by one."""
+    turn_s: float = 90.0 * SECONDS
+    """For which it comes first: models that were loaded before are old enough then to be evicted,
+    and a model that is never idle does not keep all others from loading."""
     silence_s: float = 5.0 * SECONDS
     """A server that says nothing for so long is taken for gone: five reports were lost."""
     tick_s: float = 100 * MILLISECONDS
@@ -72,6 +78,8 @@ class ControlConfig:
     def __post_init__(self) -> None:
         for name in ("poll_s", "measure_s", "operation_timeout_s", "room_timeout_s", "silence_s"):
             require(getattr(self, name) > 0, name, getattr(self, name), "> 0")
+        for name in ("turn_after_s", "turn_s"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), ">= 0")
         require(self.tick_s > 0, "tick_s", self.tick_s, "> 0")
         require(self.min_residency_s >= 0, "min_residency_s", self.min_residency_s, ">= 0")
         require(0 < self.memory_share <= 1, "memory_share", self.memory_share, "above 0, up to 1")

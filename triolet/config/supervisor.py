@@ -55,6 +55,20 @@ class FleetConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """What the model store may take. `triolet model pull` and `gc` read it; where the store is says
+    `fleet.store`."""
+
+    limit_bytes: int | None = None
+    """Versions that a registry has are evicted beyond it, the longest unused first, such as 50GiB;
+    none is no limit."""
+
+    def __post_init__(self) -> None:
+        limit = self.limit_bytes
+        require(limit is None or limit > 0, "limit_bytes", limit, "> 0")
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessConfig:
     """What every process has, whatever its role."""
 
@@ -78,6 +92,9 @@ class SupervisorConfig:
     """A process that was ready for this long starts with a clean record."""
     max_failed_starts: int = 3
     """Deaths in a row before ready, after which trying again is no answer."""
+    control_retry_s: float = 30.0 * SECONDS
+    """Control that was given up so is tried again after this time, for ever: without it models stay
+    as they are, and none is woken."""
     templates: bool = True
     """Whether processes are forked from ones that have imported what they need: a dead worker then
     serves again without the two seconds of its imports, for the memory of these imports, most of

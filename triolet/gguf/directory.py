@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ModelError
+from ..home import cache_home
 from .config import generation_config, model_config
 from .container import read_gguf
 from .tokenizer import tokenizer_config, tokenizer_document
@@ -69,22 +69,6 @@ def gguf_weights(model_dir: Path) -> Path | None:
     if not path.exists() or any(model_dir.glob("model.safetensors*")):
         return None
     return path.resolve()
-
-
-def cache_home() -> Path:
-    """Return where the user's programs keep what can be made again (XDG base directories)."""
-    return _xdg("XDG_CACHE_HOME", ".cache")
-
-
-def data_home() -> Path:
-    """Return where the user's programs keep their data (XDG base directories)."""
-    return _xdg("XDG_DATA_HOME", ".local/share")
-
-
-def _xdg(variable: str, default: str) -> Path:
-    named = os.environ.get(variable, "")
-    # The specification has relative paths ignored.
-    return Path(named) if os.path.isabs(named) else Path.home() / default
 
 
 def _documents(file: GgufFile, extra: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from .reference import Pointer, PointerKind, Reference, alias_of
 from .sources import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from .layout import ModelStore
     from .signatures import Signed
@@ -78,14 +78,24 @@ class Aliases:
         self._path = store.root / FILE
 
     def all(self) -> dict[Pointer, str]:
-        """Return every tag and alias with the digest of its version, sorted."""
+        """Return every tag and alias with the digest of its version, sorted.
+
+        Raises:
+          StoreError: they or the index cannot be read.
+        """
         with self._reading() as connection:
             if connection is None:
                 return {}
-            rows = connection.execute(
-                "SELECT name, kind, label, digest FROM pointers ORDER BY name, kind, label"
-            ).fetchall()
-        return {Pointer(name, PointerKind(kind), label): to for name, kind, label, to in rows}
+            found = _pointers(connection)
+        # After them: a version is in the index before anything names it.
+        dangling = self._dangling(found)
+        return {pointer: to for pointer, to in found.items() if pointer not in dangling}
+
+    def _dangling(self, found: Mapping[Pointer, str]) -> set[Pointer]:
+        """Return what points to a version that is gone: a process was killed after it took the
+        version from the index, and before it removed what named it."""
+        there = {(entry.name, entry.digest) for entry in self._store.entries()}
+        return {pointer for pointer, to in found.items() if (pointer.name, to) not in there}
 
     def moves(self, pointer: Pointer) -> list[Move]:
         """Return the moves of a tag or alias, the newest first."""
@@ -324,6 +334,9 @@ class Aliases:
                     for statement in _SCHEMA:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA user_version = {_FORM}")
+                found = _pointers(connection)
+                for pointer in self._dangling(found):
+                    _set(connection, pointer, found[pointer], ABSENT)
                 yield connection
 
     @contextmanager
@@ -406,6 +419,13 @@ def _required(connection: sqlite3.Connection, name: str, kind: str, label: str) 
         (name, kind, label),
     ).fetchall()
     return tuple(key for (key,) in rows)
+
+
+def _pointers(connection: sqlite3.Connection) -> dict[Pointer, str]:
+    rows = connection.execute(
+        "SELECT name, kind, label, digest FROM pointers ORDER BY name, kind, label"
+    ).fetchall()
+    return {Pointer(name, PointerKind(kind), label): to for name, kind, label, to in rows}
 
 
 def _target(connection: sqlite3.Connection, pointer: Pointer) -> str:

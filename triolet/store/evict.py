@@ -204,7 +204,7 @@ def make_room(
         if wanted is not None and excess > 0:
             raise StoreError(
                 f"{store.root} would take {excess} bytes more than its limit, and no more can go: "
-                f"{_reasons(plan.stays)}; nothing was evicted: raise --store-limit, or remove "
+                f"{_reasons(plan.stays)}; nothing was evicted: raise the limit, or remove "
                 "versions with `triolet model rm` and `triolet model gc`"
             )
         gone = [source for entry, source in plan.victims if _remove(writer, aliases, entry, source)]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from ..errors import StoreError
-from ..gguf.directory import data_home
+from ..home import data_home
 from .manifest import (
     ARTIFACT_TYPE,
     MANIFEST_TYPE,
@@ -323,14 +323,16 @@ class Writer:
         return digest
 
     def keep(self, temporary: Path, digest: str, *, is_own: bool = True) -> None:
-        """Give a file of `tmp/` its name: sync it, rename it, and write its receipt, unless others
-        know the file by another name and may write it."""
+        """Give a file that is whole its name: sync it, rename it, and, unless others know the file
+        by another name and may write it, make it read-only and write its receipt."""
         path = self.store.blob_path(digest)
         sync_file(temporary)
         temporary.rename(path)
         # POSIX: a rename of one hard link over another of the same file does nothing.
         temporary.unlink(missing_ok=True)
         if is_own:
+            # Not before it has its name: what a killed pull leaves must be writable for the next.
+            path.chmod(BLOB_MODE)
             self.store.receipts.write(path.lstat(), digest)
 
     def set_entries(

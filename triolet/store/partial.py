@@ -13,19 +13,21 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final
 
 from ..errors import StoreError
-from .layout import BLOB_MODE, LOCK_POLL_S, LOCK_TIMEOUT_S, explained
+from .layout import LOCK_POLL_S, LOCK_TIMEOUT_S, explained
+from .receipts import receipt_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from .layout import ModelStore, Writer
+    from .receipts import Receipt
 
 FOLDER: Final = "partial"
 LOCK_FILE: Final = "lock"
 SUFFIX: Final = ".part"
 _MODE: Final = 0o600
-"""Until it is whole, and a blob."""
+"""Until it is a blob: a pull that was killed at any moment before that finds it writable."""
 
 
 class Partials:
@@ -47,6 +49,13 @@ class Partials:
         """Return how many bytes of a blob have come."""
         path = self.path(digest)
         return path.stat().st_size if path.exists() else 0
+
+    def receipt(self, digest: str) -> Receipt | None:
+        """Return what a blob's file is now, as if it held the blob; None if there is none."""
+        try:
+            return receipt_of(self.path(digest).lstat(), digest)
+        except FileNotFoundError:
+            return None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -85,9 +94,7 @@ class Partials:
         Raises:
           OSError: it cannot be moved.
         """
-        path = self.path(digest)
-        path.chmod(BLOB_MODE)
-        writer.keep(path, digest)
+        writer.keep(self.path(digest), digest)
 
     def collect(self) -> tuple[int, int]:
         """Remove all of them unless a pull runs; return how many, and their bytes.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops.control.controller import Controller, Past, Step
-from ops.control.model_states import HOLDING, RUNNING
+from ops.control.model_states import HOLDING, RESTING, RUNNING
 from ops.control.models import WorkerSeen, WorkersSeen
 from ops.control.operations import NoRoom, Operation, Status, UnknownModel, Wanted
 from triolet.config import ControlConfig, ControlledModelConfig
@@ -30,10 +30,11 @@ class Fleet:
         budget: int = 100,
         past: Past = NO_PAST,
         sizes: dict[str, int] | None = None,
+        turn_after_s: float = 30.0,
     ) -> None:
         ids = itertools.count()
         self.now = 0.0
-        config = ControlConfig(models=models, room_timeout_s=1e6)
+        config = ControlConfig(models=models, room_timeout_s=1e6, turn_after_s=turn_after_s)
         guesses = {one.name: 40 for one in models} | (sizes or {})
         self.control = Controller(config, budget, guesses, past, lambda: f"op{next(ids)}", self.now)
         self.steps: list[Step] = []
@@ -222,6 +223,60 @@ def test_a_wake_evicts_an_idle_model_once_it_was_resident_for_a_minute() -> None
     assert (start.operation, start.is_start) == (b, True)
     fleet.do()
     assert fleet.state("a") is ModelState.SLEEPING
+
+
+def seconds_to_load_beside_three_smaller_ones(turn_after_s: float) -> float | None:
+    """Return when a model of 80 runs that is wanted while of three of 40 one begins each 35 s, and
+    has requests for 70 s: there is memory for two of them, and never two are idle."""
+    small = ["s0", "s1", "s2"]
+    fleet = Fleet(
+        *map(model, small), model("large"), sizes={"large": 80}, turn_after_s=turn_after_s
+    )
+    busy_until = dict.fromkeys(small, 0.0)
+    for second in range(1000):
+        if second % 35 == 0:
+            name = small[second // 35 % 3]
+            busy_until[name] = second + 70
+        if second == 200:
+            wanted = fleet.order("large", Wanted.LOAD)
+        is_busy = {name: second < until for name, until in busy_until.items()}
+        for name in small:
+            if is_busy[name] and fleet.state(name) in RESTING:
+                fleet.control.wake(name, fleet.now, fleet.now)
+        fleet.say(*((name, int(is_busy[name])) for name in small), ("large", 0))
+        fleet.tick(1.0)
+        while fleet.steps:
+            fleet.do()
+        if second > 200 and wanted.status is Status.DONE:
+            return second - 200
+    return None
+
+
+def test_a_large_load_comes_before_younger_ones_once_it_has_waited() -> None:
+    assert seconds_to_load_beside_three_smaller_ones(turn_after_s=1e6) is None
+    took_s = seconds_to_load_beside_three_smaller_ones(turn_after_s=30.0)
+    assert took_s is not None
+    assert 30 < took_s <= 30 + 70 + 10
+
+
+def test_a_turn_ends_where_a_model_in_the_way_is_never_idle() -> None:
+    fleet = Fleet(model("busy"), model("s"), model("large"), sizes={"large": 80})
+    fleet.order("busy", Wanted.LOAD)
+    fleet.settle()
+    fleet.say(("busy", 1))
+    large = fleet.order("large", Wanted.LOAD)
+    fleet.tick(31.0)
+    younger = fleet.order("s", Wanted.LOAD)
+    assert fleet.tick() == []
+    assert younger.progress == "waits for memory of large"
+    predicted = {one.name: one.predicted_ready_s for one in fleet.control.outlook.news(fleet.now)}
+    assert (predicted["s"] or 0.0) > 60.0, "the large one is to be loaded first"
+    for _ in range(9):
+        fleet.say(("busy", 1))
+        assert younger.status is Status.WAITING
+        fleet.tick(10.0)
+    fleet.settle()
+    assert (large.status, younger.status) == (Status.WAITING, Status.DONE)
 
 
 def test_keep_alive_ends_an_idle_model() -> None:

@@ -88,6 +88,20 @@ def test_room_is_made_within_the_budget_and_by_idle_models_only(
         assert wanted.size_bytes + held_bytes([*stay, one]) > budget
 
 
+@given(fleets(), st.integers(1, 120))
+def test_for_a_load_that_comes_first_all_idle_models_end_where_that_is_not_enough(
+    models: list[Resident], budget: int
+) -> None:
+    wanted = replace(models[0], state=ModelState.STAGED)
+    usual = make_room(wanted, models, budget, NOW, MIN_S)
+    first = make_room(wanted, models, budget, NOW, MIN_S, is_first=True)
+    idle = {one.name for one in models[1:] if may_evict(one, NOW, MIN_S)}
+    if isinstance(first, Fits) and isinstance(usual, Later):
+        assert set(first.evict) == idle != set()
+    else:
+        assert first == usual
+
+
 def test_the_longest_idle_largest_and_quickest_model_goes_first() -> None:
     wanted = resident("new", ModelState.STAGED)
     base = resident("base", last_used_at=NOW - 100, size_bytes=10, reload_s=2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from triolet.store.layout import ModelStore
 
 
+TRICKLE_S = 0.002
+
+
 class Lie(NamedTuple):
-    """An answer."""
+    """An answer. One that trickles sends its headers byte by byte, TRICKLE_S apart."""
 
     status: int
     content: bytes = b""
     headers: Mapping[str, str] = {}
+    trickles: bool = False
 
 
 class Asked(NamedTuple):
@@ -100,6 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("content-length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
         told = self.server.answer(Asked(self.command, self.path, headers))
+        if told.trickles:
+            self._trickle(told)
+            return
         self.send_response(told.status)
         length = {"content-length": str(len(told.content))}
         for name, value in {**length, **told.headers}.items():
@@ -109,6 +116,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(told.content)
         if "content-length" in told.headers:
             self.close_connection = True  # it promised more than there was
+
+    def _trickle(self, told: Lie) -> None:
+        """Send headers, and end when they are all there or the client has gone."""
+        lines = [f"{name}: {value}\r\n" for name, value in told.headers.items()]
+        for byte in f"HTTP/1.1 {told.status} OK\r\n{''.join(lines)}\r\n".encode():
+            self.wfile.write(bytes([byte]))
+            threading.Event().wait(TRICKLE_S)
+        self.close_connection = True
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a client that has gone, which is what is tried
+            super().handle()
 
     do_GET = do_HEAD = do_POST = do_PATCH = do_PUT = _answer
 

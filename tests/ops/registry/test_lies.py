@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from ops.settings.form import Settings
 from tests.gguf_files import write_tiny
 from triolet.config import FleetConfig, WeightFormat
 from triolet.errors import StoreError
+from triolet.store.layout import BLOB_MODE
 from triolet.store.manifest import ENGINE_TYPE, SAMPLING_TYPE, canonical, digest_of
 from triolet.store.partial import Partials
 from triolet.store.reference import parse_reference
@@ -177,6 +179,23 @@ def test_a_body_that_trickles_is_not_waited_for(
     assert len(sent) == 1
 
 
+@pytest.mark.parametrize("path", ["manifests/v1", "/token"])
+def test_headers_that_trickle_are_given_up(
+    liar: LyingRegistry, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("ops.registry.client.ATTEMPTS", 1)
+    monkeypatch.setattr("ops.registry.client.SILENCE_S", 0.2)
+    realm = f'Bearer realm="http://{liar.host}/token"'
+    liar.lie("manifests/v1", Lie(401, b"", {"www-authenticate": realm}))
+    # Whole after four seconds, each byte long before the 0.2 s are over.
+    liar.lie(path, Lie(200, b'{"token":"x"}', {"x-padding": "x" * 2000}, trickles=True))
+    with (
+        closing(Registry(parse_location(liar.location), None)) as asked,
+        pytest.raises(Interrupted, match="manifest v1 was lost or not made: timed out; see"),
+    ):
+        asked.call("GET", "manifests/v1", "manifest v1", {200}, silence_s=0.2)
+
+
 def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegistry) -> None:
     liar.lie("manifests/v1", Lie(200, b" " * (5 << 20)))
     refused(store, liar, "has more than 4194304 bytes and is not read")
@@ -201,6 +220,40 @@ def test_what_an_import_brings_meanwhile_is_not_fetched_and_leaves_nothing(
         f"/v2/chat/blobs/{weights}"
     ]
     assert list(Partials(store).folder.glob("*.part")) == []
+
+
+def test_what_was_fetched_and_then_overwritten_with_as_many_bytes_is_fetched_again(
+    store: ModelStore, liar: LyingRegistry, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One after the other, the largest first: it is whole when the next one is asked for.
+    monkeypatch.setattr("ops.registry.transfers.MAX_TRANSFERS", 1)
+    after = sorted(liar.manifest.blobs, key=lambda one: -one.size)[1].digest
+    path = Partials(store).path(weights)
+
+    def overwrite(_: Asked) -> None:
+        path.write_bytes(bytes(path.stat().st_size))
+
+    liar.lie(after, overwrite)
+    pulled(store, liar.location)
+    assert store.blob_path(weights).read_bytes() == content_of(liar, weights)
+
+
+def test_a_pull_that_ends_before_its_blobs_have_their_names_leaves_them_writable(
+    store: ModelStore, liar: LyingRegistry, weights: str
+) -> None:
+    # In the way of the rename, as a kill just before it would be.
+    in_the_way = store.blob_path(weights)
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(StoreError, match="Is a directory"):
+        pulled(store, liar.location)
+    left = Partials(store).path(weights).stat()
+    assert left.st_mode & stat.S_IWUSR
+    assert left.st_size == len(content_of(liar, weights))
+    in_the_way.rmdir()
+    asked = len(liar.asked)
+    pulled(store, liar.location)
+    assert not [one for one in liar.asked[asked:] if one.path.endswith(weights)]
+    assert stat.S_IMODE(store.blob_path(weights).stat().st_mode) == BLOB_MODE
 
 
 NESTED = b'{"x":' * 100_000

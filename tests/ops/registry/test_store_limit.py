@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -108,6 +108,74 @@ def test_the_longest_unused_goes_and_comes_back(
     assert main((*command.split()[1:], *where)) == 0
     assert Aliases(full).resolve(parse_reference("a:v1")) == digest
     assert Sources(full).evicted() == []
+
+
+def test_the_limit_may_be_a_setting_and_an_option_counts_before_it(
+    full: ModelStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "triolet.toml"
+    file.write_text(
+        f'[fleet]\nstore = "{full.root}"\n[server]\nport = 8001\n[store]\nlimit_bytes = "1GiB"\n'
+    )
+    from_file = ("model", "gc", "--config", str(file))
+    assert main(from_file) == 0
+    assert names(full) == ["a", "b", "c"]
+    size = size_of(full)
+    assert main((*from_file, "--set", f"store.limit_bytes={size - 1}")) == 0
+    assert names(full) == ["b", "c"]
+    limit = str(size_of(full) - 1)
+    assert main((*from_file, "--store-limit", limit)) == 0
+    assert names(full) == ["c"]
+    for command, refused in (
+        ((*from_file, "--set", "server.port=1"), "`triolet model gc` does not read this field"),
+        (("serve", "demo", "--set", "store.limit_bytes=1GiB"), "`triolet serve` does not read"),
+        ((*from_file, "--set", "store.limit_bytes=0"), "limit_bytes is 0; allowed: > 0"),
+    ):
+        capsys.readouterr()
+        assert main(command) == 2
+        assert refused in capsys.readouterr().err
+
+
+def test_a_pull_keeps_to_the_limit_of_the_settings(
+    full: ModelStore, repository: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("--set", f"fleet.store={full.root}", "--set", "store.limit_bytes=1KiB")
+    assert main(("model", "pull", f"{repository}/c:v1", "--tag", "again", *settings)) == 2
+    assert "bytes more than its limit" in capsys.readouterr().err
+
+
+class Killed(Exception):
+    """In place of a kill."""
+
+
+def test_a_tag_of_which_the_version_is_gone_says_so_and_is_mended(
+    full: ModelStore, repository: str
+) -> None:
+    aliases, tag = Aliases(full), tag_of("a", "v1")
+    digest = aliases.resolve(parse_reference("a:v1"))
+    with (
+        suppress(Killed),
+        full.writing() as writer,
+        aliases.unnamed("a", digest, but_for=tag),
+    ):
+        writer.set_entries([one for one in full.entries() if one.name != "a"])
+        raise Killed
+    with pytest.raises(StoreError, match=r"a:v1 was evicted .*`triolet model pull .* brings"):
+        aliases.resolve(parse_reference("a:v1"))
+    assert tag not in aliases.all()
+    assert [(move.old, move.new) for move in aliases.moves(tag)] == [("", digest)]
+    # Another version takes the name: nothing stands in its way.
+    other = fetched(full, repository, "b")
+    with full.writing() as writer:
+        (entry,) = (one for one in full.entries() if one.name == "b")
+        writer.set_entries({*full.entries(), entry._replace(name="a")})
+    aliases.tag_new(tag, other, "pulled")
+    assert aliases.resolve(parse_reference("a:v1")) == other
+    assert [(move.old, move.new) for move in aliases.moves(tag)] == [
+        ("", other),
+        (digest, ""),
+        ("", digest),
+    ]
 
 
 def test_serving_counts_as_use(full: ModelStore) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from server.contract.generation import Finished
 from server.scheduling.members import MemberFile, by_model
@@ -223,6 +224,13 @@ async def test_the_last_good_file_stays_in_force(tmp_path: Path) -> None:
         path.unlink()
         await trio.sleep(6 * POLL_S)
         assert used == [(one,)]
+        path.touch()
+        path.chmod(0o666)
         path.write_bytes(written_members((one, other)))
+        with capture_logs() as lines:
+            await trio.sleep(6 * POLL_S)
+        assert used == [(one,)]
+        assert ["others may have written it" in line["reason"] for line in lines] == [True]
+        path.chmod(0o644)
         await until(lambda: used == [(one,), (one, other)])
         nursery.cancel_scope.cancel()

@@ -1,0 +1,62 @@
+"""Which load comes first when several wait for memory. Pure: no I/O, no clock.
+
+Without turns a load waits for as long as smaller ones find room before it: each of them takes
+memory that it needs. One that has waited for `turn_after_s` gets a turn: younger loads wait for it,
+and idle models give their memory up for it one by one. A turn ends after `turn_s`, because a model
+that is never idle may be in the way, and others shall not stand still for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .model_states import RESTING
+from .operations import Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.config import ControlConfig
+
+    from .models import Model
+
+
+class Turns:
+    """The turns of one fleet's loads.
+
+    Args:
+      config: bounds.
+
+    Attributes:
+      first: model of which the load has its turn now; None while no load has.
+    """
+
+    def __init__(self, config: ControlConfig) -> None:
+        self.first: Model | None = None
+        self._config = config
+        self._began_at: dict[str, float] = {}
+
+    def choose(self, waiting: Sequence[Model], now: float) -> None:
+        """Decide which load comes first.
+
+        Args:
+          waiting: models with an operation that may begin, the oldest first.
+          now: the time.
+        """
+        loads = {
+            model.waiting.id: model
+            for model in waiting
+            if model.waiting is not None
+            and model.waiting.wanted is Wanted.LOAD
+            and model.state in RESTING
+        }
+        self._began_at = {one: at for one, at in self._began_at.items() if one in loads}
+        turns = (one for one, at in self._began_at.items() if now - at < self._config.turn_s)
+        first = next(turns, None)
+        if first is None:
+            after_s = self._config.turn_after_s
+            old = (one for one, model in loads.items() if now - model.waits_since >= after_s)
+            first = next((one for one in old if one not in self._began_at), None)
+            if first is not None:
+                self._began_at[first] = now
+        self.first = None if first is None else loads[first]
