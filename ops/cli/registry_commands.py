@@ -82,7 +82,7 @@ def push_(
     say(
         f"{place}: {show_size(found.sent_bytes)} sent in {found.num_sent} blobs, "
         f"{show_size(found.total_bytes - found.sent_bytes)} already there, "
-        f"{found.num_signatures} signatures sent"
+        f"{found.num_referrers} signatures and measurements sent"
     )
     typer.echo(digest)
 

@@ -17,16 +17,18 @@ from triolet.store.manifest import (
     digest_of,
     read_manifest,
 )
+from triolet.store.measured import without_known
 from triolet.store.partial import Partials
 from triolet.store.reference import Reference, require_name
-from triolet.store.signatures import keep_signatures, signatures_of
+from triolet.store.referrers import keep_artefacts
+from triolet.store.signatures import signatures_of
 from triolet.store.verify import is_whole
 
 from ..quantities import show_size
 from .blobs import Progress, download
 from .copies import Copies, note_source
 from .manifests import fetch_manifest
-from .referrers import fetch_signatures
+from .referrers import fetch_referrers
 from .transfers import for_each
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from triolet.store.layout import ModelStore
     from triolet.store.manifest import Descriptor, Manifest
     from triolet.store.reference import Pointer
-    from triolet.store.signatures import Artefact
+    from triolet.store.referrers import Artefact
     from triolet.store.sources import Source
 
     from .client import Registry
@@ -63,7 +65,7 @@ class Pulled(NamedTuple):
       fetched_bytes: that came over the network.
       total_bytes: of all its blobs.
       signers: ids of keys with a valid signature that came with it, or was here.
-      notes: signatures there that are not valid and were not kept, a sentence each.
+      notes: why signatures and measurements there are not valid and were not kept.
     """
 
     digest: str
@@ -99,21 +101,21 @@ def pull(
     content = fetch_manifest(registry, registry.location.reference)
     digest = digest_of(content)
     manifest = _model_manifest(content, digest, str(registry.location))
-    signatures = fetch_signatures(registry, digest)
+    referrers = fetch_referrers(registry, digest)
     if wanted.tag is not None:
         reference = Reference(wanted.name, wanted.tag)
-        Aliases(store).require_signed(reference, digest, signatures.signers)
+        Aliases(store).require_signed(reference, digest, referrers.signers)
     one = _Pull(store, registry, manifest, on_bytes)
     if wanted.limit_bytes is not None:
-        small = [content, *(part for pair in signatures.artefacts for part in pair)]
+        small = [content, *(part for _, pair in referrers.artefacts for part in pair)]
         evicted = one.make_room(wanted.limit_bytes, digest, sum(map(len, small)))
         if on_evicted is not None:
             on_evicted(evicted)
-    found = one.run(content, wanted, signatures.artefacts)
+    found = one.run(content, wanted, referrers.artefacts)
     note_source(store, registry, wanted.name, digest, wanted.tag)
-    signers = {*signatures.signers, *signatures_of(store, digest).keys}
+    signers = {*referrers.signers, *signatures_of(store, digest).keys}
     keys = tuple(sorted(signers))
-    return found._replace(signers=keys, notes=signatures.notes)
+    return found._replace(signers=keys, notes=referrers.notes)
 
 
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
@@ -165,7 +167,7 @@ class _Pull:
         Args:
           limit_bytes: that the store may take.
           digest: of the version.
-          small_bytes: of its manifest and signatures.
+          small_bytes: of its manifest and of what is about it.
 
         Raises:
           StoreError: not enough may go; nothing went then.
@@ -180,7 +182,9 @@ class _Pull:
             aliases = Aliases(self._store)
             return make_room(writer, aliases, most, Copies(self._store).has, wanted=stay).versions
 
-    def run(self, content: bytes, wanted: WantedVersion, signatures: list[Artefact]) -> Pulled:
+    def run(
+        self, content: bytes, wanted: WantedVersion, referrers: list[tuple[str, Artefact]]
+    ) -> Pulled:
         """Fetch what is missing, then make it a version."""
         with self._partials.kept():
             missing = self._missing(self._blobs.values())
@@ -199,7 +203,7 @@ class _Pull:
                 digest = writer.put(content)
                 entry = Entry(wanted.name, digest, len(content))
                 writer.set_entries({*self._store.entries(), entry})
-                keep_signatures(writer, digest, signatures)
+                keep_artefacts(writer, digest, without_known(self._store, digest, referrers))
                 if wanted.tag is not None:
                     Aliases(self._store).tag_new(wanted.tag, digest, "pulled")
         return Pulled(digest, fetched, self._total, (), ())

@@ -62,7 +62,7 @@ _PATHS: Final = (
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
     "control_address kv_address advertised_kv_address lending supervisor_pid models "
-    "model_digest directory control_socket members_file".split()
+    "model_digest model_store directory control_socket members_file".split()
 )
 """Fields of a role that runs without `triolet serve`."""
 

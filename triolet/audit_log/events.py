@@ -45,6 +45,7 @@ class Action(StrEnum):
     MODEL_PUSH = "model.push"
     MODEL_PULL = "model.pull"
     MODEL_SIGN = "model.sign"
+    MODEL_PROBE = "model.probe"
     MODEL_LOAD = "model.load"
     MODEL_SLEEP = "model.sleep"
     MODEL_UNLOAD = "model.unload"

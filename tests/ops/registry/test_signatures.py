@@ -12,9 +12,10 @@ from ops.cli import main
 from ops.registry.client import RegistryFailed
 from triolet.errors import StoreError
 from triolet.store.aliases import Aliases
-from triolet.store.layout import SIGNATURE_TYPE, ModelStore
+from triolet.store.layout import ModelStore
 from triolet.store.manifest import MANIFEST_TYPE, canonical, digest_of
 from triolet.store.reference import parse_reference
+from triolet.store.referrers import SIGNATURE_TYPE
 from triolet.store.signatures import key_id, sign, signature, signatures_of
 
 from .conftest import digest_in, pulled
@@ -23,7 +24,7 @@ from .lying_registry import Lie
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from triolet.store.signatures import Artefact
+    from triolet.store.referrers import Artefact
 
     from .docker_registry import DockerRegistry
     from .lying_registry import LyingRegistry
@@ -46,9 +47,9 @@ def test_signatures_of_several_come_with_the_version(
     pushes = [("model", "push", "chat:v1", location, "--store", str(one.root)) for one in stores]
     for push in pushes[:2]:
         assert main(push) == 0
-        assert "1 signatures sent" in capsys.readouterr().err
+        assert "1 signatures and measurements sent" in capsys.readouterr().err
         assert main(push) == 0
-        assert ", 0 signatures sent" in capsys.readouterr().err
+        assert ", 0 signatures and measurements sent" in capsys.readouterr().err
     found = pulled(stores[2], location)
     assert found.signers == tuple(sorted((key_id(ALICE), key_id(BOB))))
     assert signatures_of(stores[2], digest) == (found.signers, ())
@@ -70,7 +71,7 @@ def listed(liar: LyingRegistry, *artefacts: Artefact) -> None:
     liar.lie(path, Lie(200, canonical({"manifests": rows})))
     for one in artefacts:
         liar.lie(f"/manifests/{one.digest}", Lie(200, one.manifest))
-        liar.lie(f"/blobs/{digest_of(one.envelope)}", Lie(200, one.envelope))
+        liar.lie(f"/blobs/{digest_of(one.layer)}", Lie(200, one.layer))
 
 
 def signed_by(liar: LyingRegistry, key: Ed25519PrivateKey) -> Artefact:
@@ -92,7 +93,7 @@ def test_a_list_on_several_pages_is_read_to_its_end(store: ModelStore, liar: Lyi
     liar.lie(path, Lie(200, b'{"manifests":[]}', first))
     assert pulled(store, liar.location).signers == (key_id(ALICE),)
     liar.lie("/referrers/next?n=1", Lie(200, b"<html>"))
-    with pytest.raises(RegistryFailed, match=r"its list of signatures of .* cannot be read"):
+    with pytest.raises(RegistryFailed, match=r"its list of signature of .* cannot be read"):
         pulled(store, liar.location)
 
 
@@ -108,10 +109,10 @@ def test_nothing_is_fetched_or_named_without_the_signature_that_is_required(
     with pytest.raises(StoreError, match=f"is signed by {key_id(BOB)}; nothing was named"):
         pulled(store, liar.location)
     # ALICE's name on BOB's signature.
-    forged = signed_by(liar, BOB).envelope.replace(key_id(BOB).encode(), key_id(ALICE).encode())
+    forged = signed_by(liar, BOB).layer.replace(key_id(BOB).encode(), key_id(ALICE).encode())
     manifest = json.loads(signed_by(liar, BOB).manifest)
     manifest["layers"][0] |= {"digest": digest_of(forged), "size": len(forged)}
-    artefact = signed_by(liar, BOB)._replace(manifest=canonical(manifest), envelope=forged)
+    artefact = signed_by(liar, BOB)._replace(manifest=canonical(manifest), layer=forged)
     listed(liar, artefact)
     with pytest.raises(StoreError, match="is not signed; nothing was named"):
         pulled(store, liar.location)
@@ -132,7 +133,7 @@ def test_nothing_is_fetched_or_named_without_the_signature_that_is_required(
     ("part", "lie", "words"),
     [
         ("manifests", Lie(404), "it is listed, and not there"),
-        ("blobs", Lie(404), "its envelope is not there"),
+        ("blobs", Lie(404), "its layer is not there"),
         ("blobs", Lie(200, b"{}"), "its envelope is another one than its manifest says"),
     ],
 )
@@ -141,7 +142,7 @@ def test_a_signature_that_is_not_whole_there_is_left(
 ) -> None:
     artefact = signed_by(liar, ALICE)
     listed(liar, artefact)
-    end = artefact.digest if part == "manifests" else digest_of(artefact.envelope)
+    end = artefact.digest if part == "manifests" else digest_of(artefact.layer)
     liar.lie(f"/{part}/{end}", lie)
     found = pulled(store, liar.location)
     assert found.signers == ()
