@@ -59,6 +59,8 @@ _PATHS: Final = (
 """Fields that hold a path. They are made absolute, so that every process means the same one."""
 
 
+_OF_EVERY_ROLE: Final = frozenset({("fleet", "model"), ("fleet", "store")})
+"""Fields of the fleet that single roles read: what they serve, and where it is."""
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
     "control_address kv_address advertised_kv_address lending supervisor_pid models "
@@ -161,7 +163,8 @@ class Sources:
         read = {
             origin
             for path, origin in self.origins.items()
-            if path[0] in (role.value, "process") or path == ("fleet", "model")
+            if path[0] in (role.value, "process")
+            or path in (("fleet", "model"), ("fleet", "store"))
         }
         for origin in self.origins.values():
             if origin.startswith(SET) and origin not in read:

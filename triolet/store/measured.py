@@ -39,7 +39,7 @@ MAX_PROMPTS: Final = 8
 MAX_PROMPT_TOKENS: Final = 64
 MAX_GOLDEN_TOKENS: Final = 16
 """Of one prompt."""
-_Word: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,200}$")]
+_Word: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,200}\Z")]
 """Shown on terminals, and may come from a registry."""
 _TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Number: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]

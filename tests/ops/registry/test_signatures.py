@@ -14,8 +14,18 @@ from triolet.errors import StoreError
 from triolet.store.aliases import Aliases
 from triolet.store.layout import ModelStore
 from triolet.store.manifest import MANIFEST_TYPE, canonical, digest_of
+from triolet.store.measured import (
+    Capacity,
+    Golden,
+    Kept,
+    Key,
+    Prompt,
+    golden_for,
+    keep_measured,
+    measured_of,
+)
 from triolet.store.reference import parse_reference
-from triolet.store.referrers import SIGNATURE_TYPE
+from triolet.store.referrers import GOLDEN_TYPE, LAYER_TYPES, SIGNATURE_TYPE, artefact
 from triolet.store.signatures import key_id, sign, signature, signatures_of
 
 from .conftest import digest_in, pulled
@@ -147,3 +157,44 @@ def test_a_signature_that_is_not_whole_there_is_left(
     found = pulled(store, liar.location)
     assert found.signers == ()
     assert words in found.notes[0]
+
+
+def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
+    registry: DockerRegistry, source: ModelStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    location, digest = f"oci://{registry.host}/measured/chat:v1", digest_in(source)
+    assert main(("model", "push", "chat:v1", location, "--store", str(source.root))) == 0
+    here, there = (ModelStore(tmp_path / name) for name in ("here", "there"))
+    pulled(here, location)
+    golden = Golden(Key("native", "bfloat16", "a"), (Prompt((1,), (2, 3)),))
+    capacity = Capacity(Key("native", "bfloat16", "a", "box"), 1.0, 1.0, 1.0, 1.0, 1.0)
+    with here.writing() as writer:
+        keep_measured(writer, digest, [golden, capacity])
+    capsys.readouterr()
+    push = ("model", "push", "chat:v1", location, "--store", str(here.root))
+    for num_sent in (2, 0):
+        assert main(push) == 0
+        assert f", {num_sent} signatures and measurements sent" in capsys.readouterr().err
+    pulled(there, location)
+    assert golden_for(there.root, digest, golden.key) is not None
+    own = Golden(golden.key, (Prompt((1,), (2, 4)),))
+    with there.writing() as writer:
+        keep_measured(writer, digest, [own])
+    pulled(there, location)
+    (kept,) = measured_of(there, digest, GOLDEN_TYPE)
+    assert isinstance(kept, Kept)
+    assert kept.said == own
+
+
+def test_measurements_that_lie_are_left(store: ModelStore, liar: LyingRegistry) -> None:
+    wrong = artefact(GOLDEN_TYPE, b'{"key":1}', liar.digest, 10)
+    rows = [{"artifactType": GOLDEN_TYPE, "digest": wrong.digest, "size": len(wrong.manifest)}]
+    path = f"/referrers/{liar.digest}?artifactType="
+    for kind in LAYER_TYPES:
+        answer = canonical({"manifests": rows if kind == GOLDEN_TYPE else []})
+        liar.lie(path + kind.replace("+", "%2B"), Lie(200, answer))
+    liar.lie(f"/manifests/{wrong.digest}", Lie(200, wrong.manifest))
+    liar.lie(f"/blobs/{digest_of(wrong.layer)}", Lie(200, wrong.layer))
+    (note,) = pulled(store, liar.location).notes
+    assert note.startswith(f"golden tokens {wrong.digest} there is not valid and is not kept: ")
+    assert store.referrers() == ()
