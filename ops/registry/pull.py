@@ -25,14 +25,15 @@ from triolet.store.signatures import signatures_of
 from triolet.store.verify import is_whole
 
 from ..quantities import show_size
-from .blobs import Progress, download
+from .blobs import Progress
 from .copies import Copies, note_source
 from .manifests import fetch_manifest
+from .peers import BlobSources
 from .referrers import fetch_referrers
 from .transfers import for_each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from triolet.store.layout import ModelStore
     from triolet.store.manifest import Descriptor, Manifest
@@ -65,7 +66,7 @@ class Pulled(NamedTuple):
       fetched_bytes: that came over the network.
       total_bytes: of all its blobs.
       signers: ids of keys with a valid signature that came with it, or was here.
-      notes: why signatures and measurements there are not valid and were not kept.
+      notes: why signatures and measurements there were not kept, and peers were given up.
     """
 
     digest: str
@@ -81,6 +82,7 @@ def pull(
     wanted: WantedVersion,
     on_bytes: Callable[[int, int], None],
     on_evicted: Callable[[list[Source]], None] | None = None,
+    peers: Sequence[Registry] = (),
 ) -> Pulled:
     """Bring a version into a store with its signatures; nothing is named before all is there and
     checked, and nothing is fetched if a signature is required and missing.
@@ -91,6 +93,7 @@ def pull(
       wanted: what it is called here.
       on_bytes: told how many bytes are here, and of how many.
       on_evicted: told which versions made room for it, before anything is fetched.
+      peers: asked for blobs before the registry.
 
     Raises:
       RegistryFailed: the registry refuses, lies or is lost. What came is kept for the next pull.
@@ -105,7 +108,8 @@ def pull(
     if wanted.tag is not None:
         reference = Reference(wanted.name, wanted.tag)
         Aliases(store).require_signed(reference, digest, referrers.signers)
-    one = _Pull(store, registry, manifest, on_bytes)
+    sources = BlobSources(registry, peers)
+    one = _Pull(store, sources, manifest, on_bytes)
     if wanted.limit_bytes is not None:
         small = [content, *(part for _, pair in referrers.artefacts for part in pair)]
         evicted = one.make_room(wanted.limit_bytes, digest, sum(map(len, small)))
@@ -115,7 +119,7 @@ def pull(
     note_source(store, registry, wanted.name, digest, wanted.tag)
     signers = {*referrers.signers, *signatures_of(store, digest).keys}
     keys = tuple(sorted(signers))
-    return found._replace(signers=keys, notes=referrers.notes)
+    return found._replace(signers=keys, notes=(*referrers.notes, *sources.notes))
 
 
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
@@ -149,12 +153,12 @@ class _Pull:
     def __init__(
         self,
         store: ModelStore,
-        registry: Registry,
+        sources: BlobSources,
         manifest: Manifest,
         on_bytes: Callable[[int, int], None],
     ) -> None:
         self._store = store
-        self._registry = registry
+        self._sources = sources
         self._partials = Partials(store)
         self._blobs = {one.digest: one for one in manifest.blobs}
         self._total = sum(one.size for one in self._blobs.values())
@@ -238,8 +242,8 @@ class _Pull:
                     # It has become a blob since it was missed: another pull or an import was first.
                     self._progress.at(one.digest, one.size)
                     return 0
-                return download(self._registry, file, one, self._progress)
+                return self._sources.fetch(file, one, self._progress)
 
-        num_bytes = for_each(self._registry, blobs, fetch)
+        num_bytes = for_each(self._sources, blobs, fetch)
         self._here |= num_bytes.keys()
         return sum(num_bytes.values())

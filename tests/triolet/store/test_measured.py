@@ -79,7 +79,6 @@ def said(store: ModelStore, digest: str) -> list[Golden | Capacity]:
 def test_one_measurement_of_a_key_is_kept_and_it_goes_with_its_version(
     store: ModelStore, digest: str
 ) -> None:
-    before = set(store.blobs.iterdir())
     keep(store, digest, GOLDEN, CAPACITY)
     newer = msgspec.structs.replace(GOLDEN, prompts=(Prompt((1, 2), (5, 6)),))
     elsewhere = msgspec.structs.replace(GOLDEN, key=OTHER)
@@ -102,7 +101,6 @@ def test_one_measurement_of_a_key_is_kept_and_it_goes_with_its_version(
         assert store.referrers() == ()
         collect(writer)
     assert set(store.blobs.iterdir()) == set()
-    assert before
     with pytest.raises(StoreError, match="has just been removed"):
         keep(store, digest, GOLDEN)
 
