@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PROBED_POSITIONS: Final = 256
 _CPUINFO: Final = Path("/proc/cpuinfo")
+MAX_HOST_CLASS: Final = 100
+"""Letters of the name of a class of machines."""
 _TELLING: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
@@ -62,3 +64,15 @@ def _processor() -> str:
     known = [flag for flag in _TELLING if flag in present]
     name = maker[1] if maker else platform.machine()
     return "-".join([name, *known, f"{torch.get_num_threads()}-threads"])
+
+
+def host_class(device: Device) -> str:
+    """Name the class of machines that are as fast as this one: its processor or GPU, in a word."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _model_name()
+    return re.sub(r"[^!-~]+", "-", name.strip())[:MAX_HOST_CLASS] or platform.machine()
+
+
+def _model_name() -> str:
+    text = _CPUINFO.read_text() if _CPUINFO.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    return found[1] if found else platform.machine()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
@@ -17,6 +17,7 @@ from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
+from triolet.store.measured import Key
 
 from .arithmetic import arithmetic
 from .attention.traits import ALL_TRAITS, NATIVE
@@ -31,6 +32,7 @@ from .model_config import ModelConfig, load_eos_token_ids, load_model_config
 from .pace import MEASURED_TOKENS, TRIED_TOKENS, Pace, pace_of
 from .prefix_cache import PrefixCache
 from .preflight.check import chosen_device, dtype_for, fit_model_len, with_pool_size
+from .probe.golden import GoldenSteps
 from .snapshots.folder import Snapshots
 from .weights import Checkpoint, open_weights
 
@@ -40,7 +42,12 @@ if TYPE_CHECKING:
 
     from triolet.config import MaskConfig
 
+    from .probe.golden import Expected, FindGolden
     from .runner import Runner
+
+    FirstSteps: TypeAlias = Callable[
+        [Runner, BlockLedger, EngineConfig, int, Callable[[float], None]], Pace
+    ]
 
 TORCH_DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
 _NUM_WARM_UPS: Final = 5
@@ -59,6 +66,7 @@ class Engine:
       ledger: the leases of blocks.
       prefix_cache: what is in those that are kept.
       fingerprint: equal fingerprints mean that KV can be exchanged, and has the same bits.
+      key: what the bits of golden tokens depend on beside the model's version.
       model_config: the model's shape.
       eos_token_ids: the model's own end tokens.
       max_model_len: longest sequence, prompt and completion together.
@@ -73,6 +81,7 @@ class Engine:
     ledger: BlockLedger
     prefix_cache: PrefixCache
     fingerprint: str
+    key: Key
     model_config: ModelConfig
     eos_token_ids: tuple[int, ...]
     max_model_len: int
@@ -86,6 +95,7 @@ def load_engine(
     config: EngineConfig,
     on_progress: Callable[[str, float], None],
     open_checkpoint: Callable[[Path], Checkpoint] = open_weights,
+    find_golden: FindGolden | None = None,
 ) -> Engine:
     """Load a model. Blocking; to be run on the device thread.
 
@@ -97,9 +107,10 @@ def load_engine(
         this order.
       open_checkpoint: opens the directory's weights; benchmarks pass one that fills tensors with
         random numbers on the device.
+      find_golden: finds the golden tokens that the model has to compute; None for none.
 
     Raises:
-      ModelError: the directory is broken or of an unsupported kind.
+      ModelError: the directory is broken, of an unsupported kind, or has other golden tokens.
       ConfigError: a setting cannot work with this model or this machine.
     """
     on_progress("config", 0.0)
@@ -108,23 +119,20 @@ def load_engine(
     checkpoint = open_checkpoint(model_dir)
     config = replace(config, device=str(device), dtype=dtype_for(config, checkpoint.dtype))
     backend = choose_backend(config, model_config, device.type)
-    layout = _layout(config, model_config)
-    if config.kv_pool_bytes is None:
-        config = with_pool_size(config, model_config, layout.bytes_per_block, _free_bytes(device))
-    max_model_len, reason = fit_model_len(config, model_config, layout.bytes_per_block)
+    config, layout, max_model_len, reason = _sized(config, model_config, device)
     on_progress("digest", 0.0)
     snapshots = Snapshots(config.snapshots, checkpoint.files, is_on=open_checkpoint is open_weights)
-    digest = snapshots.weights_digest()
-    computed_by = arithmetic(backend, device, model_config)
-    fingerprint = _fingerprint(digest, config, model_config, computed_by)
+    key = Key(backend, config.chosen_dtype.value, arithmetic(backend, device, model_config))
+    fingerprint = _fingerprint(snapshots.weights_digest(), config, model_config, key.arithmetic)
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, _num_blocks(config, layout), device, config.gpu.pinned_bytes)
     runner = build_runner(
         backend, model_config, checkpoint, pool, config, max_model_len, on_progress, snapshots
     )
     ledger = BlockLedger(pool.num_blocks, poison=pool if config.poison_freed_blocks else None)
+    expected = None if find_golden is None else find_golden(key)
     on_progress("warm_up", 0.0)
-    first_steps = try_out if backend == NATIVE.name else warm_up
+    first_steps = _first_steps(backend, model_config, expected)
     pace = first_steps(runner, ledger, config, max_model_len, partial(on_progress, "warm_up"))
     on_progress("warm_up", 1.0)
     return Engine(
@@ -134,6 +142,7 @@ def load_engine(
         ledger,
         _prefix_cache(config, ledger, pool, backend),
         fingerprint,
+        key,
         model_config,
         eos_token_ids,
         max_model_len,
@@ -141,6 +150,48 @@ def load_engine(
         pace,
         _constraints(model_dir, model_config, eos_token_ids, config.masks),
     )
+
+
+def _sized(
+    config: EngineConfig, model: ModelConfig, device: torch.device
+) -> tuple[EngineConfig, KVLayout, int, str]:
+    """Return the config with the size of its pool, the pool's layout, and the longest sequence with
+    what limits it."""
+    layout = _layout(config, model)
+    if config.kv_pool_bytes is None:
+        config = with_pool_size(config, model, layout.bytes_per_block, _free_bytes(device))
+    return config, layout, *fit_model_len(config, model, layout.bytes_per_block)
+
+
+def _first_steps(backend: str, model: ModelConfig, expected: Expected | None) -> FirstSteps:
+    """Return what computes the first steps of a model and measures its pace.
+
+    Args:
+      backend: that computes.
+      model: its shape.
+      expected: golden tokens that they have to give; None for any.
+    """
+    is_native = backend == NATIVE.name
+    usual: FirstSteps = try_out if is_native else warm_up
+    if expected is None:
+        return usual
+
+    def check(
+        runner: Runner,
+        ledger: BlockLedger,
+        config: EngineConfig,
+        max_model_len: int,
+        on_progress: Callable[[float], None],
+    ) -> Pace:
+        steps = GoldenSteps(runner, ledger, config.block_size, max_model_len, model)
+        if is_native:
+            # They load all that the steps of `try_out` do, and take as long.
+            return pace_of(expected.num_tokens, steps.check(expected), config)
+        pace = usual(runner, ledger, config, max_model_len, on_progress)
+        steps.check(expected)
+        return pace
+
+    return check
 
 
 def _num_blocks(config: EngineConfig, layout: KVLayout) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -12,9 +13,11 @@ import trio
 
 from engine.device_thread import DeviceThread
 from engine.load import load_engine
+from engine.probe.golden import Expected
 from transport.zmq_network import ZmqNetwork
 from triolet.errors import ConfigError
 from triolet.status import Progress, WorkerReady, report
+from triolet.store.measured import golden_for
 
 from .local_engine import Cores, LocalEngine
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from engine.model_config import ModelConfig
     from transport.link import Network
     from triolet.config import WorkerConfig
+    from triolet.store.measured import Key
 
     from .engine_port import EnginePort
     from .worker_loop import Device, WorkerLoop
@@ -84,7 +88,8 @@ async def run_worker(
     async with DeviceThread(
         settings.max_waiting_steps, settings.threads, settings.close_timeout_s, niceness
     ) as device:
-        loaded = await device.run(load_engine, Path(config.model_dir), settings, report_progress)
+        load = partial(load_engine, find_golden=partial(find_golden, config))
+        loaded = await device.run(load, Path(config.model_dir), settings, report_progress)
         with (
             _cores_of(config) as cores,
             closing(ZmqNetwork(config.link, config.curve_dir)) as control_network,
@@ -110,6 +115,22 @@ async def run_worker(
                 task_status.started(loop)
                 await _heed_signals(signals, loop, config.drain_timeout_s)
                 nursery.cancel_scope.cancel()
+
+
+def find_golden(config: WorkerConfig, key: Key) -> Expected | None:
+    """Return the golden tokens of a worker's version for what the worker computes with, if there
+    are any.
+
+    Raises:
+      ModelError: some are damaged.
+    """
+    if not config.model_digest or not config.model_store:
+        return None
+    found = golden_for(Path(config.model_store), config.model_digest, key)
+    if found is None:
+        return None
+    golden, path = found
+    return Expected(golden.prompts, str(path))
 
 
 def _kv_network(config: WorkerConfig) -> ZmqNetwork:

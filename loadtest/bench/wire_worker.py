@@ -60,6 +60,7 @@ from triolet.config import (
 )
 from triolet.ids import SECRET_BYTES, AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
+from triolet.store.measured import Key
 from triolet.units import MIB
 from worker.local_engine import LocalEngine
 
@@ -135,6 +136,7 @@ class StoredEngine(LocalEngine):
             ledger,
             PrefixCache(ledger, BLOCK_SIZE, self.pool, is_enabled=False),
             fingerprint,
+            Key("none", "bfloat16", "none"),
             cast("ModelConfig", shape),
             (),
             most,

@@ -43,6 +43,7 @@ from .options import (
     new_form,
     with_settings,
 )
+from .probe_command import probe_app
 from .registry_commands import registry_app
 from .signature_commands import signature_app
 from .tenant_commands import tenant_app
@@ -103,6 +104,7 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 add_orders(model_app)
+model_app.add_typer(probe_app)
 model_app.add_typer(registry_app)
 model_app.add_typer(signature_app)
 app.add_typer(model_app, name="model")
@@ -347,8 +349,10 @@ def _run_worker(role: Role, sources: Sources, model: str | None) -> None:
 
         with with_stored_model(settings) as stored:
             # Before torch is loaded.
-            path, found = check_start(stored.fleet.model, stored.worker(role).engine)
+            one = stored.worker(role)
+            path, found = check_start(stored.fleet.model, one.engine)
             ready = replace(config, model_dir=str(path), engine=found.engine)
+            ready = replace(ready, model_digest=one.model_digest, model_store=one.model_store)
             if role is Role.PREFILL:
                 from prefill.worker import main as run_prefill
 

@@ -147,11 +147,13 @@ def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 @model_app.command("show")
 def show(ref: RefArgument, store: StoreOption = None) -> None:
-    """Print the whole manifest of a version as JSON; the version and its signers go to stderr."""
+    """Print the whole manifest of a version as JSON; what is known about it goes to stderr."""
     from triolet.store.aliases import Aliases
     from triolet.store.manifest import MAX_MANIFEST_BYTES
     from triolet.store.reference import parse_reference
     from triolet.store.signatures import signatures_of
+
+    from .probe_command import measured_lines
 
     reference, opened = parse_reference(ref), opened_store(store)
     digest = Aliases(opened).resolve(reference)
@@ -161,6 +163,8 @@ def show(ref: RefArgument, store: StoreOption = None) -> None:
     say_signers(signed.keys)
     for fault in signed.faults:
         say(fault)
+    for line in measured_lines(opened, digest):
+        say(line)
     content = opened.read(digest, MAX_MANIFEST_BYTES)
     typer.echo(msgspec.json.format(content, indent=2).decode())
 

@@ -170,7 +170,9 @@ SPARES: Final = {
 }
 """Options for the address of a worker that is there only while another one is replaced: the fields
 that hold it, each with all options that its value came from."""
-WITH_SETTINGS: Final = frozenset({"serve", "server", "prefill", "decode", "doctor", "show"})
+WITH_SETTINGS: Final = frozenset(
+    {"serve", "server", "prefill", "decode", "doctor", "show", "probe"}
+)
 """Commands with `--set`."""
 _UNIT: Final = re.compile(r"_(?:s|bytes|tokens|dir|fd)$")
 

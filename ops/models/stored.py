@@ -91,11 +91,11 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
         server = replace(settings.server, model_name=name, model_digest=digest)
         settings = replace(settings, server=server)
         for role in (Role.PREFILL, Role.DECODE):
-            settings = of_role(settings, role, model_digest=digest)
+            where = str(store.root)
+            settings = of_role(settings, role, model_digest=digest, model_store=where)
         settings = _as_imported(settings, store, manifest, version)
         if is_served:
             Sources(store).touch(reference.name, digest)
-            where = str(store.root)
             log.info("model_version", reference=str(reference), digest=digest, store=where)
         yield settings
 

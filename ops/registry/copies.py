@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from triolet.errors import ConfigError
+from triolet.store.referrers import SIGNATURE_TYPE
 from triolet.store.sources import Source, Sources
 
 from .blobs import has_blob
@@ -13,7 +14,7 @@ from .client import Registry, RegistryFailed
 from .credentials import credentials_for
 from .location import parse_location
 from .manifests import find_manifest
-from .referrers import unlisted_signatures
+from .referrers import unlisted_referrers
 
 if TYPE_CHECKING:
     from triolet.store.layout import ModelStore
@@ -75,5 +76,6 @@ class Copies:
         blobs = self._store.manifest(digest).blobs
         if not all(has_blob(registry, one) for one in blobs):
             return False
-        # A signature that was made here and not pushed goes with the version for good.
-        return not unlisted_signatures(registry, self._store, digest)
+        # A signature that was made here and not pushed goes with the version for good. Measurements
+        # do not count: `triolet model probe` makes them again.
+        return not unlisted_referrers(registry, self._store, digest, (SIGNATURE_TYPE,))

@@ -18,27 +18,30 @@ from triolet.store.manifest import (
     digest_of,
     read_manifest,
 )
+from triolet.store.measured import without_known
 from triolet.store.partial import Partials
 from triolet.store.receipts import receipt_of
 from triolet.store.reference import Reference, require_name
-from triolet.store.signatures import keep_signatures, signatures_of
+from triolet.store.referrers import keep_artefacts
+from triolet.store.signatures import signatures_of
 from triolet.store.verify import is_whole
 
 from ..quantities import show_size
-from .blobs import Progress, download
+from .blobs import Progress
 from .copies import Copies, note_source
 from .manifests import fetch_manifest
-from .referrers import fetch_signatures
+from .peers import BlobSources
+from .referrers import fetch_referrers
 from .transfers import for_each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from triolet.store.layout import ModelStore
     from triolet.store.manifest import Descriptor, Manifest
     from triolet.store.receipts import Receipt
     from triolet.store.reference import Pointer
-    from triolet.store.signatures import Artefact
+    from triolet.store.referrers import Artefact
     from triolet.store.sources import Source
 
     from .client import Registry
@@ -66,7 +69,7 @@ class Pulled(NamedTuple):
       fetched_bytes: that came over the network.
       total_bytes: of all its blobs.
       signers: ids of keys with a valid signature that came with it, or was here.
-      notes: signatures there that are not valid and were not kept, a sentence each.
+      notes: why signatures and measurements there were not kept, and peers were given up.
     """
 
     digest: str
@@ -82,6 +85,7 @@ def pull(
     wanted: WantedVersion,
     on_bytes: Callable[[int, int], None],
     on_evicted: Callable[[list[Source]], None] | None = None,
+    peers: Sequence[Registry] = (),
 ) -> Pulled:
     """Bring a version into a store with its signatures; nothing is named before all is there and
     checked, and nothing is fetched if a signature is required and missing.
@@ -92,6 +96,7 @@ def pull(
       wanted: what it is called here.
       on_bytes: told how many bytes are here, and of how many.
       on_evicted: told which versions made room for it, before anything is fetched.
+      peers: asked for blobs before the registry.
 
     Raises:
       RegistryFailed: the registry refuses, lies or is lost. What came is kept for the next pull.
@@ -102,21 +107,22 @@ def pull(
     content = fetch_manifest(registry, registry.location.reference)
     digest = digest_of(content)
     manifest = _model_manifest(content, digest, str(registry.location))
-    signatures = fetch_signatures(registry, digest)
+    referrers = fetch_referrers(registry, digest)
     if wanted.tag is not None:
         reference = Reference(wanted.name, wanted.tag)
-        Aliases(store).require_signed(reference, digest, signatures.signers)
-    one = _Pull(store, registry, manifest, on_bytes)
+        Aliases(store).require_signed(reference, digest, referrers.signers)
+    sources = BlobSources(registry, peers)
+    one = _Pull(store, sources, manifest, on_bytes)
     if wanted.limit_bytes is not None:
-        small = [content, *(part for pair in signatures.artefacts for part in pair)]
+        small = [content, *(part for _, pair in referrers.artefacts for part in pair)]
         evicted = one.make_room(wanted.limit_bytes, digest, sum(map(len, small)))
         if on_evicted is not None:
             on_evicted(evicted)
-    found = one.run(content, wanted, signatures.artefacts)
+    found = one.run(content, wanted, referrers.artefacts)
     note_source(store, registry, wanted.name, digest, wanted.tag)
-    signers = {*signatures.signers, *signatures_of(store, digest).keys}
+    signers = {*referrers.signers, *signatures_of(store, digest).keys}
     keys = tuple(sorted(signers))
-    return found._replace(signers=keys, notes=signatures.notes)
+    return found._replace(signers=keys, notes=(*referrers.notes, *sources.notes))
 
 
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
@@ -150,12 +156,12 @@ class _Pull:
     def __init__(
         self,
         store: ModelStore,
-        registry: Registry,
+        sources: BlobSources,
         manifest: Manifest,
         on_bytes: Callable[[int, int], None],
     ) -> None:
         self._store = store
-        self._registry = registry
+        self._sources = sources
         self._partials = Partials(store)
         self._blobs = {one.digest: one for one in manifest.blobs}
         self._total = sum(one.size for one in self._blobs.values())
@@ -168,7 +174,7 @@ class _Pull:
         Args:
           limit_bytes: that the store may take.
           digest: of the version.
-          small_bytes: of its manifest and signatures.
+          small_bytes: of its manifest and of what is about it.
 
         Raises:
           StoreError: not enough may go; nothing went then.
@@ -183,7 +189,9 @@ class _Pull:
             aliases = Aliases(self._store)
             return make_room(writer, aliases, most, Copies(self._store).has, wanted=stay).versions
 
-    def run(self, content: bytes, wanted: WantedVersion, signatures: list[Artefact]) -> Pulled:
+    def run(
+        self, content: bytes, wanted: WantedVersion, referrers: list[tuple[str, Artefact]]
+    ) -> Pulled:
         """Fetch what is missing, then make it a version."""
         with self._partials.kept():
             missing = self._missing(self._blobs.values())
@@ -202,7 +210,7 @@ class _Pull:
                 digest = writer.put(content)
                 entry = Entry(wanted.name, digest, len(content))
                 writer.set_entries({*self._store.entries(), entry})
-                keep_signatures(writer, digest, signatures)
+                keep_artefacts(writer, digest, without_known(self._store, digest, referrers))
                 if wanted.tag is not None:
                     Aliases(self._store).tag_new(wanted.tag, digest, "pulled")
         return Pulled(digest, fetched, self._total, (), ())
@@ -239,8 +247,8 @@ class _Pull:
                     # It has become a blob since it was missed: another pull or an import was first.
                     self._progress.at(one.digest, one.size)
                     return 0
-                num_bytes = download(self._registry, file, one, self._progress)
+                num_bytes = self._sources.fetch(file, one, self._progress)
                 self._here[one.digest] = receipt_of(os.fstat(file.fileno()), one.digest)
                 return num_bytes
 
-        return sum(for_each(self._registry, blobs, fetch).values())
+        return sum(for_each(self._sources, blobs, fetch).values())

@@ -13,7 +13,7 @@ from .blobs import Progress, has_blob, upload
 from .client import RegistryFailed
 from .copies import note_source
 from .manifests import DIGEST_HEADER, fetch_manifest, put_manifest
-from .referrers import send_signatures
+from .referrers import send_referrers
 from .transfers import for_each
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ class Pushed(NamedTuple):
       num_sent: blobs that were sent; the others were there.
       sent_bytes: of these.
       total_bytes: of all its blobs.
-      num_signatures: that were sent.
+      num_referrers: signatures and measurements that were sent.
     """
 
     num_sent: int
     sent_bytes: int
     total_bytes: int
-    num_signatures: int
+    num_referrers: int
 
 
 def push(
@@ -50,7 +50,7 @@ def push(
     expect: str | None,
     on_bytes: Callable[[int, int], None],
 ) -> Pushed:
-    """Send a version to a registry: its blobs, then its manifest, then its signatures.
+    """Send a version to a registry: its blobs, then its manifest, then what is about it.
 
     Args:
       store: that has it.
@@ -89,13 +89,13 @@ def push(
     sent = for_each(registry, blobs.values(), send)
     if there != digest:
         put_manifest(registry, location.reference, content)
-    num_signatures = send_signatures(registry, store, digest)
+    num_referrers = send_referrers(registry, store, digest)
     tag = version.pointer
     if tag is not None and tag.kind is not PointerKind.TAG:
         tag = None
     note_source(store, registry, version.name, digest, tag)
     sent_bytes = sum(blobs[one].size for one, is_new in sent.items() if is_new)
-    return Pushed(sum(sent.values()), sent_bytes, total, num_signatures)
+    return Pushed(sum(sent.values()), sent_bytes, total, num_referrers)
 
 
 def _digest_there(registry: Registry) -> str | None:

@@ -60,10 +60,12 @@ _PATHS: Final = (
 """Fields that hold a path. They are made absolute, so that every process means the same one."""
 
 
+_OF_EVERY_ROLE: Final = frozenset({("fleet", "model"), ("fleet", "store")})
+"""Fields of the fleet that single roles read: what they serve, and where it is."""
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
     "control_address kv_address advertised_kv_address lending supervisor_pid models "
-    "model_digest directory control_socket members_file".split()
+    "model_digest model_store directory control_socket members_file".split()
 )
 """Fields of a role that runs without `triolet serve`."""
 
@@ -172,7 +174,8 @@ class Sources:
           ConfigError: the role does not read it.
         """
         own = (role.value, "process")
-        self._refuse_unread(role.value, lambda path: path[0] in own or path == ("fleet", "model"))
+        of_fleet = (("fleet", "model"), ("fleet", "store"))
+        self._refuse_unread(role.value, lambda path: path[0] in own or path in of_fleet)
 
     def _refuse_unread(self, command: str, is_read: Callable[[FieldPath], bool]) -> None:
         read = {origin for path, origin in self.origins.items() if is_read(path)}

@@ -295,7 +295,7 @@ def plan_processes(
 
     def worker_spec(worker: Worker) -> ProcessSpec:
         model, role, name = plan.models[worker.model], worker.role, worker.name
-        threads, gpu = _threads(plan, role, cores), gpus.get(name)
+        threads, gpu = worker_threads(plan, role, cores), gpus.get(name)
         engine = plan.engine(worker)
         device = engine.device if gpu is None else GPU
         own = of_role(
@@ -408,7 +408,7 @@ def _num_shares(plan: FleetPlan) -> int:
     return len(plan.starting) or len(plan.workers)
 
 
-def _threads(plan: FleetPlan, role: Role, cores: Sequence[int]) -> int:
+def worker_threads(plan: FleetPlan, role: Role, cores: Sequence[int]) -> int:
     """Return the threads of a worker: as many as it was told, or its share of the cores."""
     told = plan.settings.worker(role).engine.threads
     return told or max(1, len(cores) // _num_shares(plan))
@@ -419,7 +419,7 @@ def _pinned(plan: FleetPlan, cores: Sequence[int]) -> dict[str, tuple[int, ...]]
     if plan.settings.fleet.pin is Pinning.OFF:
         return {}
     decode_names = [worker.name for worker in plan.workers if worker.role is Role.DECODE]
-    return own_cores(decode_names, _threads(plan, Role.DECODE, cores), cores)
+    return own_cores(decode_names, worker_threads(plan, Role.DECODE, cores), cores)
 
 
 def _loans(plan: FleetPlan, directory: Path, cores: Sequence[int]) -> dict[str, LendingConfig]:

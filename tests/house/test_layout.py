@@ -75,6 +75,8 @@ ENTRY_POINTS = {
     # The check of a model before a start, which loads no torch.
     ("ops/model_directory.py", "engine"),
     ("ops/cli/check_places.py", "engine"),
+    # A probe computes as a worker does.
+    ("ops/cli/probe_command.py", "worker"),
     # How a server reads a model's sampling defaults, so that an import refuses what it would.
     ("ops/models/importing.py", "server"),
 }
@@ -310,7 +312,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     # Everything in a folder decides, but for the files that move bytes and time.
     "triolet": (),
     "transport": ("address.py", "memory_network.py", "memory_pipe.py", "zmq_"),
-    "worker": ("entry.py", "local_engine.py", "worker_loop.py"),
+    "worker": ("probe", "entry.py", "local_engine.py", "worker_loop.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
     "server/tenants": (

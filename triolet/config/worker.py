@@ -354,6 +354,8 @@ class WorkerConfig:
     """Absolute path of the model; filled in from `fleet.model`."""
     model_digest: str = ""
     """sha256:… of the model's version in the store; empty for a directory that is not in one."""
+    model_store: str = ""
+    """Folder of that store, where the version's golden tokens are."""
     control_address: str = ""
     """Where servers reach this worker: `ipc://…` or `tcp://host:port`."""
     kv_address: str | None = None

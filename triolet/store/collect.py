@@ -8,15 +8,15 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import StoreError
 from .layout import explained, sync_folder
-from .manifest import EMPTY_DOCUMENT, MAX_MANIFEST_BYTES, digest_of
+from .manifest import MAX_MANIFEST_BYTES
 from .partial import Partials
 from .reference import DIGEST
-from .signatures import MAX_SIGNATURE_BYTES, SignatureFault, envelope_of
+from .referrers import blobs_of_referrers
 from .sources import Sources
 from .view import VIEWS
 
@@ -97,7 +97,7 @@ def collect(writer: Writer, wanted: Collection[str] = ()) -> Collected:
         kept = {*roots, *wanted}
         for digest in roots | set(in_use):
             kept |= {digest, *(blob.digest for blob in store.manifest(digest).blobs)}
-        kept |= _of_signatures(store)
+        kept |= blobs_of_referrers(store)
         for view in _views(store):
             if f"sha256:{view.name}" not in kept:
                 shutil.rmtree(view)
@@ -112,17 +112,6 @@ def collect(writer: Writer, wanted: Collection[str] = ()) -> Collected:
         store.receipts.keep_only(kept)
         num_partial, partial_bytes = Partials(store).collect()
     return Collected(num_blobs + num_partial, num_bytes + partial_bytes, sorted(in_use))
-
-
-def _of_signatures(store: ModelStore) -> set[str]:
-    """Return the blobs of all signatures in the index. A damaged one keeps its manifest alone."""
-    kept = set()
-    for one in store.referrers():
-        kept |= {one.digest, digest_of(EMPTY_DOCUMENT)}
-        with suppress(StoreError, SignatureFault):
-            manifest = store.read(one.digest, MAX_SIGNATURE_BYTES)
-            kept.add(envelope_of(manifest, one.subject).digest)
-    return kept
 
 
 def _removed_but_served(store: ModelStore, roots: set[str], held: ExitStack) -> set[str]:

@@ -46,9 +46,7 @@ _INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
 NAME: Final = "vnd.triolet.name"
 """Annotation of a manifest in the index: the model that it is a version of."""
 SUBJECT: Final = "vnd.triolet.subject"
-"""Annotation of a signature's manifest in the index: the version that it signs."""
-SIGNATURE_TYPE: Final = "application/vnd.triolet.signature.v1+json"
-"""Of the artefacts that sign a version (signatures.py)."""
+"""Annotation of an artefact's manifest in the index: the version that it is about."""
 BLOB_MODE: Final = 0o444
 """A blob never changes."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -78,22 +76,30 @@ class Entry(NamedTuple):
 
 
 class Referrer(NamedTuple):
-    """A signature in the index.
+    """An artefact about a version in the index (referrers.py).
 
     Attributes:
-      subject: digest of the version that it signs.
+      subject: digest of the version.
       digest: of its own manifest.
       size: of that manifest.
+      artifact_type: what it says.
     """
 
     subject: str
     digest: str
     size: int
+    artifact_type: str
+
+
+class _Named(Descriptor, frozen=True, rename="camel"):
+    """A manifest as the index names it."""
+
+    artifact_type: str = ""
 
 
 class _Index(msgspec.Struct, frozen=True, rename="camel"):
     schema_version: int
-    manifests: tuple[Descriptor, ...]
+    manifests: tuple[_Named, ...]
 
 
 def default_store() -> Path:
@@ -158,7 +164,7 @@ class ModelStore:
         return self._index()[0]
 
     def referrers(self, subject: str | None = None) -> tuple[Referrer, ...]:
-        """Return the signatures of a version, or all.
+        """Return the artefacts about a version, or all.
 
         Raises:
           StoreError: the index is broken.
@@ -184,7 +190,7 @@ class ModelStore:
                 if SUBJECT not in one.annotations
             )
             referrers = tuple(
-                Referrer(one.annotations[SUBJECT], one.digest, one.size)
+                Referrer(one.annotations[SUBJECT], one.digest, one.size, one.artifact_type)
                 for one in index.manifests
                 if SUBJECT in one.annotations
             )
@@ -342,7 +348,7 @@ class Writer:
 
         Args:
           entries: all versions.
-          referrers: all signatures, None for those that there are; those of other versions go.
+          referrers: all artefacts, None for those that there are; those about no version go.
 
         Raises:
           StoreError: it cannot be written.
@@ -353,7 +359,7 @@ class Writer:
         named: list[tuple[str, Entry | Referrer, dict[str, str]]] = [
             *((ARTIFACT_TYPE, one, {NAME: one.name}) for one in sorted(set(entries))),
             *(
-                (SIGNATURE_TYPE, one, {SUBJECT: one.subject})
+                (one.artifact_type, one, {SUBJECT: one.subject})
                 for one in sorted(set(referrers))
                 if one.subject in digests
             ),

@@ -11,7 +11,7 @@ import base64
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -26,24 +26,27 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ..errors import StoreError
 from ..private_files import FILE_MODE
-from .layout import SIGNATURE_TYPE, Referrer, explained
-from .manifest import EMPTY_DOCUMENT, MANIFEST_TYPE, Descriptor, canonical, digest_of
+from .layout import explained
+from .manifest import MANIFEST_TYPE, canonical, digest_of
+from .referrers import (
+    SIGNATURE_TYPE,
+    Artefact,
+    ReferrerFault,
+    artefact,
+    artefacts_of,
+    keep_artefacts,
+    layer_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .layout import ModelStore, Writer
 
-ENVELOPE_TYPE: Final = "application/vnd.dsse.envelope.v1+json"
-EMPTY_TYPE: Final = "application/vnd.oci.empty.v1+json"
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "urn:triolet:model-version:v1"
 KEY_ID: Final = re.compile(r"ed25519:[0-9a-f]{64}")
-MAX_SIGNATURE_BYTES: Final = 16 << 10
-"""Of an artefact's manifest or of its envelope; ours have less than a kilobyte each."""
-MAX_SIGNATURES: Final = 64
-"""Of one version that are looked at: signers of a release, some keys of each."""
 MAX_KEY_BYTES: Final = 16 << 10
 """Of a file with a private key, which has a hundred bytes."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -59,27 +62,6 @@ class Signed(NamedTuple):
 
     keys: tuple[str, ...]
     faults: tuple[str, ...]
-
-
-class SignatureFault(ValueError):
-    """Bytes that are no valid signature of a version; says why."""
-
-
-class Artefact(NamedTuple):
-    """A signature as it is kept and sent.
-
-    Attributes:
-      manifest: of the artefact.
-      envelope: its layer.
-    """
-
-    manifest: bytes
-    envelope: bytes
-
-    @property
-    def digest(self) -> str:
-        """Of the manifest."""
-        return digest_of(self.manifest)
 
 
 class _Subject(msgspec.Struct, frozen=True):
@@ -101,13 +83,6 @@ class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
     payload: str
     payload_type: str
     signatures: Annotated[tuple[_Signature, ...], msgspec.Meta(min_length=1, max_length=1)]
-
-
-class _Artefact(msgspec.Struct, frozen=True, rename="camel"):
-    artifact_type: str
-    config: Descriptor
-    layers: Annotated[tuple[Descriptor, ...], msgspec.Meta(min_length=1, max_length=1)]
-    subject: Descriptor
 
 
 def require_key_id(text: str) -> str:
@@ -205,21 +180,7 @@ def signature(digest: str, size: int, key: Ed25519PrivateKey) -> Artefact:
             "signatures": [{"keyid": key_id(key), "sig": base64.b64encode(signed).decode()}],
         }
     )
-
-    def named(media_type: str, content: bytes) -> dict[str, Any]:
-        return {"mediaType": media_type, "digest": digest_of(content), "size": len(content)}
-
-    manifest = canonical(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "artifactType": SIGNATURE_TYPE,
-            "config": named(EMPTY_TYPE, EMPTY_DOCUMENT),
-            "layers": [named(ENVELOPE_TYPE, envelope)],
-            "subject": {"mediaType": MANIFEST_TYPE, "digest": digest, "size": size},
-        }
-    )
-    return Artefact(manifest, envelope)
+    return artefact(SIGNATURE_TYPE, envelope, digest, size)
 
 
 def signed_bytes(payload_type: str, payload: bytes) -> bytes:
@@ -228,112 +189,53 @@ def signed_bytes(payload_type: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
-def envelope_of(manifest: bytes, digest: str) -> Descriptor:
-    """Return the layer of an artefact that signs a version.
-
-    Args:
-      manifest: of the artefact.
-      digest: of the version.
-
-    Raises:
-      SignatureFault: it is no such artefact, or one of another version.
-    """
-    try:
-        found = msgspec.json.decode(manifest, type=_Artefact)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise SignatureFault(f"its manifest cannot be read: {error}") from None
-    (layer,) = found.layers
-    if found.artifact_type != SIGNATURE_TYPE or layer.media_type != ENVELOPE_TYPE:
-        raise SignatureFault(f"it is {found.artifact_type} with a {layer.media_type}")
-    if found.config.digest != digest_of(EMPTY_DOCUMENT):
-        raise SignatureFault("it has a config, which signatures have not")
-    if found.subject.digest != digest:
-        raise SignatureFault(f"its subject is {found.subject.digest}, another version")
-    if layer.size > MAX_SIGNATURE_BYTES:
-        raise SignatureFault(f"its envelope has {layer.size} bytes")
-    return layer
-
-
-def signer(artefact: Artefact, digest: str) -> str:
+def signer(found: Artefact, digest: str) -> str:
     """Return the id of the key that has signed a version.
 
     Raises:
-      SignatureFault: the signature is not valid, or of another version.
+      ReferrerFault: the signature is not valid, or of another version.
     """
-    layer = envelope_of(artefact.manifest, digest)
-    if digest_of(artefact.envelope) != layer.digest:
-        raise SignatureFault("its envelope is another one than its manifest says")
+    layer = layer_of(found.manifest, SIGNATURE_TYPE, digest)
+    if digest_of(found.layer) != layer.digest:
+        raise ReferrerFault("its envelope is another one than its manifest says")
     try:
-        envelope = msgspec.json.decode(artefact.envelope, type=_Envelope)
+        envelope = msgspec.json.decode(found.layer, type=_Envelope)
         (given,) = envelope.signatures
         payload = base64.b64decode(envelope.payload, validate=True)
         signed = base64.b64decode(given.sig, validate=True)
         statement = msgspec.json.decode(payload, type=_Statement)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise SignatureFault(f"its envelope cannot be read: {error}") from None
+        raise ReferrerFault(f"its envelope cannot be read: {error}") from None
     if not KEY_ID.fullmatch(given.keyid):
-        raise SignatureFault("its key is none of Ed25519, or is not named")
+        raise ReferrerFault("its key is none of Ed25519, or is not named")
     public = bytes.fromhex(given.keyid.removeprefix("ed25519:"))
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(
             signed, signed_bytes(envelope.payload_type, payload)
         )
     except (InvalidSignature, ValueError):
-        raise SignatureFault(f"{given.keyid} has not signed that") from None
+        raise ReferrerFault(f"{given.keyid} has not signed that") from None
     (subject,) = statement.subject
     said = (envelope.payload_type, statement.type, statement.predicate_type)
     if said != (PAYLOAD_TYPE, STATEMENT_TYPE, PREDICATE_TYPE):
-        raise SignatureFault(f"{given.keyid} has signed something else: {', '.join(said)}")
+        raise ReferrerFault(f"{given.keyid} has signed something else: {', '.join(said)}")
     if subject.digest != {"sha256": digest.removeprefix("sha256:")}:
-        raise SignatureFault(f"{given.keyid} has signed another version")
+        raise ReferrerFault(f"{given.keyid} has signed another version")
     return given.keyid
-
-
-def artefacts_of(store: ModelStore, digest: str) -> list[Artefact | str]:
-    """Return the signatures of a version that a store has; a sentence for each that is damaged."""
-    found: list[Artefact | str] = []
-    for one in store.referrers(digest)[:MAX_SIGNATURES]:
-        try:
-            manifest = store.read(one.digest, MAX_SIGNATURE_BYTES)
-            layer = envelope_of(manifest, digest)
-            found.append(Artefact(manifest, store.read(layer.digest, MAX_SIGNATURE_BYTES)))
-        except (StoreError, SignatureFault) as error:
-            found.append(f"signature {one.digest}: {error}")
-    return found
 
 
 def signatures_of(store: ModelStore, digest: str) -> Signed:
     """Check all signatures of a version that a store has."""
     keys, faults = set(), []
-    for one in artefacts_of(store, digest):
+    for one in artefacts_of(store, digest, SIGNATURE_TYPE):
         if isinstance(one, str):
             faults.append(one)
             continue
         try:
             keys.add(signer(one, digest))
-        except SignatureFault as error:
+        except ReferrerFault as error:
             faults.append(f"signature {one.digest}: {error}")
     return Signed(tuple(sorted(keys)), tuple(faults))
-
-
-def keep_signatures(writer: Writer, digest: str, artefacts: list[Artefact]) -> None:
-    """Keep signatures beside their version, which is in the index.
-
-    Raises:
-      StoreError: they cannot be written, or are more than a version may have.
-    """
-    store = writer.store
-    for one in artefacts:
-        for content in (EMPTY_DOCUMENT, one.envelope, one.manifest):
-            writer.put(content)
-    new = {Referrer(digest, one.digest, len(one.manifest)) for one in artefacts}
-    here = set(store.referrers())
-    if sum(one.subject == digest for one in here | new) > MAX_SIGNATURES:
-        raise StoreError(
-            f"{digest} has {MAX_SIGNATURES} signatures, the most that are looked at; remove the "
-            "version with `triolet model rm` and import it again without them"
-        )
-    writer.set_entries(store.entries(), here | new)
 
 
 def sign(writer: Writer, digest: str, key: Ed25519PrivateKey) -> None:
@@ -347,4 +249,4 @@ def sign(writer: Writer, digest: str, key: Ed25519PrivateKey) -> None:
         raise StoreError(
             f"{digest} has just been removed; `triolet model list` shows what there is"
         )
-    keep_signatures(writer, digest, [signature(digest, size, key)])
+    keep_artefacts(writer, digest, [(SIGNATURE_TYPE, signature(digest, size, key))])

@@ -44,6 +44,8 @@ def verify(store: ModelStore, entries: Iterable[Entry]) -> Verified:
       StoreError: the store cannot be read at all.
     """
     # Its libraries take longer to import than a start needs to verify by receipts.
+    from .measured import measured_of
+    from .referrers import CAPACITY_TYPE, GOLDEN_TYPE
     from .signatures import signatures_of
 
     faults: list[str] = []
@@ -63,6 +65,12 @@ def verify(store: ModelStore, entries: Iterable[Entry]) -> Verified:
         signatures = signatures_of(store, entry.digest)
         signed[version] = signatures.keys
         faults += [f"{version}: {fault}; sign it again" for fault in signatures.faults]
+        faults += [
+            f"{version}: {one}; `triolet model probe` makes it anew"
+            for kind in (GOLDEN_TYPE, CAPACITY_TYPE)
+            for one in measured_of(store, entry.digest, kind)
+            if isinstance(one, str)
+        ]
     blobs = list(named.values())
     with ThreadPoolExecutor(_num_threads(), thread_name_prefix="verify") as threads:
         found = threads.map(lambda one: _fault(store, *one), blobs)

@@ -12,9 +12,20 @@ from ops.cli import main
 from ops.registry.client import RegistryFailed
 from triolet.errors import StoreError
 from triolet.store.aliases import Aliases
-from triolet.store.layout import SIGNATURE_TYPE, ModelStore
+from triolet.store.layout import ModelStore
 from triolet.store.manifest import MANIFEST_TYPE, canonical, digest_of
+from triolet.store.measured import (
+    Capacity,
+    Golden,
+    Kept,
+    Key,
+    Prompt,
+    golden_for,
+    keep_measured,
+    measured_of,
+)
 from triolet.store.reference import parse_reference
+from triolet.store.referrers import GOLDEN_TYPE, LAYER_TYPES, SIGNATURE_TYPE, artefact
 from triolet.store.signatures import key_id, sign, signature, signatures_of
 
 from .conftest import digest_in, pulled
@@ -23,7 +34,7 @@ from .lying_registry import Lie
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from triolet.store.signatures import Artefact
+    from triolet.store.referrers import Artefact
 
     from .docker_registry import DockerRegistry
     from .lying_registry import LyingRegistry
@@ -46,9 +57,9 @@ def test_signatures_of_several_come_with_the_version(
     pushes = [("model", "push", "chat:v1", location, "--store", str(one.root)) for one in stores]
     for push in pushes[:2]:
         assert main(push) == 0
-        assert "1 signatures sent" in capsys.readouterr().err
+        assert "1 signatures and measurements sent" in capsys.readouterr().err
         assert main(push) == 0
-        assert ", 0 signatures sent" in capsys.readouterr().err
+        assert ", 0 signatures and measurements sent" in capsys.readouterr().err
     found = pulled(stores[2], location)
     assert found.signers == tuple(sorted((key_id(ALICE), key_id(BOB))))
     assert signatures_of(stores[2], digest) == (found.signers, ())
@@ -70,7 +81,7 @@ def listed(liar: LyingRegistry, *artefacts: Artefact) -> None:
     liar.lie(path, Lie(200, canonical({"manifests": rows})))
     for one in artefacts:
         liar.lie(f"/manifests/{one.digest}", Lie(200, one.manifest))
-        liar.lie(f"/blobs/{digest_of(one.envelope)}", Lie(200, one.envelope))
+        liar.lie(f"/blobs/{digest_of(one.layer)}", Lie(200, one.layer))
 
 
 def signed_by(liar: LyingRegistry, key: Ed25519PrivateKey) -> Artefact:
@@ -92,7 +103,7 @@ def test_a_list_on_several_pages_is_read_to_its_end(store: ModelStore, liar: Lyi
     liar.lie(path, Lie(200, b'{"manifests":[]}', first))
     assert pulled(store, liar.location).signers == (key_id(ALICE),)
     liar.lie("/referrers/next?n=1", Lie(200, b"<html>"))
-    with pytest.raises(RegistryFailed, match=r"its list of signatures of .* cannot be read"):
+    with pytest.raises(RegistryFailed, match=r"its list of signature of .* cannot be read"):
         pulled(store, liar.location)
 
 
@@ -108,10 +119,10 @@ def test_nothing_is_fetched_or_named_without_the_signature_that_is_required(
     with pytest.raises(StoreError, match=f"is signed by {key_id(BOB)}; nothing was named"):
         pulled(store, liar.location)
     # ALICE's name on BOB's signature.
-    forged = signed_by(liar, BOB).envelope.replace(key_id(BOB).encode(), key_id(ALICE).encode())
+    forged = signed_by(liar, BOB).layer.replace(key_id(BOB).encode(), key_id(ALICE).encode())
     manifest = json.loads(signed_by(liar, BOB).manifest)
     manifest["layers"][0] |= {"digest": digest_of(forged), "size": len(forged)}
-    artefact = signed_by(liar, BOB)._replace(manifest=canonical(manifest), envelope=forged)
+    artefact = signed_by(liar, BOB)._replace(manifest=canonical(manifest), layer=forged)
     listed(liar, artefact)
     with pytest.raises(StoreError, match="is not signed; nothing was named"):
         pulled(store, liar.location)
@@ -132,7 +143,7 @@ def test_nothing_is_fetched_or_named_without_the_signature_that_is_required(
     ("part", "lie", "words"),
     [
         ("manifests", Lie(404), "it is listed, and not there"),
-        ("blobs", Lie(404), "its envelope is not there"),
+        ("blobs", Lie(404), "its layer is not there"),
         ("blobs", Lie(200, b"{}"), "its envelope is another one than its manifest says"),
     ],
 )
@@ -141,8 +152,49 @@ def test_a_signature_that_is_not_whole_there_is_left(
 ) -> None:
     artefact = signed_by(liar, ALICE)
     listed(liar, artefact)
-    end = artefact.digest if part == "manifests" else digest_of(artefact.envelope)
+    end = artefact.digest if part == "manifests" else digest_of(artefact.layer)
     liar.lie(f"/{part}/{end}", lie)
     found = pulled(store, liar.location)
     assert found.signers == ()
     assert words in found.notes[0]
+
+
+def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
+    registry: DockerRegistry, source: ModelStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    location, digest = f"oci://{registry.host}/measured/chat:v1", digest_in(source)
+    assert main(("model", "push", "chat:v1", location, "--store", str(source.root))) == 0
+    here, there = (ModelStore(tmp_path / name) for name in ("here", "there"))
+    pulled(here, location)
+    golden = Golden(Key("native", "bfloat16", "a"), (Prompt((1,), (2, 3)),))
+    capacity = Capacity(Key("native", "bfloat16", "a", "box"), 1.0, 1.0, 1.0, 1.0, 1.0)
+    with here.writing() as writer:
+        keep_measured(writer, digest, [golden, capacity])
+    capsys.readouterr()
+    push = ("model", "push", "chat:v1", location, "--store", str(here.root))
+    for num_sent in (2, 0):
+        assert main(push) == 0
+        assert f", {num_sent} signatures and measurements sent" in capsys.readouterr().err
+    pulled(there, location)
+    assert golden_for(there.root, digest, golden.key) is not None
+    own = Golden(golden.key, (Prompt((1,), (2, 4)),))
+    with there.writing() as writer:
+        keep_measured(writer, digest, [own])
+    pulled(there, location)
+    (kept,) = measured_of(there, digest, GOLDEN_TYPE)
+    assert isinstance(kept, Kept)
+    assert kept.said == own
+
+
+def test_measurements_that_lie_are_left(store: ModelStore, liar: LyingRegistry) -> None:
+    wrong = artefact(GOLDEN_TYPE, b'{"key":1}', liar.digest, 10)
+    rows = [{"artifactType": GOLDEN_TYPE, "digest": wrong.digest, "size": len(wrong.manifest)}]
+    path = f"/referrers/{liar.digest}?artifactType="
+    for kind in LAYER_TYPES:
+        answer = canonical({"manifests": rows if kind == GOLDEN_TYPE else []})
+        liar.lie(path + kind.replace("+", "%2B"), Lie(200, answer))
+    liar.lie(f"/manifests/{wrong.digest}", Lie(200, wrong.manifest))
+    liar.lie(f"/blobs/{digest_of(wrong.layer)}", Lie(200, wrong.layer))
+    (note,) = pulled(store, liar.location).notes
+    assert note.startswith(f"golden tokens {wrong.digest} there is not valid and is not kept: ")
+    assert store.referrers() == ()

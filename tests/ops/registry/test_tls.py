@@ -41,9 +41,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable.upper(), raising=False)
 
 
-@pytest.fixture
-def certified(tmp_path: Path) -> Iterator[DockerRegistry]:
-    """A registry with a certificate for NAME, which is its own authority: `ca.pem`."""
+def write_certificate(folder: Path) -> None:
+    """Write a certificate for NAME, which is its own authority: `ca.pem`, and `key.pem`."""
     key = generate_private_key(SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
     now = datetime.now(UTC)
@@ -53,10 +52,16 @@ def certified(tmp_path: Path) -> Iterator[DockerRegistry]:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, SHA256())
     )
-    (tmp_path / "ca.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
-    (tmp_path / "key.pem").write_bytes(
+    (folder / "ca.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    (folder / "key.pem").write_bytes(
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     )
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> Iterator[DockerRegistry]:
+    """A registry with a certificate for NAME, which is its own authority: `ca.pem`."""
+    write_certificate(tmp_path)
     files = f"certificate: {tmp_path / 'ca.pem'}, key: {tmp_path / 'key.pem'}"
     with running_registry(tmp_path / "registry", tls=files) as running:
         yield running

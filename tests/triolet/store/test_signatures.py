@@ -24,11 +24,14 @@ from triolet.store.collect import collect, remove
 from triolet.store.layout import Referrer
 from triolet.store.manifest import canonical
 from triolet.store.reference import alias_of, parse_reference
-from triolet.store.signatures import (
-    MAX_SIGNATURES,
+from triolet.store.referrers import (
+    MAX_REFERRERS,
+    SIGNATURE_TYPE,
     Artefact,
-    SignatureFault,
-    keep_signatures,
+    ReferrerFault,
+    keep_artefacts,
+)
+from triolet.store.signatures import (
     key_id,
     make_key,
     read_key,
@@ -75,7 +78,7 @@ def test_the_payload_is_signed_as_dsse_has_it() -> None:
 def test_openssl_can_check_a_signature(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: `apt-get install openssl` brings it")
-    envelope = json.loads(signature(DIGEST, 10, ALICE).envelope)
+    envelope = json.loads(signature(DIGEST, 10, ALICE).layer)
     payload = base64.b64decode(envelope["payload"])
     assert json.loads(payload)["subject"] == [{"digest": {"sha256": "a" * 64}}]
     (tmp_path / "signed").write_bytes(signed_bytes(envelope["payloadType"], payload))
@@ -91,13 +94,13 @@ def test_a_signature_is_of_one_version_and_one_key() -> None:
     assert artefact == signature(DIGEST, 10, ALICE)
     assert signer(artefact, DIGEST) == key_id(ALICE)
     assert signer(signature(DIGEST, 10, BOB), DIGEST) == key_id(BOB)
-    with pytest.raises(SignatureFault, match=f"its subject is {DIGEST}, another version"):
+    with pytest.raises(ReferrerFault, match=f"its subject is {DIGEST}, another version"):
         signer(artefact, OTHER)
 
 
 def changed(artefact: Artefact, **fields: Any) -> Artefact:  # noqa: ANN401 (JSON)
     """Return an artefact with another envelope, which its manifest names."""
-    envelope = canonical({**json.loads(artefact.envelope), **fields})
+    envelope = canonical({**json.loads(artefact.layer), **fields})
     manifest = json.loads(artefact.manifest)
     layer = {"digest": f"sha256:{hashlib.sha256(envelope).hexdigest()}", "size": len(envelope)}
     manifest["layers"][0] |= layer
@@ -117,7 +120,7 @@ def resigned(statement: object, payload_type: str = "application/vnd.in-toto+jso
 
 
 def statement(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
-    payload = base64.b64decode(json.loads(signature(DIGEST, 10, ALICE).envelope)["payload"])
+    payload = base64.b64decode(json.loads(signature(DIGEST, 10, ALICE).layer)["payload"])
     return {**json.loads(payload), **fields}
 
 
@@ -144,22 +147,22 @@ def statement(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
             changed(signature(DIGEST, 10, ALICE), signatures=[{"keyid": "rsa", "sig": "QUFB"}]),
             "none of Ed25519",
         ),
-        (signature(DIGEST, 10, ALICE)._replace(envelope=b"{}"), "another one than its manifest"),
+        (signature(DIGEST, 10, ALICE)._replace(layer=b"{}"), "another one than its manifest"),
         (Artefact(b"{", b"{}"), "manifest cannot be read"),
     ],
 )
 def test_what_is_no_signature_is_refused(artefact: Artefact, words: str) -> None:
-    with pytest.raises(SignatureFault, match=words):
+    with pytest.raises(ReferrerFault, match=words):
         signer(artefact, DIGEST)
 
 
 def test_one_flipped_bit_anywhere_is_seen() -> None:
     right = signature(DIGEST, 10, ALICE)
-    for at in range(0, len(right.envelope), 7):
-        wrong = bytearray(right.envelope)
+    for at in range(0, len(right.layer), 7):
+        wrong = bytearray(right.layer)
         wrong[at] ^= 1
-        with pytest.raises(SignatureFault):
-            signer(right._replace(envelope=bytes(wrong)), DIGEST)
+        with pytest.raises(ReferrerFault):
+            signer(right._replace(layer=bytes(wrong)), DIGEST)
 
 
 def test_signatures_stay_with_their_version_and_go_with_it(
@@ -198,10 +201,12 @@ def test_a_damaged_signature_is_named_and_made_anew(digest: str, store: ModelSto
 
 def test_a_version_has_a_bound_of_signatures(digest: str, store: ModelStore) -> None:
     with store.writing() as writer:
-        many = {Referrer(digest, f"sha256:{n:064x}", 1) for n in range(MAX_SIGNATURES)}
+        many = {
+            Referrer(digest, f"sha256:{n:064x}", 1, SIGNATURE_TYPE) for n in range(MAX_REFERRERS)
+        }
         writer.set_entries(store.entries(), many)
-        with pytest.raises(StoreError, match=f"has {MAX_SIGNATURES} signatures, the most"):
-            keep_signatures(writer, digest, [signature(digest, 10, ALICE)])
+        with pytest.raises(StoreError, match=f"has {MAX_REFERRERS} artefacts .*, the most"):
+            keep_artefacts(writer, digest, [(SIGNATURE_TYPE, signature(digest, 10, ALICE))])
 
 
 def test_an_alias_takes_only_what_one_of_its_keys_has_signed(

@@ -1,0 +1,1 @@
+"""What a loaded model computes, and how fast."""

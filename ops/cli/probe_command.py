@@ -1,0 +1,162 @@
+"""`triolet model probe`: a version is loaded as a worker loads it; what it computes, and how fast,
+is kept beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+
+from triolet.audit_log.events import Action
+from triolet.errors import ConfigError, ModelError
+from triolet.ids import Role
+
+from ..settings.sources import Sources  # noqa: TC001
+from .model_commands import RefArgument, say
+from .options import COMPUTE, AuditOption, with_settings
+
+if TYPE_CHECKING:
+    from triolet.config import WorkerConfig
+    from triolet.store.layout import ModelStore
+    from triolet.store.measured import Capacity, Golden
+
+    from ..settings.form import Settings
+
+PROMPTS: Final = (
+    "Once upon a time there was a little girl",
+    "The capital of France is the city of Paris",
+)
+PROMPT_TOKENS: Final = 8
+"""Of each that are used: together as many as the first step of a worker without golden tokens has,
+so that a start takes no longer with them."""
+
+probe_app = typer.Typer()
+
+
+@probe_app.command("probe")
+@with_settings(*COMPUTE)
+def probe(
+    sources: Sources,
+    ref: RefArgument,
+    replace_: Annotated[
+        bool, typer.Option("--replace", help="Also where other golden tokens are there.")
+    ] = False,
+    audit: AuditOption = None,
+) -> None:
+    """Compute the golden tokens of a version, measure how fast it is here, and keep both."""
+    from triolet.audit_log.recording import recorded
+    from triolet.store.layout import ModelStore
+    from triolet.store.measured import keep_measured
+
+    from ..models.stored import with_stored_model
+
+    settings = sources.settings()
+    settings = replace(settings, models={}, fleet=replace(settings.fleet, model=ref))
+    with with_stored_model(settings, is_served=False) as stored:
+        digest = stored.decode.model_digest
+        if not digest:
+            raise ConfigError(
+                f"{ref} is no version of the store; `triolet model import` makes one of a "
+                "directory, and `triolet model list` shows what there is"
+            )
+        store = ModelStore(Path(stored.decode.model_store))
+        with recorded(Action.MODEL_PROBE, ref, folder=audit, after=digest):
+            golden, capacity = _probed(_decode_worker(stored))
+            if not replace_:
+                _require_same(store, digest, golden)
+            with store.writing() as writer:
+                keep_measured(writer, digest, [golden, capacity])
+    say(f"{ref} is {digest}")
+    say(_golden_line(golden))
+    say(_capacity_line(capacity))
+    typer.echo(msgspec.json.encode({"golden": golden, "capacity": capacity}).decode())
+
+
+def measured_lines(store: ModelStore, digest: str) -> list[str]:
+    """Return a line for each measurement of a version that a store has, or that is damaged."""
+    from triolet.store.measured import Golden, measured_of
+    from triolet.store.referrers import CAPACITY_TYPE, GOLDEN_TYPE
+
+    lines = []
+    for kind in (GOLDEN_TYPE, CAPACITY_TYPE):
+        for one in measured_of(store, digest, kind):
+            if isinstance(one, str):
+                lines.append(one)
+            elif isinstance(one.said, Golden):
+                lines.append(_golden_line(one.said))
+            else:
+                lines.append(_capacity_line(one.said))
+    return lines
+
+
+def _golden_line(one: Golden) -> str:
+    tokens = ", ".join(str(list(prompt.golden_ids)) for prompt in one.prompts)
+    return f"golden tokens for {one.key}: {tokens}"
+
+
+def _capacity_line(one: Capacity) -> str:
+    return (
+        f"capacity for {one.key}: {one.prefill_tokens_per_s:.0f} prompt tokens/s; a decode step "
+        f"takes {one.step_s * 1e3:.2f} ms, {one.row_s * 1e3:.3f} ms for each row and "
+        f"{one.kv_token_s * 1e6:.3f} µs for each token that a row attends to; loaded in "
+        f"{one.load_s:.2f} s"
+    )
+
+
+def _decode_worker(stored: Settings) -> WorkerConfig:
+    """Return what `triolet serve` would tell a decode worker, as far as its engine goes."""
+    from ..supervisor.plan import worker_threads
+    from ..supervisor.prepare import prepare
+    from ..supervisor.serve import available_cores, available_gpus
+
+    plan = prepare(stored, [stored], available_gpus())
+    (model,) = plan.models
+    config = model.settings.decode
+    threads = worker_threads(plan, Role.DECODE, available_cores())
+    engine = replace(config.engine, threads=threads)
+    return replace(config, engine=engine, model_dir=str(model.model_dir))
+
+
+def _probed(config: WorkerConfig) -> tuple[Golden, Capacity]:
+    from tokenizers import Tokenizer
+
+    from ..role_process import spin_briefly
+
+    path = Path(config.model_dir) / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelError(f"{path} cannot be read: {error}; import the model again") from error
+    prompts = [tokenizer.encode(text).ids[:PROMPT_TOKENS] for text in PROMPTS]
+    if not all(prompts):
+        raise ModelError(f"{path} makes no tokens of {PROMPTS[0]!r}; import the model again")
+    spin_briefly()  # before torch is loaded
+    from worker.probe import main as run_probe
+
+    return run_probe(config, prompts)
+
+
+def _require_same(store: ModelStore, digest: str, golden: Golden) -> None:
+    """Refuse to replace golden tokens by others.
+
+    Raises:
+      ModelError: there are others for the same key.
+    """
+    from triolet.store.measured import Golden, Kept, measured_of
+    from triolet.store.referrers import GOLDEN_TYPE
+
+    for one in measured_of(store, digest, GOLDEN_TYPE):
+        if not isinstance(one, Kept) or not isinstance(one.said, Golden):
+            continue
+        if one.said.key == golden.key and one.said != golden:
+            there, here = (
+                [list(prompt.golden_ids) for prompt in said.prompts] for said in (one.said, golden)
+            )
+            raise ModelError(
+                f"{digest} has golden tokens for {golden.key}, {there} in {one.path}, and computes "
+                f"{here} here; those stay: find out which machine computes wrongly, and give "
+                "--replace if this one is right"
+            )

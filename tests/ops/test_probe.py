@@ -1,0 +1,171 @@
+"""`triolet model probe`, and workers that compute, or do not, what it has kept."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pytest
+import xxhash
+
+from ops.cli import main
+from tests import forked
+from triolet.status import WorkerReady, parse_report
+from triolet.store.layout import ModelStore
+from triolet.store.measured import Golden, Kept, keep_measured, measured_of
+from triolet.store.referrers import GOLDEN_TYPE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TIMEOUT_S: Final = 60.0
+SETTINGS: Final = (
+    "worker.engine.kv_pool_bytes=4MiB",
+    "worker.engine.threads=1",
+    "worker.engine.snapshots.min_bytes=0",
+)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where packed weights are kept."""
+    return tmp_path_factory.mktemp("packed")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, packed: Path) -> ModelStore:
+    """A store with the demo model as `chat`, which has been probed; tests leave it so."""
+    root = tmp_path_factory.mktemp("probed") / "store"
+    assert main(("model", "import", "demo", "--name", "chat", "--store", str(root))) == 0
+    store = ModelStore(root)
+    assert probe(store, packed) == 0
+    return store
+
+
+def options(store: ModelStore, packed: Path) -> list[str]:
+    places = (f"fleet.store={store.root}", f"worker.engine.snapshots.folder={packed}")
+    return ["chat", *(word for one in (*SETTINGS, *places) for word in ("--set", one))]
+
+
+def golden_of(store: ModelStore) -> tuple[Golden, Path]:
+    """Return the only golden tokens of a store, and their file."""
+    (entry,) = store.entries()
+    (kept,) = measured_of(store, entry.digest, GOLDEN_TYPE)
+    assert isinstance(kept, Kept)
+    assert isinstance(kept.said, Golden)
+    return kept.said, kept.path
+
+
+def probe(store: ModelStore, packed: Path, *more: str) -> int:
+    return main(("model", "probe", *options(store, packed), *more))
+
+
+def worker(store: ModelStore, packed: Path, folder: Path, *more: str) -> tuple[int, bytes, str]:
+    """Start a decode worker as a process and end it when it is ready; return how it ended."""
+    command = [forked.TRIOLET, "decode", *options(store, packed), *more]
+    for name in ("control", "kv"):
+        command += ["--set", f"decode.{name}_address=ipc://{folder}/{name}"]
+    with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        said = b""
+        for line in process.stdout:
+            said += line
+            if isinstance(parse_report(line), WorkerReady):
+                process.terminate()
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, said, errors.decode()
+
+
+def flip(snapshot: Path) -> None:
+    """Change a weight of a snapshot, and make all of its digests right again."""
+    tail = struct.Struct("<Q16s8s")
+    content = snapshot.read_bytes()
+    num_listed, _, magic = tail.unpack_from(content, len(content) - tail.size)
+    first = len(content) - tail.size - num_listed
+    listed = msgspec.json.decode(content[first : first + num_listed])
+    weights = bytearray(content[:first])
+    largest = max(listed["entries"], key=lambda one: one[2])
+    weights[largest[1] + 1] ^= 0x40  # of a bf16 number's exponent
+    listed["digest"] = xxhash.xxh3_128(weights).hexdigest()
+    encoded = msgspec.json.encode(listed)
+    end = tail.pack(len(encoded), xxhash.xxh3_128(encoded).digest(), magic)
+    snapshot.write_bytes(bytes(weights) + encoded + end)
+
+
+def test_golden_tokens_and_capacity_are_kept_and_shown(
+    store: ModelStore, packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert probe(store, packed) == 0
+    printed = json.loads(capsys.readouterr().out)
+    golden, path = golden_of(store)
+    assert msgspec.convert(printed["golden"], Golden) == golden
+    assert golden.key.host == "any"
+    assert [len(one.golden_ids) for one in golden.prompts] == [4, 4]
+    assert json.loads(path.read_bytes()) == printed["golden"]
+    capacity = printed["capacity"]
+    assert capacity["key"]["host"].endswith(",1-threads")
+    assert capacity["prefill_tokens_per_s"] > 0.0
+    assert capacity["load_s"] > 0.0
+    assert main(("model", "show", "chat", "--store", str(store.root))) == 0
+    shown = capsys.readouterr()
+    assert "golden" not in shown.out, "the manifest does not change"
+    assert f"golden tokens for {golden.key}: {list(golden.prompts[0].golden_ids)}" in shown.err
+    assert "capacity for native bfloat16" in shown.err
+    assert probe(store, packed) == 0, "the same tokens may come again"
+    assert golden_of(store)[0] == golden
+    assert main(("model", "verify", "--store", str(store.root))) == 0
+
+
+def test_a_worker_computes_the_golden_tokens_of_its_key_and_refuses_other_ones(
+    store: ModelStore, packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Workers as processes: they load what the store and the folder of packed weights have.
+    golden, path = golden_of(store)
+    assert worker(store, packed, tmp_path)[0] == 0
+    (snapshot,) = packed.glob("*.packed")
+    flip(snapshot)
+    code, said, errors = worker(store, packed, tmp_path)
+    assert code == 2
+    assert b"worker_ready" not in said
+    first = golden.prompts[0]
+    assert f"the model computes other golden tokens than {path} says: after the prompt " in errors
+    assert f"{list(first.token_ids)} expected {list(first.golden_ids)}, got [" in errors
+    assert "`triolet model probe REF --replace`" in errors
+    capsys.readouterr()
+    assert probe(store, packed) == 2, "a machine that computes wrongly does not decide"
+    assert "those stay: find out which machine computes wrongly" in capsys.readouterr().err
+    assert golden_of(store)[0] == golden
+    # Another arithmetic is another key, for which nothing is known.
+    assert worker(store, packed, tmp_path, "--set", "worker.engine.dtype=float32")[0] == 0
+    snapshot.unlink()
+    assert worker(store, packed, tmp_path)[0] == 0
+
+
+def test_golden_tokens_that_no_worker_can_check_are_refused(
+    store: ModelStore, packed: Path, tmp_path: Path
+) -> None:
+    golden, _ = golden_of(store)
+    (entry,) = store.entries()
+    beyond = msgspec.structs.replace(golden.prompts[0], golden_ids=(1 << 20,))
+    with store.writing() as writer:
+        wrong = msgspec.structs.replace(golden, prompts=(beyond,))
+        keep_measured(writer, entry.digest, [wrong])
+    code, _, errors = worker(store, packed, tmp_path)
+    assert (code, "has golden tokens up to 1048576" in errors) == (2, True), errors
+    _, path = golden_of(store)
+    path.chmod(0o644)
+    path.write_bytes(b"{}")
+    code, _, errors = worker(store, packed, tmp_path)
+    assert (code, f"{path} holds sha256:" in errors) == (2, True), errors
+    assert probe(store, packed, "--replace") == 0
+    assert golden_of(store)[0] == golden
+
+
+def test_a_directory_has_nothing_to_keep_them_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("model", "probe", "demo", "--store", str(tmp_path))) == 2
+    assert "demo is no version of the store; `triolet model import`" in capsys.readouterr().err

@@ -1,0 +1,91 @@
+"""What a version computes on this machine, and how fast: golden tokens and capacity."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import trio
+
+from engine.arithmetic import host_class
+from engine.device_thread import DeviceThread
+from engine.load import load_engine
+from engine.probe.capacity import measure_rates
+from engine.probe.golden import Expected, GoldenSteps
+from triolet.errors import ModelError
+from triolet.store.measured import Capacity, Golden, Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.config import WorkerConfig
+
+GOLDEN_TOKENS: Final = 4
+"""Of each prompt: the check of a start computes them in one step, whose cost they hardly change."""
+
+
+class Probed(NamedTuple):
+    """What was found out.
+
+    Attributes:
+      golden: tokens.
+      capacity: of one worker.
+    """
+
+    golden: Golden
+    capacity: Capacity
+
+
+def main(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
+    """Load a model as a worker does, and find out what it computes and how fast.
+
+    Args:
+      config: of the worker.
+      prompts: token ids.
+
+    Raises:
+      ConfigError: the model or a setting cannot work.
+    """
+    return trio.run(_probe, config, prompts)
+
+
+async def _probe(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
+    engine = config.engine
+    async with DeviceThread(
+        engine.max_waiting_steps, engine.threads, engine.close_timeout_s
+    ) as device:
+        return await device.run(_measure, config, prompts)
+
+
+def _measure(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
+    settings, directory = config.engine, Path(config.model_dir)
+    # The first load reads files and packs weights; what it leaves is what later ones begin with.
+    load_engine(directory, settings, lambda stage, share: None)
+    gc.collect()
+    began_at = perf_counter()
+    engine = load_engine(directory, settings, lambda stage, share: None)
+    load_s = perf_counter() - began_at
+    steps = GoldenSteps(
+        engine.runner,
+        engine.ledger,
+        settings.block_size,
+        engine.max_model_len,
+        engine.model_config,
+    )
+    tokens = steps.compute(prompts, GOLDEN_TOKENS)
+    found = tuple(Prompt(tuple(ids), own) for ids, own in zip(prompts, tokens, strict=True))
+    try:
+        steps.check(Expected(found, "the same worker"))
+    except ModelError as error:
+        raise ModelError(
+            f"{config.model_dir} computes a sequence in one step otherwise than token by token, so "
+            f"it has no golden tokens here ({error}); use another backend or dtype"
+        ) from error
+    rates = measure_rates(engine, settings.max_num_batched_tokens, settings.max_num_seqs)
+    host = f"{host_class(engine.pool.blocks.device)},{settings.threads}-threads"
+    key = msgspec.structs.replace(engine.key, host=host)
+    capacity = Capacity(key, *rates, load_s)
+    return Probed(Golden(engine.key, found), capacity)
