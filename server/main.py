@@ -112,7 +112,8 @@ async def serve(
         texts = {one.model_name: _load_text(one, threads) for one in config.of_models}
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
-            metrics = Metrics(*_metrics_names(config))
+            digests = {one.model_name: one.model_digest for one in config.of_models}
+            metrics = Metrics(*_metrics_names(config), digests=digests)
             tenancy, tenant_file = _tenancy(config, metrics)
             peers = Peers(config.peers) if config.peers else None
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
@@ -251,6 +252,11 @@ def _show(
     first, *others = fleets.by_model.items()
     metrics.watch(
         first[1].status, *edge.counters, others={name: fleet.status for name, fleet in others}
+    )
+    metrics.versions.watch(
+        lambda: {
+            name: one.admission.presence.worker_seconds for name, one in fleets.by_model.items()
+        }
     )
     lines = {
         "text": [texts],

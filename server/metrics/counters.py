@@ -5,21 +5,22 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
 
 from ..contract.generation import Usage
 from ..scheduling.status import OverloadObserver
 from ..tenants.quotas import QuotaObserver
-from .collectors import counts, door_families, gauge, response_cache_families
+from .collectors import counts, door_families, family, gauge, response_cache_families
 from .exposition import Reading
 from .histogram import TokenHistogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, TypeAlias
 
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from ..tenants.quotas import Quotas
     from ..tenants.tenancy import TenancyReport
     from ..text.threads import Turns
+
+    WorkerSeconds: TypeAlias = Mapping[str, Mapping[str, float]]
+    """By model and version."""
 
 
 class HttpMetrics:
@@ -323,6 +327,76 @@ class TenantMetrics:
         ):
             if count:
                 self._tokens.labels(scheduling.tenant, service_class, kind).inc(count)
+
+
+UNVERSIONED: Final = ""
+"""The version of a model that is in no store."""
+
+
+class VersionMetrics:
+    """Counts what each version of each model was used for.
+
+    Args:
+      registry: where it is shown.
+
+    Attributes:
+      worker_seconds: returns those of each model by version.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._tokens = Counter(
+            "triolet_version_tokens",
+            "Tokens of a model's version by kind; prompt holds cached",
+            ("model", "version", "kind"),
+            registry=registry,
+        )
+        self.worker_seconds: Callable[[], WorkerSeconds] = dict
+        registry.register(Reading(self._worker_families))
+
+    def of(self, model: str, version: str) -> VersionTokens:
+        """Return what counts the tokens of one version.
+
+        Args:
+          model: its name.
+          version: its digest, or UNVERSIONED.
+        """
+        kinds = [self._tokens.labels(model, version, kind) for kind in TOKEN_KINDS]
+        return VersionTokens(*kinds)
+
+    def watch(self, worker_seconds: Callable[[], WorkerSeconds]) -> None:
+        """Read the worker-seconds of each model by version whenever the metrics are."""
+        self.worker_seconds = worker_seconds
+
+    def _worker_families(self) -> Iterator[Metric]:
+        rows = (
+            ((model, version), seconds)
+            for model, versions in self.worker_seconds().items()
+            for version, seconds in versions.items()
+        )
+        yield family(
+            CounterMetricFamily,
+            "worker_seconds",
+            "How long worker processes of a model's version have run, together",
+            ("model", "version"),
+            rows,
+        )
+
+
+class VersionTokens(NamedTuple):
+    """Counts the tokens of one version."""
+
+    prompt: Counter
+    cached: Counter
+    completion: Counter
+
+    def add(self, usage: Usage) -> None:
+        """Add those of one sequence."""
+        self.prompt.inc(usage.prompt_tokens)
+        self.cached.inc(usage.cached_tokens)
+        self.completion.inc(usage.completion_tokens)
+
+
+TOKEN_KINDS: Final = VersionTokens._fields
 
 
 def _tenants_file_families(report: TenancyReport) -> Iterator[Metric]:

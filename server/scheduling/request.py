@@ -540,6 +540,7 @@ class RequestTable:
             request_id=request.spec.request_id.hex(),
             client_request_id=request.spec.client_request_id,
             model=self._config.model_name,
+            model_digest=self._config.model_digest or None,
             outcome=outcome.account,
             phase=phase.name.lower(),
             prompt_tokens=terminal.usage.prompt_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from server.contract.generation import CancelReason, FinishReason
 from server.scheduling.request import Phase
@@ -20,6 +21,16 @@ from triolet.ids import Role
 from .fakes import LINK, completion_ids, make_request
 from .stages import UNFINISHED, brought_to, text_of
 from .world import World
+
+
+def test_its_line_in_the_log_names_the_version_of_its_model() -> None:
+    for digest, shown in (("sha256:1", "sha256:1"), ("", None)):
+        world = World(model_name="chat", model_digest=digest)
+        with capture_logs() as logs:
+            world.submit(make_request(max_tokens=3))
+            world.settle()
+        [line] = [one for one in logs if one["event"] == "request_ended"]
+        assert (line["model"], line["model_digest"]) == ("chat", shown)
 
 
 def test_a_request_streams_the_whole_completion_and_its_usage() -> None:
