@@ -17,7 +17,7 @@ import trio
 from triolet.errors import RequestError
 from triolet.units import MILLISECONDS
 
-from ..api.generate import VERSION_HEADER
+from ..api.body import VERSION_HEADER
 from ..api.request_scope import SCOPE_KEY, ClientConnection, RequestScope
 from .batches import line_id
 from .records import answer_line, error_line

@@ -184,6 +184,43 @@ class OverloadMetrics(OverloadObserver):
         tell("brownout", now=int(level), was=int(was), pressure=round(pressure, 2))
 
 
+class AutoMetrics:
+    """Counts the models that were chosen for requests which left them open.
+
+    Args:
+      registry: where they are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._chosen = Counter(
+            "triolet_auto_requests",
+            "Requests that left the model open, by the chosen one and why",
+            ("model", "reason"),
+            registry=registry,
+        )
+        self._cost = Counter(
+            "triolet_auto_cost",
+            "What requests were charged for whose model was chosen here, by that model",
+            ("model",),
+            registry=registry,
+        )
+        self._largest_cost = Counter(
+            "triolet_auto_largest_cost",
+            "What the same tokens would have cost on the last model of their ladder",
+            ("model",),
+            registry=registry,
+        )
+
+    def chosen(self, model: str, reason: str) -> None:
+        """A model was chosen, for a reason of our own."""
+        self._chosen.labels(model, reason).inc()
+
+    def charged(self, model: str, amount: float, on_largest: float) -> None:
+        """A request whose model was chosen here was charged; and its cost on the largest one."""
+        self._cost.labels(model).inc(amount)
+        self._largest_cost.labels(model).inc(on_largest)
+
+
 RESERVE_BUCKETS: Final = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1)  # fmt: skip
 
 
@@ -192,9 +229,11 @@ class QuotaMetrics(QuotaObserver):
 
     Args:
       registry: where they are shown.
+      auto: told of charges for requests whose model was chosen here.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, auto: AutoMetrics) -> None:
+        self._auto = auto
         self._refused = Counter(
             "triolet_quota_refusals",
             "Requests that met a limit of their tenant",
@@ -269,6 +308,10 @@ class QuotaMetrics(QuotaObserver):
     def cost(self, tenant: str, amount: float) -> None:
         """A tenant was charged."""
         self._cost.labels(tenant).inc(amount)
+
+    def auto_cost(self, model: str, amount: float, on_largest: float) -> None:
+        """A request whose model was chosen here was charged."""
+        self._auto.charged(model, amount, on_largest)
 
     def budget_watched(self, tenant: str, share: float) -> None:
         """Show the counter at 0: Prometheus sees no increase in one that is born at 1."""

@@ -20,6 +20,7 @@ from prometheus_client.process_collector import ProcessCollector
 from .collectors import alias_families, by_model, fleet_families, surface_families
 from .counters import (
     UNVERSIONED,
+    AutoMetrics,
     HttpMetrics,
     QuotaMetrics,
     TenantMetrics,
@@ -55,6 +56,7 @@ class Metrics:
       digests: of the models' versions, by name; none of a model that is in no store.
 
     Attributes:
+      auto: models that were chosen here.
       versions: tokens and worker-seconds of each model's version.
       fleets: by the model's name, the observer of its scheduler.
       fleet: that of the first model.
@@ -74,7 +76,8 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.http = HttpMetrics(self._registry)
         self.tenants = TenantMetrics(self._registry)
-        self.quotas = QuotaMetrics(self._registry)
+        self.auto = AutoMetrics(self._registry)
+        self.quotas = QuotaMetrics(self._registry, self.auto)
         self.versions = VersionMetrics(self._registry)
         registries = {
             name: CollectorRegistry(auto_describe=False) if others else self._registry
