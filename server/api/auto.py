@@ -22,6 +22,7 @@ from .fields import ConstraintFields, ToolFields
 from .generate import check_fields, check_fields_for, check_is_open, least, refuse_early
 from .ladder import Asked, Choice, Reason, Rung, Size, choose
 from .resuming import kept_model
+from .served_models import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -157,8 +158,16 @@ def context_on(model: ServedModel, services: Services) -> int:
 
 def _rung(model: ServedModel, services: Services) -> Rung:
     """Return a model as the choice sees it."""
+    status = model.fleet.status()
     limits, context_tokens = services.config.auto.limits_of(model.name), context_on(model, services)
-    return Rung(model.name, context_tokens, limits.tools, limits.structured_output, model.state)
+    return Rung(
+        model.name,
+        context_tokens,
+        limits.tools,
+        limits.structured_output,
+        state_of(status),
+        can_be_woken=status.is_coming,
+    )
 
 
 def _has_tools(fields: GenerationFields) -> bool:

@@ -39,6 +39,19 @@ class Reason(StrEnum):
     """An answer with the request's key was begun on it."""
 
 
+_AWAKE, _COMING, _ASLEEP, _GONE = range(4)
+NEAREST: Final[dict[ModelState, int]] = {
+    ModelState.SERVING: _AWAKE,
+    ModelState.WARM: _AWAKE,
+    ModelState.LOADING: _COMING,
+    ModelState.SLEEPING: _ASLEEP,
+    ModelState.STAGED: _ASLEEP,
+    ModelState.DRAINING: _ASLEEP,
+    ModelState.ABSENT: _GONE,
+}
+"""How far a rung is, the nearest first: one that is coming already costs no load."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rung:
     """One model of a ladder.
@@ -49,6 +62,7 @@ class Rung:
       takes_tools: as declared.
       takes_forms: likewise, of structured output.
       state: how far it is from answering.
+      can_be_woken: where it is asleep, its workers come when they are asked for.
     """
 
     model: str
@@ -56,6 +70,13 @@ class Rung:
     takes_tools: bool = True
     takes_forms: bool = True
     state: ModelState = ModelState.SERVING
+    can_be_woken: bool = True
+
+    @property
+    def distance(self) -> int:
+        """How far it is from answering, 0 for not at all."""
+        found = NEAREST[self.state]
+        return _GONE if found == _ASLEEP and not self.can_be_woken else found
 
 
 class Size(NamedTuple):
@@ -109,19 +130,6 @@ class Choice(NamedTuple):
     reason: Reason
 
 
-_AWAKE, _COMING, _ASLEEP, _GONE = range(4)
-NEAREST: Final[dict[ModelState, int]] = {
-    ModelState.SERVING: _AWAKE,
-    ModelState.WARM: _AWAKE,
-    ModelState.LOADING: _COMING,
-    ModelState.SLEEPING: _ASLEEP,
-    ModelState.STAGED: _ASLEEP,
-    ModelState.DRAINING: _ASLEEP,
-    ModelState.ABSENT: _GONE,
-}
-"""How far a rung is, the nearest first: one that is coming already costs no load."""
-
-
 def choose(rungs: Sequence[Rung], asked: Asked, wake: WakePolicy) -> Choice:
     """Return the rung that answers.
 
@@ -142,7 +150,7 @@ def choose(rungs: Sequence[Rung], asked: Asked, wake: WakePolicy) -> Choice:
         raise _refusal(rungs, asked)
 
     def distance(place: int) -> int:
-        found = NEAREST[rungs[place].state]
+        found = rungs[place].distance
         return found if wake is WakePolicy.IF_NEEDED or found == _GONE else _AWAKE
 
     chosen = min(places, key=lambda place: (distance(place), place))

@@ -63,7 +63,7 @@ async def ask(models: TwoModels, **fields: Any) -> Answer:  # noqa: ANN401
 
 def asleep(fleet: FakeFleet) -> None:
     fleet.status().workers.clear()
-    fleet.status().told = ModelState.SLEEPING
+    fleet.status().told, fleet.status().is_coming = ModelState.SLEEPING, True
 
 
 def awake(fleet: FakeFleet) -> None:
@@ -178,6 +178,13 @@ async def test_a_model_that_sleeps_is_woken_only_if_no_other_fits_or_by_policy()
             assert (await ask(models)).json["model"] == MODEL
             asleep(models.code)
             assert (await ask(models, max_tokens=250)).json["model"] == CODE
+
+
+async def test_a_model_that_cannot_be_woken_is_passed_over_whatever_the_policy() -> None:
+    async with ladder(replace(LADDER, wake=WakePolicy.ALWAYS)) as models:
+        asleep(models.demo)
+        models.demo.status().is_coming = False
+        assert (await ask(models)).json["model"] == CODE
 
 
 async def test_an_answer_with_a_key_stays_on_the_model_that_it_was_begun_on() -> None:

@@ -139,6 +139,15 @@ def test_a_rung_without_files_comes_last(wake: WakePolicy) -> None:
     assert chosen(Asked(), gone, wake=wake)[0] == "small"
 
 
+@pytest.mark.parametrize("wake", WakePolicy)
+def test_a_rung_that_cannot_be_woken_is_no_better_than_one_without_files(wake: WakePolicy) -> None:
+    stuck = replace(asleep(SMALL), can_be_woken=False)
+    assert chosen(Asked(), stuck, MIDDLE, wake=wake)[0] == "middle"
+    assert chosen(Asked(), stuck, asleep(LARGE), wake=wake)[0] == "large"
+    awake = replace(SMALL, can_be_woken=False)
+    assert chosen(Asked(), awake, MIDDLE, wake=wake) == ("small", Reason.SMALLEST)
+
+
 def test_every_state_has_its_place() -> None:
     assert set(NEAREST) == set(ModelState)
 
