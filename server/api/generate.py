@@ -248,10 +248,10 @@ def check_is_open(services: Services) -> None:
 
 
 def check_fields_for(fields: GenerationFields, model: ServedModel, services: Services) -> None:
-    """Do the same on a model that is known.
+    """Refuse what can be refused of a request for a model before any text is worked on.
 
     Raises:
-      RequestError: 400.
+      RequestError: 400, or 403 for a class outside of the tenant's plan.
     """
     current_scheduling(fields.service_tier)
     check_output(fields, current_tenant().plan)

@@ -179,6 +179,17 @@ def test_tokens_are_counted_by_version() -> None:
     assert metrics.tokens_of("chat") == {"prompt_tokens": 200.0, "completion_tokens": 4.0}
 
 
+def test_what_a_smaller_model_saved_is_shown(metrics: Metrics) -> None:
+    metrics.auto.chosen("small", "smallest")
+    for charged, on_largest in ((0.5, 2.0), (0.25, 0.125)):
+        metrics.quotas.auto_cost("small", charged, on_largest)
+    assert {
+        'triolet_auto_requests_total{model="small",reason="smallest"} 1.0',
+        'triolet_auto_cost_total{model="small"} 0.75',
+        'triolet_auto_largest_cost_total{model="small"} 2.125',
+    } <= lines(metrics)
+
+
 def test_worker_seconds_of_versions_add_up_to_those_of_the_processes(metrics: Metrics) -> None:
     """From the supervisor's counts of each process to what a scrape shows."""
     processes = {("chat", "sha256:1"): (1000.123456, 77.5), ("code", ""): (0.25, 3.0, 12_345.678)}

@@ -425,7 +425,9 @@ def check_context(options: OllamaOptions | None, model: ServedModel) -> None:
     most, wanted = model.fleet.max_model_len, None if options is None else options.num_ctx
     if wanted is not None and wanted > most:
         raise invalid_request(
-            f"is {wanted}; the model's context has {most} tokens", "options.num_ctx"
+            f"is {wanted}; the model's context has {most} tokens",
+            "options.num_ctx",
+            code="context_length_exceeded",
         )
 
 

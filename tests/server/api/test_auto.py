@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ops.model_directory import demo_model_path
+from server.main import serve
 from server.tenants.accounts import NANOS, limits_of
 from server.tenants.memory_store import MemoryStore
 from server.tenants.quotas import QuotaObserver, Quotas, SpendWatch
@@ -27,13 +29,21 @@ from tests.server.support.fakes import ChargingFleet, FakeFleet, by_hand, fake_m
 from tests.server.support.surface import MODEL, request_bytes, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
-from triolet.config import AutoConfig, ModelLimits, QuotaConfig, WakePolicy
+from triolet.config import (
+    AutoConfig,
+    ModelLimits,
+    QuotaConfig,
+    ServerConfig,
+    TenantsConfig,
+    WakePolicy,
+)
 from triolet.control_protocol import ModelState
-from triolet.errors import overloaded
+from triolet.errors import ConfigError, RequestError, overloaded
 from triolet.tenants import Plan, Prices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from tests.server.support.surface import Answer
 
@@ -123,18 +133,22 @@ async def test_a_text_too_long_for_any_number_of_tokens_of_a_model_goes_to_a_lar
         text = models.server.services.models.named(MODEL).text
 
         async def refuse(*args: object, **fields: object) -> tuple[int, ...]:
-            raise invalid_by_bytes
+            raise RequestError("cannot fit", status=400, code="context_length_exceeded")
 
-        invalid_by_bytes = replace_code(overloaded("cannot fit", 1.0))
         text.encode = refuse  # type: ignore[method-assign]
         assert (await ask(models)).json["model"] == CODE
         models.server.services.models.named(CODE).text.encode = refuse  # type: ignore[method-assign]
         assert (await ask(models)).error["message"] == "cannot fit"
 
 
-def replace_code(error: Exception) -> Exception:
-    error.code = "context_length_exceeded"  # type: ignore[attr-defined]
-    return error
+async def test_a_context_that_an_ollama_client_asks_for_is_part_of_the_choice() -> None:
+    async with ladder() as models:
+        for num_ctx, shown in ((256, MODEL), (257, CODE), (4096, CODE), (4097, None)):
+            options = {"num_ctx": num_ctx}
+            body = {"model": "auto:latest", "messages": [TURN], "stream": False}
+            answer = await models.server.post("/api/chat", body | {"options": options})
+            assert answer.json.get("model") == shown
+    assert "is 4097; the model's context has 4096 tokens" in answer.json["error"]
 
 
 async def test_a_completion_that_is_not_bounded_keeps_to_the_declared_context() -> None:
@@ -350,6 +364,24 @@ async def test_a_socket_may_leave_the_model_open() -> None:
                 await socket.send({"type": "response.create", "model": "auto", "input": text})
                 events = await socket.until("response.completed")
                 assert events[-1]["response"]["model"] == shown
+
+
+async def test_a_server_does_not_start_with_ladders_of_models_that_it_has_not(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text(f'cache_secret = "{"0" * 64}"\n[tenants.a]\nauto = ["{CODE}"]\n')
+    file.chmod(0o600)
+    tenants = TenantsConfig(str(file))
+    model = {"model_dir": str(demo_model_path()), "port": 0, "model_name": MODEL}
+    for changes, words in (
+        ({"auto": AutoConfig((CODE,))}, r"\[auto\] ladder names 'code', which is no model of this"),
+        ({"auto": AutoConfig((MODEL,)), "model_aliases": ("auto",)}, "is called 'auto' too"),
+        ({"auto": AutoConfig((MODEL,)), "tenants": tenants}, r"\[tenants.a\] auto names 'code'"),
+        ({"tenants": tenants}, "`model: auto` is off; turn it on with"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            await serve(ServerConfig(**model, **changes))  # type: ignore[arg-type]
 
 
 async def test_a_process_that_ends_takes_nothing() -> None:
