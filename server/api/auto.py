@@ -7,6 +7,7 @@ be chosen, so that a prompt is tokenised once more only where a model turns out 
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from quart import has_request_context
@@ -114,13 +115,14 @@ async def _decide(
     rungs = [_rung(model, services) for model in current_ladder(services)]
     tried: dict[str, T] = {}
     sizes: dict[str, Size] = {}
-    too_long: RequestError | None = None
+    too_long: dict[str, RequestError] = {}
     asked = Asked(_has_tools(fields), _has_form(fields), config.completion_tokens, sizes)
     while True:
         try:
             choice = choose(rungs, asked, config.wake)
         except RequestError as error:
-            raise too_long or error from None
+            widest = max(rungs, key=attrgetter("context_tokens"))
+            raise too_long.get(widest.model, error) from None
         if choice.model in tried:
             # Another one may have been tried last.
             show_version(services.models.named(choice.model).digest)
@@ -131,7 +133,7 @@ async def _decide(
             if error.code != "context_length_exceeded":
                 raise
             # By its bytes alone: it has no number of tokens, but more than there is room for.
-            too_long = error
+            too_long[choice.model] = error
             sizes[choice.model] = Size(services.models.named(choice.model).fleet.max_model_len)
             continue
         tried[choice.model], sizes[choice.model] = found, size_of(found)
