@@ -24,6 +24,7 @@ import structlog
 import trio
 
 from transport.zmq_network import ZmqNetwork
+from triolet.auto import require_models, require_tenant_ladders
 from triolet.errors import ConfigError
 from triolet.process import return_large_blocks
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from transport.link import Network
     from triolet.config import ServerConfig
     from triolet.members import Member
-    from triolet.tenants import Prices
+    from triolet.tenants import Prices, Tenants
 
     from .tenants.quotas import Quotas
     from .text.threads import FairLimiter, Turns
@@ -106,13 +107,14 @@ async def serve(
     Raises:
       ConfigError: the model, an address, the port, a directory or the tenants cannot be used.
     """
+    _require_ladder(config)
     with ExitStack() as sockets:
         listening = _listen(config, sockets)
         threads = text_threads(config.tokenize_threads, config.turns)
         texts = {one.model_name: _load_text(one, threads) for one in config.of_models}
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
-            metrics = Metrics(*_metrics_names(config))
+            metrics = _metrics(config)
             tenancy, tenant_file = _tenancy(config, metrics)
             peers = Peers(config.peers) if config.peers else None
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
@@ -238,10 +240,17 @@ def _served_model(
     )
 
 
-def _metrics_names(config: ServerConfig) -> tuple[str, ...]:
-    """Return what `Metrics` takes: the first model's name, what else it is shown as, the others."""
-    first, *others = (one.model_name for one in config.of_models)
-    return (first, config.metrics_compat, *others)
+def _require_ladder(config: ServerConfig) -> None:
+    """Raise ConfigError for a ladder of models that are not served."""
+    each = config.of_models
+    aliases = [alias for one in each for alias in one.model_aliases]
+    require_models(config.auto, [one.model_name for one in each], aliases)
+
+
+def _metrics(config: ServerConfig) -> Metrics:
+    digests = {one.model_name: one.model_digest for one in config.of_models}
+    first, *others = digests
+    return Metrics(first, config.metrics_compat, *others, digests=digests)
 
 
 def _show(
@@ -251,6 +260,11 @@ def _show(
     first, *others = fleets.by_model.items()
     metrics.watch(
         first[1].status, *edge.counters, others={name: fleet.status for name, fleet in others}
+    )
+    metrics.versions.watch(
+        lambda: {
+            name: one.admission.presence.worker_seconds for name, one in fleets.by_model.items()
+        }
     )
     lines = {
         "text": [texts],
@@ -324,7 +338,12 @@ def _tenancy(config: ServerConfig, metrics: Metrics) -> tuple[Tenancy, TenantFil
     tenant_file = None
     tenancy = Tenancy()
     if config.tenants.file is not None:
-        tenant_file = TenantFile(config.tenants.file, config.tenants)
+        names = [one.model_name for one in config.of_models]
+
+        def check(tenants: Tenants, file: str) -> None:
+            require_tenant_ladders(tenants, config.auto, names, file)
+
+        tenant_file = TenantFile(config.tenants.file, config.tenants, check)
         tenancy = Tenancy(tenant_file.read())
     metrics.tenants.watch(lambda: tenancy.report)
     return tenancy, tenant_file

@@ -11,8 +11,8 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-MAX_LINE_BYTES: Final = 256 * 1024
-"""Of one line: a thousand models with names of 200 bytes."""
+MAX_LINE_BYTES: Final = 1024 * 1024
+"""Of one line: a thousand models with names of 200 bytes, and five versions of each."""
 
 
 CONTROL_SOCKET: Final = "control.sock"
@@ -80,6 +80,8 @@ class ModelNews(msgspec.Struct, frozen=True):
       state: now.
       predicted_ready_s: from now until it serves, if it were woken now; None where it cannot be.
       bytes: memory that its workers take, or would.
+      worker_seconds: how long worker processes of each of its versions have run together, by
+        digest.
     """
 
     name: str
@@ -87,6 +89,7 @@ class ModelNews(msgspec.Struct, frozen=True):
     state: ModelState
     predicted_ready_s: float | None
     bytes: int
+    worker_seconds: dict[str, float] = {}
 
 
 class Models(msgspec.Struct, frozen=True, tag_field="tell", tag="models"):

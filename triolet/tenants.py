@@ -97,6 +97,7 @@ class Tenant:
       is_disabled: its keys are known and refused with 403.
       secret: what its parts of caches are hashed with, so that no other tenant shares them; empty
         where there are no tenants.
+      auto: ladder of models for its requests for the model `auto`; None for that of the settings.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Tenant:
     keys: tuple[TenantKey, ...] = ()
     is_disabled: bool = False
     secret: bytes = field(default=b"", repr=False)
+    auto: tuple[str, ...] | None = None
 
 
 ANONYMOUS: Final = Tenant(

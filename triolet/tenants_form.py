@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from .config import MAX_RUNGS
 from .errors import ConfigError
 from .service_class import ServiceClass
 from .tenants import Plan, Prices, Tenant, TenantKey, TenantRole, Tenants
@@ -213,6 +214,13 @@ def _keys(value: object) -> tuple[TenantKey, ...]:
     return tuple(keys)
 
 
+def _ladder(value: object) -> tuple[str, ...]:
+    names = tuple(msgspec.convert(value, _Words))
+    if len(names) > MAX_RUNGS or len(set(names)) != len(names):
+        raise ValueError
+    return names
+
+
 _Positive = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 _Words = Annotated[list[str], Meta(min_length=1)]
 _Digest = Annotated[str, Meta(pattern=rf"\A{DIGEST_PREFIX}[0-9a-f]{{64}}\Z")]
@@ -250,4 +258,5 @@ _TENANT_FIELDS: Final[Mapping[str, Field]] = {
         f'{{ digest = "{DIGEST_PREFIX}...", until = 2030-01-31T12:00:00Z }}; never a key itself',
     ),
     "disabled": (_typed(bool), "true or false"),
+    "auto": (_ladder, f"a list of 1 to {MAX_RUNGS} different models, the smallest first"),
 }

@@ -20,7 +20,7 @@ import trio
 from ops.simulation.fleet import FleetShape, Front, running_fleet
 from ops.simulation.modelled import COST, StepCost
 from server import app
-from server.api import generate
+from server.api import auto, generate
 from server.api.limits import current_scheduling
 from server.api.openai import chat as completions
 from server.api.request_scope import SCOPE_KEY, ClientConnection, RequestScope
@@ -129,8 +129,8 @@ class Stopwatch:
 
             put(app, "check_request", self._begun)
             put(completions, "read_fields", partial(self._async, PARSE))
-            put(completions, "check_fields", partial(self._plain, "fields"))
-            put(completions, "refuse_early", partial(self._plain, "early"))
+            put(auto, "check_fields", partial(self._plain, "fields"))
+            put(auto, "refuse_early", partial(self._plain, "early"))
             put(generate, "own_requests", partial(self._plain, "request"))
             put(generate, "reserved", partial(self._async, "reserve"))
             put(generate, "submit_all", partial(self._plain, SUBMIT))

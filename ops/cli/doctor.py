@@ -17,6 +17,7 @@ from ..model_directory import with_pool_share
 from ..models.several import each_model, name_of
 from ..models.stored import with_stored_model
 from ..private_directory import parent_directory
+from ..supervisor.prepare import require_auto
 from ..supervisor.serve import available_gpus
 from .check_machine import (
     check_cpu,
@@ -89,9 +90,24 @@ def examine(wanted: Wanted) -> list[Finding]:
         *check_links(parent_directory()),
         check_port(server.host, server.port),
         *(finding for finding, _ in models),
+        *check_auto(wanted.settings),
     ]
     has_failed = any(finding.status is Status.FAIL for finding in (*machine, *places))
     return [*machine, *([torch_unloaded()] if has_failed else check_torch()), *places]
+
+
+def check_auto(settings: Settings) -> list[Finding]:
+    """Look at the ladders of `model: auto`; nothing is said where it is off and no tenants are."""
+    ladder = settings.server.auto.ladder
+    if ladder is None and settings.server.tenants.file is None:
+        return []
+    try:
+        require_auto(settings)
+    except ConfigError as error:
+        cause, _, remedy = str(error).partition("; ")
+        return [Finding("Tenants, auto", Status.FAIL, cause, remedy)]
+    chosen = "model `auto` is off" if ladder is None else f"`auto` is one of {', '.join(ladder)}"
+    return [Finding("Tenants, auto", Status.OK, chosen)]
 
 
 def check_stored(settings: Settings, num_workers: int) -> tuple[Finding, int]:

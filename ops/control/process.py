@@ -102,7 +102,10 @@ class Control:
 
     def news(self) -> tuple[ModelNews, ...]:
         """Return what servers are told."""
-        return self.controller.outlook.news(trio.current_time())
+        return tuple(
+            msgspec.structs.replace(one, worker_seconds=self.account.of_model(one.name))
+            for one in self.controller.outlook.news(trio.current_time())
+        )
 
     def draw_id(self) -> str:
         """Return an id for an operation."""

@@ -54,3 +54,7 @@ class Account:
         for (_, version), seconds in self.known.items():
             sums[version] = sums.get(version, 0.0) + seconds
         return sums
+
+    def of_model(self, model: str) -> dict[str, float]:
+        """Return the worker-seconds of each version of a model, by digest."""
+        return {digest: s for (name, digest), s in self.seconds().items() if name == model}

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, get_args, get_or
 
 import msgspec
 
+from triolet.auto import AUTO
 from triolet.config import (
+    AutoConfig,
     ControlConfig,
     FleetConfig,
     LinkConfig,
@@ -29,6 +31,7 @@ from triolet.config import (
     SupervisorConfig,
     WorkerConfig,
 )
+from triolet.config.auto import GIVE_LADDER
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
@@ -54,6 +57,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "supervisor": SupervisorConfig,
     "control": ControlConfig,
     "store": StoreConfig,
+    "auto": AutoConfig,
 }
 """`worker` holds for both kinds of worker, `link` for every process."""
 MODELS: Final = "models"
@@ -66,11 +70,16 @@ GONE: Final[dict[Path, str]] = {
     ("link", "wire", "layer_group_min_tokens"): _WHOLE_BLOCKS,
 }
 """Fields that there were, and what holds instead."""
-ELSEWHERE: Final = {"link": "section [link]", "model_dir": "fleet.model"}
+ELSEWHERE: Final = {
+    "link": "section [link]",
+    "auto": "section [auto]",
+    "model_dir": "fleet.model",
+}
 """Fields of server and workers that are set once for all of them, and where."""
 SPREAD: Final[dict[str, tuple[Path, ...]]] = {
     "worker": (("prefill",), ("decode",)),
     "link": (("server", "link"), ("prefill", "link"), ("decode", "link")),
+    "auto": (("server", "auto"),),
 }
 """Sections that hold for several objects."""
 ONE_ROLE: Final[dict[Path, Role]] = {
@@ -259,6 +268,8 @@ def flatten(table: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         kind = find(inner)
         if path == (MODELS,) and value == {}:
             raise ConfigError(f"{dotted(inner)} says nothing; {_GIVE_REF}")
+        if inner == (AUTO,) and value == {}:
+            raise ConfigError(f"{AUTO} says nothing; {GIVE_LADDER}")
         if is_section(kind) or inner == (MODELS,):
             yield from flatten(value, inner)
         else:
@@ -292,12 +303,13 @@ def read(kind: Kind, value: object, path: Path) -> Value:
         if not isinstance(value, dict) or set(value) - set(types_of(kind)):
             raise _wrong(path, value, f"a table of {', '.join(types_of(kind))}")
         known = types_of(kind)
+        given = {name: read(known[name], one, (*path, name)) for name, one in value.items()}
         try:
-            return kind(
-                **{name: read(known[name], one, (*path, name)) for name, one in value.items()}
-            )
+            return kind(**given)
         except TypeError as error:
             raise _wrong(path, value, f"a whole {kind.__name__}: {error}") from None
+        except ConfigError as error:
+            raise ConfigError(f"{dotted(path)}: {error}") from None
     return _scalar(kind, value, path)
 
 
@@ -449,7 +461,14 @@ def _built(kind: Kind, path: Path, values: Mapping[Path, Any]) -> Value:
         message = str(error)
         is_of_field = message.partition(" ")[0] in types_of(kind)
         named = tuple((*path, name) for name in given if name in message)
-        raise Misfit(f"{dotted(path)}{'.' if is_of_field else ': '}{message}", named) from None
+        shown = dotted(_section_of(path))
+        raise Misfit(f"{shown}{'.' if is_of_field else ': '}{message}", named) from None
+
+
+def _section_of(path: Path) -> Path:
+    """Return the section that an operator sets an object by, if that stands for this one alone."""
+    sections = ((name,) for name, targets in SPREAD.items() if targets == (path,))
+    return next(sections, path)
 
 
 class Misfit(ConfigError):
@@ -505,15 +524,17 @@ def document(settings: Settings, role: Role) -> bytes:
             msgspec.json.encode({"control": settings.control, "process": settings.process}) + b"\n"
         )
     own = settings.server if role is Role.SERVER else settings.worker(role)
-    sections = {
+    sections: dict[str, Any] = {
         "fleet": {"model": settings.fleet.model},
         role.value: own,
         "link": own.link,
         "process": settings.process,
     }
+    if role is Role.SERVER:
+        sections["auto"] = settings.server.auto
     plain = msgspec.to_builtins(sections)
     for name in ELSEWHERE:
-        del plain[role.value][name]
+        plain[role.value].pop(name, None)
     for path, reading in ONE_ROLE.items():
         if role is not Role.SERVER and role is not reading:
             table = plain[role.value]

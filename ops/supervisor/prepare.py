@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from triolet.auto import require_models, require_tenant_ladders
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.tenants_form import read_tenants
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from triolet.config import Dtype, TenantsConfig
+    from triolet.tenants import Tenants
 
 
 def prepare(settings: Settings, models: Sequence[Settings], gpus: tuple[str, ...]) -> FleetPlan:
@@ -35,12 +37,12 @@ def prepare(settings: Settings, models: Sequence[Settings], gpus: tuple[str, ...
       FetchFailed: a model that was asked for by name cannot be had.
     """
     # Also those of models that do not run yet: when they do, there is memory for all.
+    require_auto(settings)
     num_workers = sum(own.fleet.prefill + own.fleet.decode for own in models)
     plans = []
     for own in models:
         with naming(name_of(own)):
             plans.append(_prepared(own, num_workers, gpus))
-    require_tenants(settings.server.tenants)
     return FleetPlan(settings if settings.models else plans[0].settings, tuple(plans), gpus)
 
 
@@ -67,18 +69,37 @@ def _prepared(settings: Settings, num_workers: int, gpus: tuple[str, ...]) -> Mo
     return ModelPlan(checked.path, replace(settings, server=named), dtypes)
 
 
-def require_tenants(config: TenantsConfig) -> None:
-    """Look whether the file of tenants, if there is one, can be read and means something.
+def require_auto(settings: Settings) -> None:
+    """Look whether the ladders of `model: auto` are of models of this fleet: that of the settings,
+    and those in the file of tenants, if there is one, which has to mean something.
 
     Raises:
-      ConfigError: it cannot, in the words of the server.
+      ConfigError: they are not, or the file cannot be used, in the words of the server.
+    """
+    auto, models = settings.server.auto, settings.models
+    if auto.ladder is not None and not models:
+        raise ConfigError(
+            "[auto] has a ladder, and this fleet has one model without a name; give models names: "
+            "`triolet serve SMALL=MODEL LARGE=MODEL`, or remove [auto]"
+        )
+    require_models(auto, models, [alias for one in models.values() for alias in one.aliases])
+    tenants = read_tenant_file(settings.server.tenants)
+    if tenants is not None:
+        file = str(settings.server.tenants.file)
+        require_tenant_ladders(tenants, auto, models, file)
+
+
+def read_tenant_file(config: TenantsConfig) -> Tenants | None:
+    """Return the tenants of the file; None where there is no file, or it is too large to look at.
+
+    Raises:
+      ConfigError: it cannot be read, or means nothing, in the words of the server.
     """
     if config.file is None:
-        return
+        return None
     try:
         with Path(config.file).open("rb") as file:
             content = file.read(config.max_bytes + 1)
     except OSError as error:
         raise ConfigError(f"the file of tenants cannot be read: {error}") from None
-    if len(content) <= config.max_bytes:
-        read_tenants(content, config.file)
+    return read_tenants(content, config.file) if len(content) <= config.max_bytes else None

@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
-from quart import request
+from quart import has_request_context, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from triolet.errors import RequestError, invalid_request, overloaded
@@ -185,6 +185,24 @@ def current_key() -> str | None:
 def current_scope() -> RequestScope:
     """Return the scope of the current request."""
     return scope_of(request.scope)
+
+
+VERSION_HEADER: Final = "x-triolet-model-version"
+"""On answers of a model that is a version of a store: its digest."""
+
+
+def show_version(digest: str) -> None:
+    """Let the headers of the current request's answer name the version of its model.
+
+    Args:
+      digest: of the version; empty for a model that is in no store.
+    """
+    if not has_request_context():
+        return  # a message of a WebSocket
+    headers = current_scope().headers
+    headers.pop(VERSION_HEADER, None)
+    if digest:
+        headers[VERSION_HEADER] = digest
 
 
 def client_request_id(headers: Headers) -> str:

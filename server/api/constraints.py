@@ -54,6 +54,11 @@ async def read_grammar(fields: ConstraintFields, model: ServedModel) -> Grammar 
     return grammar
 
 
+def asks_for_form(fields: ConstraintFields) -> bool:
+    """Return whether a request's answer has to have a form."""
+    return any(True for _ in _wanted(fields))
+
+
 def _is_strict(fields: ConstraintFields) -> bool:
     """Return whether a schema is held to as OpenAI does: every object that it has is closed."""
     wanted = None if fields.response_format is None else fields.response_format.json_schema

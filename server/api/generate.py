@@ -11,12 +11,13 @@ import msgspec
 import trio
 from quart import Response, has_request_context
 
+from triolet.auto import AUTO
 from triolet.errors import RequestError, draining, invalid_request
 from triolet.ids import new_request_id
 
 from ..contract.generation import GenerationRequest, TextWatch
 from ..tenants.tenancy import current_tenant
-from .body import current_key, current_scope, deadline_s, shown_request_id
+from .body import current_key, current_scope, deadline_s, show_version, shown_request_id
 from .limits import current_scheduling, renew_tenant, reserved, tier_field
 from .openai.chunks import ChunkStream, Envelope, RunningUsage, total_usage
 from .resuming import resumable_stream, resumable_whole
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from triolet.service_class import Scheduling
     from triolet.tenants import Plan as TenantPlan
 
+    from ..contract.generation import AutoChoice
     from ..contract.output_stream import OutputStream
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
@@ -166,6 +168,7 @@ class Plan:
       tool_form: how calls of tools in it are written; None if there are none.
       reasoning: what comes before the answer; None for nothing.
       watch: see GenerationRequest.
+      auto: how its model was chosen; None where the request names it.
     """
 
     model: ServedModel
@@ -179,6 +182,7 @@ class Plan:
     tool_form: ToolForm | None = None
     reasoning: ReasoningPlan | None = None
     watch: Callable[[], TextWatch] | None = None
+    auto: AutoChoice | None = None
 
     @property
     def thinking(self) -> Thinking | None:
@@ -206,19 +210,19 @@ def warming(plan: Plan) -> Plan:
     return replace(plan, fields=fields, max_tokens=1)
 
 
-VERSION_HEADER: Final = "x-triolet-model-version"
-"""On answers of a model that is a version of a store: its digest."""
-
-
 def named_model(name: str | None, services: Services) -> ServedModel:
     """Return the model that the current request names; the answer's headers tell its version.
 
     Raises:
-      RequestError: 404, there is no such model.
+      RequestError: 404, there is no such model; 400, the name leaves the model open.
     """
+    if name == AUTO and services.config.auto.ladder is not None:
+        raise invalid_request(
+            f"{AUTO!r} chooses a model for completions only; name one that GET /v1/models lists",
+            "model",
+        )
     model = services.models.named(name)
-    if model.digest and has_request_context():
-        current_scope().headers[VERSION_HEADER] = model.digest
+    show_version(model.digest)
     return model
 
 
@@ -231,9 +235,24 @@ def check_fields(fields: GenerationFields, services: Services) -> ServedModel:
     Raises:
       RequestError: 400, 404, or 503 while the process shuts down.
     """
+    check_is_open(services)
+    model = named_model(fields.model, services)
+    check_fields_for(fields, model, services)
+    return model
+
+
+def check_is_open(services: Services) -> None:
+    """Raise the RequestError, 503, while the process shuts down."""
     if services.state.is_draining:
         raise draining()
-    model = named_model(fields.model, services)
+
+
+def check_fields_for(fields: GenerationFields, model: ServedModel, services: Services) -> None:
+    """Refuse what can be refused of a request for a model before any text is worked on.
+
+    Raises:
+      RequestError: 400, or 403 for a class outside of the tenant's plan.
+    """
     current_scheduling(fields.service_tier)
     check_output(fields, current_tenant().plan)
     check_token_ids(fields, model.text.vocab_size)
@@ -241,7 +260,6 @@ def check_fields(fields: GenerationFields, services: Services) -> ServedModel:
         raise invalid_request(f"at most {services.config.max_choices} choices are served", "n")
     if fields.stream_options is not None and not fields.stream:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
-    return model
 
 
 LEVEL_HEADER: Final = "x-triolet-brownout"
@@ -350,6 +368,7 @@ def generation_requests(
                 cache=cache,
                 markers=_markers(plan) or None,
                 watch=plan.watch,
+                auto=plan.auto,
             )
             for index, request_id in enumerate(request_ids)
         ]

@@ -152,6 +152,7 @@ async def reserved(
             0 if one.origin_id else len(one.prompt_ids),
             one.sampling.max_tokens,
             model.name,
+            "" if one.auto is None else one.auto.largest,
         )
         for one in requests
     ]

@@ -84,10 +84,12 @@ class ResumableAnswer:
       serializer: of the endpoint.
       fingerprint: of what was asked for.
       config: bounds.
+      model: name of the one that it was begun on.
 
     Attributes:
       serializer: as above.
       fingerprint: as above.
+      model: as above.
       transcript: what has been said so far.
       failure: what went wrong, once something has.
       alone_since: since when it has no reader; None while it has one.
@@ -95,9 +97,12 @@ class ResumableAnswer:
       ended_at: when it ended; None while it runs.
     """
 
-    def __init__(self, serializer: Serializer, fingerprint: bytes, config: ResumeConfig) -> None:
+    def __init__(
+        self, serializer: Serializer, fingerprint: bytes, config: ResumeConfig, model: str
+    ) -> None:
         self.serializer = serializer
         self.fingerprint = fingerprint
+        self.model = model
         self.transcript = Transcript()
         self.failure: RequestError | None = None
         self.alone_since: float | None = trio.current_time()

@@ -18,7 +18,7 @@ from triolet.errors import RequestError, invalid_request
 
 from ..contract.generation import Failed, GenerationRequest, Usage
 from ..tenants.tenancy import current_tenant
-from .body import KEY, LAST_EVENT_ID, current_key, current_scope
+from .body import KEY, LAST_EVENT_ID, current_key, current_scope, show_version
 from .errors import echo
 from .limits import reserved
 from .resume import Name, ResumableAnswer, ResumingReader
@@ -84,6 +84,8 @@ async def kept_reader(
         is_new = answer is None
         if answer is None:
             answer = _begin(key, fields, serializer, requests, model, services)
+        # Of two requests with one key that leave the model open the other may have begun first.
+        show_version(services.models.named(answer.model).digest)
         reader = services.kept.join(answer, position or 0)
         current_scope().hold(reader)
     return reader, is_new
@@ -142,7 +144,8 @@ def _begin(
             code="not_found",
             param=LAST_EVENT_ID,
         )
-    answer = ResumableAnswer(serializer, _fingerprint(fields), services.config.resume)
+    config = services.config.resume
+    answer = ResumableAnswer(serializer, _fingerprint(fields), config, model.name)
     services.kept.begin(_name_of(key), answer, partial(model.fleet.submit, *requests))
     return answer
 
@@ -151,6 +154,14 @@ def has_answer(services: Services) -> bool:
     """Return whether something is kept by the request's key, whatever it was that asked."""
     key = current_key()
     return key is not None and services.kept.find(_name_of(key)) is not None
+
+
+def kept_model(services: Services) -> str | None:
+    """Return the name of the model that an answer with the request's key was begun on; None where
+    there is none."""
+    key = current_key()
+    answer = None if key is None else services.kept.find(_name_of(key))
+    return None if answer is None else answer.model
 
 
 def kept_answer(key: str, fields: BaseModel, services: Services) -> ResumableAnswer | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+from triolet.auto import AUTO
 from triolet.config import ANY_MODEL
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError
@@ -34,6 +35,10 @@ of megabytes, which would take a second of the event loop."""
 FINGERPRINT_DIGITS: Final = 12
 """Of a digest in `system_fingerprint`: enough to tell versions apart, short enough to read."""
 DIGEST: Final = "sha256:"
+AUTO_IS_OFF: Final = (
+    f"a choice by the server ({AUTO}) is off here; its operator turns it on with [auto] ladder in "
+    "triolet.toml"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,8 +169,9 @@ class ModelTable:
         """
         found = self.first if name is None else self.find(name)
         if found is None:
+            hint = f"; {AUTO_IS_OFF}" if name == AUTO else ""
             raise RequestError(
-                f"there is no model {echo(name)}; {self._listed(name or '')}",
+                f"there is no model {echo(name)}; {self._listed(name or '')}{hint}",
                 status=404,
                 code="model_not_found",
                 param="model",

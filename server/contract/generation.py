@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from triolet.sampling import SamplingParams
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
@@ -83,6 +83,18 @@ class TextWatch(Protocol):
         ...
 
 
+class AutoChoice(NamedTuple):
+    """How the model of a request that left it open was chosen.
+
+    Attributes:
+      reason: why this one, in one word.
+      largest: name of the last model of the ladder.
+    """
+
+    reason: str
+    largest: str
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. `n` choices are n of these.
@@ -109,6 +121,7 @@ class GenerationRequest:
       form: of the vector that it ends with; None for a request for tokens.
       markers: tokens that the reader of the text has to see, and how the text shows each, whether
         special tokens are left out or not; None for no such tokens.
+      auto: how its model was chosen; None where its client named it.
     """
 
     request_id: bytes
@@ -128,6 +141,7 @@ class GenerationRequest:
     markers: Mapping[int, str] | None = None
     watch: Callable[[], TextWatch] | None = None
     form: VectorForm | None = None
+    auto: AutoChoice | None = None
 
 
 def input_request(
@@ -280,6 +294,19 @@ class Generation(Protocol):
         ...
 
 
+class Cost(NamedTuple):
+    """What a request cost, in the operator's currency.
+
+    Attributes:
+      charged: for it.
+      on_largest: what the same tokens would have cost on the last model of the ladder; None where
+        its client named the model.
+    """
+
+    charged: float
+    on_largest: float | None = None
+
+
 class Charges:
     """Told of every request that was accepted, and of its one end; here nothing is charged.
 
@@ -293,7 +320,7 @@ class Charges:
         """Note a request that is answered with what was computed before: it counts as a request,
         without tokens. It is not accepted then."""
 
-    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> float | None:
+    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> Cost | None:
         """Note the end of a request.
 
         Args:
@@ -302,7 +329,7 @@ class Charges:
           is_begun: whether a worker ever was asked to compute it.
 
         Returns:
-          What it cost, in the operator's currency; None where nothing is charged.
+          What it cost; None where nothing is charged.
         """
         del request_id, usage, is_begun
         return None

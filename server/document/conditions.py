@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from triolet.auto import AUTO
+
+from ..api.auto import is_auto
 from ..api.fields import MAX_INT
 from ..api.ollama.schema import TAG
 from ..jobs.endpoints import MAX_WINDOW_NUMBER, MAX_WINDOW_S
@@ -264,7 +267,9 @@ def add_limits(schemas: dict[str, Schema], services: Services) -> None:
 
 def model_names(services: Services) -> list[str]:
     """Return the names that requests may use; none where any will do."""
-    return [] if services.models.takes_any_name else services.models.names
+    if services.models.takes_any_name:
+        return []
+    return [*services.models.names, *([AUTO] if is_auto(AUTO, services) else [])]
 
 
 def _tagged(names: list[str], component: str) -> list[str]:

@@ -67,6 +67,7 @@ _MODEL: Final = _object(
         has_chat_template={"type": "boolean"},
     ),
 )
+_LISTED_MODEL: Final = _with_optional(_MODEL, ladder=_list(_TEXT))
 
 UPLOAD: Final = _object(purpose=_one_of("batch"), file={"type": "string", "format": "binary"})
 """A request's body, but one that no model reads."""
@@ -252,7 +253,7 @@ RESULTS: Final[dict[str, Schema]] = {
     "File": _object(id=_TEXT, object=_one_of("file")),
     "Batch": _object(id=_TEXT, object=_one_of("batch"), status=_TEXT),
     "List": _object(object=_one_of("list"), data=_list({"type": "object"})),
-    "Model": _MODEL,
+    "Model": _LISTED_MODEL,
     "ModelList": _object(
         object=_one_of("list"),
         data=_list(ref("Model")),

@@ -226,13 +226,26 @@ def check_file(content: bytes, endpoint: str, max_lines: int) -> Checked:
     return Checked(lines, errors)
 
 
-def answer_line(line_id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """Return the line that tells of an answer."""
+def answer_line(
+    line_id: str, custom_id: str, status: int, request_id: str, body: bytes, version: str = ""
+) -> bytes:
+    """Return the line that tells of an answer.
+
+    Args:
+      line_id: its own.
+      custom_id: of the request, as its client chose it.
+      status: of HTTP.
+      request_id: of the request in the log.
+      body: of the answer.
+      version: digest of the model that answered; empty for one that is in no store.
+    """
     try:
         shown: object = msgspec.Raw(body) if json.loads(body) is not None else None
     except ValueError:
         shown = body.decode("utf-8", "replace")
     response = {"status_code": status, "request_id": request_id, "body": shown}
+    if version:
+        response["model_version"] = version
     return _encoded(line_id, custom_id, response, None)
 
 

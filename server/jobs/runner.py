@@ -17,6 +17,7 @@ import trio
 from triolet.errors import RequestError
 from triolet.units import MILLISECONDS
 
+from ..api.body import VERSION_HEADER
 from ..api.request_scope import SCOPE_KEY, ClientConnection, RequestScope
 from .batches import line_id
 from .records import answer_line, error_line
@@ -40,6 +41,7 @@ class InnerAnswer(NamedTuple):
       body: of the answer.
       retry_after_s: from `Retry-After-Ms`; None without this header.
       is_crowded_out: it was refused because of other requests that wait or run.
+      version: digest of the model that answered; empty for one that is in no store.
     """
 
     status: int
@@ -47,6 +49,7 @@ class InnerAnswer(NamedTuple):
     body: bytes
     retry_after_s: float | None = None
     is_crowded_out: bool = False
+    version: str = ""
 
 
 def receiving(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
@@ -121,13 +124,15 @@ class InnerRequest:
         start = next(message for message in sent if message["type"] == "http.response.start")
         bodies = [message for message in sent if message["type"] == "http.response.body"]
         content = b"".join(cast("bytes", message.get("body", b"")) for message in bodies)
-        retry_after_ms = dict(start["headers"]).get(b"retry-after-ms")
+        headers = dict(start["headers"])
+        retry_after_ms = headers.get(b"retry-after-ms")
         return InnerAnswer(
             start["status"],
             self._request_id,
             content,
             None if retry_after_ms is None else int(retry_after_ms) * MILLISECONDS,
             self._request.is_crowded_out,
+            headers.get(VERSION_HEADER.encode(), b"").decode(),
         )
 
 
@@ -366,7 +371,7 @@ class BatchRunner:
         own_id = line_id(line.batch_id, line.number)
         status, request_id, body = answer.status, answer.request_id, answer.body
         try:
-            result = answer_line(own_id, line.custom_id, status, request_id, body)
+            result = answer_line(own_id, line.custom_id, status, request_id, body, answer.version)
         except ValueError:
             code, message = "server_error", "the answer could not be written down"
             result = error_line(own_id, line.custom_id, code, message)

@@ -5,21 +5,22 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
 
 from ..contract.generation import Usage
 from ..scheduling.status import OverloadObserver
 from ..tenants.quotas import QuotaObserver
-from .collectors import counts, door_families, gauge, response_cache_families
+from .collectors import counts, door_families, family, gauge, response_cache_families
 from .exposition import Reading
 from .histogram import TokenHistogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, TypeAlias
 
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from ..tenants.quotas import Quotas
     from ..tenants.tenancy import TenancyReport
     from ..text.threads import Turns
+
+    WorkerSeconds: TypeAlias = Mapping[str, Mapping[str, float]]
+    """By model and version."""
 
 
 class HttpMetrics:
@@ -180,6 +184,43 @@ class OverloadMetrics(OverloadObserver):
         tell("brownout", now=int(level), was=int(was), pressure=round(pressure, 2))
 
 
+class AutoMetrics:
+    """Counts the models that were chosen for requests which left them open.
+
+    Args:
+      registry: where they are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._chosen = Counter(
+            "triolet_auto_requests",
+            "Requests that left the model open, by the chosen one and why",
+            ("model", "reason"),
+            registry=registry,
+        )
+        self._cost = Counter(
+            "triolet_auto_cost",
+            "What requests were charged for whose model was chosen here, by that model",
+            ("model",),
+            registry=registry,
+        )
+        self._largest_cost = Counter(
+            "triolet_auto_largest_cost",
+            "What the same tokens would have cost on the last model of their ladder",
+            ("model",),
+            registry=registry,
+        )
+
+    def chosen(self, model: str, reason: str) -> None:
+        """A model was chosen, for a reason of our own."""
+        self._chosen.labels(model, reason).inc()
+
+    def charged(self, model: str, amount: float, on_largest: float) -> None:
+        """A request whose model was chosen here was charged; and its cost on the largest one."""
+        self._cost.labels(model).inc(amount)
+        self._largest_cost.labels(model).inc(on_largest)
+
+
 RESERVE_BUCKETS: Final = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1)  # fmt: skip
 
 
@@ -188,9 +229,11 @@ class QuotaMetrics(QuotaObserver):
 
     Args:
       registry: where they are shown.
+      auto: told of charges for requests whose model was chosen here.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, auto: AutoMetrics) -> None:
+        self._auto = auto
         self._refused = Counter(
             "triolet_quota_refusals",
             "Requests that met a limit of their tenant",
@@ -266,6 +309,10 @@ class QuotaMetrics(QuotaObserver):
         """A tenant was charged."""
         self._cost.labels(tenant).inc(amount)
 
+    def auto_cost(self, model: str, amount: float, on_largest: float) -> None:
+        """A request whose model was chosen here was charged."""
+        self._auto.charged(model, amount, on_largest)
+
     def budget_watched(self, tenant: str, share: float) -> None:
         """Show the counter at 0: Prometheus sees no increase in one that is born at 1."""
         self._alerts.labels(tenant, f"{share:g}")
@@ -323,6 +370,76 @@ class TenantMetrics:
         ):
             if count:
                 self._tokens.labels(scheduling.tenant, service_class, kind).inc(count)
+
+
+UNVERSIONED: Final = ""
+"""The version of a model that is in no store."""
+
+
+class VersionMetrics:
+    """Counts what each version of each model was used for.
+
+    Args:
+      registry: where it is shown.
+
+    Attributes:
+      worker_seconds: returns those of each model by version.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._tokens = Counter(
+            "triolet_version_tokens",
+            "Tokens of a model's version by kind; prompt holds cached",
+            ("model", "version", "kind"),
+            registry=registry,
+        )
+        self.worker_seconds: Callable[[], WorkerSeconds] = dict
+        registry.register(Reading(self._worker_families))
+
+    def of(self, model: str, version: str) -> VersionTokens:
+        """Return what counts the tokens of one version.
+
+        Args:
+          model: its name.
+          version: its digest, or UNVERSIONED.
+        """
+        kinds = [self._tokens.labels(model, version, kind) for kind in TOKEN_KINDS]
+        return VersionTokens(*kinds)
+
+    def watch(self, worker_seconds: Callable[[], WorkerSeconds]) -> None:
+        """Read the worker-seconds of each model by version whenever the metrics are."""
+        self.worker_seconds = worker_seconds
+
+    def _worker_families(self) -> Iterator[Metric]:
+        rows = (
+            ((model, version), seconds)
+            for model, versions in self.worker_seconds().items()
+            for version, seconds in versions.items()
+        )
+        yield family(
+            CounterMetricFamily,
+            "worker_seconds",
+            "How long worker processes of a model's version have run, together",
+            ("model", "version"),
+            rows,
+        )
+
+
+class VersionTokens(NamedTuple):
+    """Counts the tokens of one version."""
+
+    prompt: Counter
+    cached: Counter
+    completion: Counter
+
+    def add(self, usage: Usage) -> None:
+        """Add those of one sequence."""
+        self.prompt.inc(usage.prompt_tokens)
+        self.cached.inc(usage.cached_tokens)
+        self.completion.inc(usage.completion_tokens)
+
+
+TOKEN_KINDS: Final = VersionTokens._fields
 
 
 def _tenants_file_families(report: TenancyReport) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from triolet.service_class import DEFAULT_SCHEDULING
 
 from ..scheduling.requests import FAREWELL
 from ..scheduling.status import Observer
-from .counters import NO_USAGE, REJECTED, OverloadMetrics, TenantMetrics
+from .counters import NO_USAGE, REJECTED, OverloadMetrics, TenantMetrics, VersionTokens
 from .histogram import TokenHistogram
 
 if TYPE_CHECKING:
@@ -105,14 +105,19 @@ class FleetMetrics(Observer):
     Args:
       registry: where the counters are shown.
       tenants: told of each request at its end.
+      tokens: counts those of the model's version.
 
     Attributes:
       counters: by name, without the prefix.
       histograms: likewise.
+      version_tokens: as given.
     """
 
-    def __init__(self, registry: CollectorRegistry, tenants: TenantMetrics) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, tenants: TenantMetrics, tokens: VersionTokens
+    ) -> None:
         super().__init__(OverloadMetrics(registry))
+        self.version_tokens = tokens
         self._tenants = tenants
         self._words = {name: Words() for name in ("outcome", "code", "cause")}
         self._waits = Histogram(
@@ -199,6 +204,7 @@ class FleetMetrics(Observer):
         outcome = self._words["outcome"].bounded(str(outcome))
         self.counters["requests"].labels(outcome).inc()
         self._tenants.ended(scheduling, outcome, usage)
+        self.version_tokens.add(usage)
         self.counters["prompt_tokens"].inc(usage.prompt_tokens)
         self.counters["cached_prompt_tokens"].inc(usage.cached_tokens)
         self.counters["completion_tokens"].inc(usage.completion_tokens)

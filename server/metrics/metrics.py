@@ -6,6 +6,7 @@ Every label has a bounded set of values: nothing that a client sends becomes one
 from __future__ import annotations
 
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
@@ -18,9 +19,12 @@ from prometheus_client.process_collector import ProcessCollector
 
 from .collectors import alias_families, by_model, fleet_families, surface_families
 from .counters import (
+    UNVERSIONED,
+    AutoMetrics,
     HttpMetrics,
     QuotaMetrics,
     TenantMetrics,
+    VersionMetrics,
 )
 from .exposition import Exposition, Reading
 from .fleet import FleetMetrics
@@ -28,6 +32,7 @@ from .fleet import FleetMetrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from prometheus_client import Counter
     from prometheus_client.metrics_core import Metric
 
     from ..scheduling.status import FleetStatus
@@ -48,27 +53,41 @@ class Metrics:
       model_name: of the first model; label of the alias names.
       compat: `vllm` for alias names, `none` for own names only.
       others: names of further models.
+      digests: of the models' versions, by name; none of a model that is in no store.
 
     Attributes:
+      auto: models that were chosen here.
+      versions: tokens and worker-seconds of each model's version.
       fleets: by the model's name, the observer of its scheduler.
       fleet: that of the first model.
       scrape: returns what `exposition` does; others have their turn while it is written.
     """
 
-    def __init__(self, model_name: str, compat: str, *others: str) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        compat: str,
+        *others: str,
+        digests: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._compat = compat
         self._names = (model_name, *others)
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.http = HttpMetrics(self._registry)
         self.tenants = TenantMetrics(self._registry)
-        self.quotas = QuotaMetrics(self._registry)
+        self.auto = AutoMetrics(self._registry)
+        self.quotas = QuotaMetrics(self._registry, self.auto)
+        self.versions = VersionMetrics(self._registry)
         registries = {
             name: CollectorRegistry(auto_describe=False) if others else self._registry
             for name in self._names
         }
         self.fleets = {
-            name: FleetMetrics(registry, self.tenants) for name, registry in registries.items()
+            name: FleetMetrics(
+                registry, self.tenants, self.versions.of(name, digests.get(name, UNVERSIONED))
+            )
+            for name, registry in registries.items()
         }
         self.fleet = self.fleets[model_name]
         if others:
@@ -115,6 +134,16 @@ class Metrics:
                         values[key] = values.get(key, 0.0) + sample.value
         return found
 
+    def tokens_of(self, model: str) -> dict[str, float]:
+        """Return the prompt and completion tokens of a model, by the names of their counters."""
+        counters = self.fleets[model].counters
+        return {name: value_of(counters[name]) for name in ("prompt_tokens", "completion_tokens")}
+
+    def worker_seconds_of(self, model: str) -> float | None:
+        """Return how long workers of a model have run together; None where nothing counts it."""
+        seconds = self.versions.worker_seconds().get(model)
+        return sum(seconds.values()) if seconds else None
+
     def grammar_checked(self, model: str, verdict: str) -> None:
         """A grammar was checked for a model, or not for want of time."""
         self.fleets[model].counters["grammars_checked"].labels(verdict).inc()
@@ -134,6 +163,12 @@ class Metrics:
             for name, status in statuses.items()
         }
         return by_model(found, label=None)
+
+
+def value_of(counter: Counter) -> float:
+    """Return what a counter without labels has counted."""
+    [family] = counter.collect()
+    return next(one.value for one in family.samples if one.name.endswith("_total"))
 
 
 def _family(fleet: FleetMetrics, name: str) -> Metric:

@@ -9,7 +9,7 @@ from triolet.errors import RequestError, no_worker, overloaded
 from triolet.units import SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from triolet.control_protocol import ModelNews
 
@@ -27,11 +27,14 @@ class Presence:
     Attributes:
       is_wanted: a request needs workers that are not there, and control is to be told.
       changed: called when control is to be told something at once.
+      worker_seconds: how long worker processes of each version have run together, by digest; empty
+        without control.
     """
 
     def __init__(self) -> None:
         self.is_wanted = False
         self.changed: Callable[[], None] = _nothing
+        self.worker_seconds: Mapping[str, float] = {}
         self._news: ModelNews | None = None
         self._heard_at = 0.0
         self._lost_at: float | None = None
@@ -45,6 +48,7 @@ class Presence:
     def note(self, news: ModelNews, now: float) -> None:
         """Take in what control tells."""
         self._news, self._heard_at, self._lost_at = news, now, None
+        self.worker_seconds = news.worker_seconds
 
     def note_lost(self, now: float) -> None:
         """Take in that control is not there any more."""

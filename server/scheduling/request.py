@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from triolet.ids import AttemptKey
     from triolet.service_class import Scheduling
 
-    from ..contract.generation import Charges, GenerationRequest
+    from ..contract.generation import AutoChoice, Charges, Cost, GenerationRequest
     from .outcome import Failure
     from .output import Mailbox, RelayEnd, RelayText
     from .routing import Pair
@@ -540,6 +540,7 @@ class RequestTable:
             request_id=request.spec.request_id.hex(),
             client_request_id=request.spec.client_request_id,
             model=self._config.model_name,
+            model_digest=self._config.model_digest or None,
             outcome=outcome.account,
             phase=phase.name.lower(),
             prompt_tokens=terminal.usage.prompt_tokens,
@@ -547,7 +548,7 @@ class RequestTable:
             queue_s=round(terminal.usage.queue_s, 4),
             ttft_s=None if terminal.usage.ttft_s is None else round(terminal.usage.ttft_s, 4),
             elapsed_s=round(elapsed_s, 4),
-            **({} if cost is None else {"cost": cost}),
+            **_usage_record(cost, request.spec.auto),
         )
         request.terminal = terminal
         request.output.close(terminal, now)
@@ -561,3 +562,13 @@ class RequestTable:
         if not choices.num_live:
             del self._choices[first_id]
             self._observer.choices_ended(choices.num, choices.longest_tokens)
+
+
+def _usage_record(cost: Cost | None, choice: AutoChoice | None) -> dict[str, object]:
+    """Return what the log says of a request's cost, and of how its model was chosen."""
+    record: dict[str, object] = {} if cost is None else {"cost": cost.charged}
+    if choice is not None:
+        record |= {"auto": choice.reason, "auto_largest": choice.largest}
+        if cost is not None:
+            record["auto_largest_cost"] = cost.on_largest
+    return record

@@ -22,6 +22,7 @@ const rows = new Map(); // of workers, by role and name
 const modelRows = new Map(); // by name
 const VERSION_DIGITS = 12; // of a digest: enough to tell versions apart
 const BYTE_STEPS = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
+const TIME_STEPS = [[3_600, "h"], [60, "min"]];
 let previous = null;
 let timer = 0;
 let isAsking = false;
@@ -101,6 +102,8 @@ function showModels(models) {
     fill(part(row, "queued"), whole.format(model.queued));
     fill(part(row, "weights"), bytes(model.weights_bytes));
     fill(part(row, "kv"), bytes(model.kv_bytes));
+    for (const name of ["prompt_tokens", "completion_tokens"]) fill(part(row, name), whole.format(model[name] ?? 0));
+    fill(part(row, "worker_seconds"), model.worker_seconds == null ? "–" : workerTime(model.worker_seconds));
   }
   document.getElementById("models-section").hidden = models.length === 0;
 }
@@ -209,6 +212,11 @@ function bytes(count) {
   const [size, unit] = BYTE_STEPS.find(([least]) => count >= least) ?? [1, "B"];
   const shown = count / size;
   return `${shown < 10 && size > 1 ? shown.toFixed(1) : whole.format(shown)} ${unit}`;
+}
+
+function workerTime(seconds) {
+  const [size, unit] = TIME_STEPS.find(([least]) => seconds >= least) ?? [1, "s"];
+  return `${(seconds / size).toFixed(size > 1 ? 1 : 0)} ${unit}`;
 }
 
 function rate(value) {

@@ -11,7 +11,7 @@ import trio
 
 from triolet.errors import RequestError, invalid_request
 
-from ..contract.generation import Charges
+from ..contract.generation import Charges, Cost
 from .accounts import MINUTE_S, NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class QuotaObserver:
 
     def cost(self, tenant: str, amount: float) -> None:
         """A tenant was charged so much, in the operator's currency."""
+
+    def auto_cost(self, model: str, amount: float, on_largest: float) -> None:
+        """A request whose model was chosen here was charged; and its cost on the largest one."""
 
     def budget_watched(self, tenant: str, share: float) -> None:
         """From now on it is noted when a tenant's spend crosses a share of its budget."""
@@ -167,12 +170,15 @@ class Asked(NamedTuple):
       prompt_tokens: charged; 0 for another completion of the same prompt.
       max_tokens: of its completion.
       model: that computes it, which has prices of its own.
+      largest: the last model of the ladder that it was chosen from; empty where its client named
+        it.
     """
 
     request_id: bytes
     prompt_tokens: int
     max_tokens: int
     model: str = ""
+    largest: str = ""
 
 
 class Reservation:
@@ -379,24 +385,29 @@ class Quotas(Charges):
         if reservation is not None:
             reservation.is_counted = True
 
-    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> float | None:
+    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> Cost | None:
         """Charge what a sequence used. See `Charges`."""
         reservation = self._running.pop(request_id, None)
         if reservation is None:
             return None
         asked, tenant = reservation.open[request_id], reservation.ask.tenant
-        tokens = cost = 0
+        tokens = cost = on_largest = 0
         if is_begun:
             prompt, completion = asked.prompt_tokens, usage.completion_tokens
             tokens = prompt + completion
-            prices, cached = self._prices(asked.model), min(usage.cached_tokens, prompt)
-            cost = cost_of(prices, prompt, cached, completion)
+            cached = min(usage.cached_tokens, prompt)
+            cost = cost_of(self._prices(asked.model), prompt, cached, completion)
+            if asked.largest:
+                on_largest = cost_of(self._prices(asked.largest), prompt, cached, completion)
             if completion:
                 self._lengths.setdefault(tenant, CompletionLengths()).add(completion)
         reservation.take(request_id, tokens, cost, is_begun=is_begun)
         if cost:
             self._metrics.cost(tenant, cost / NANOS)
-        return cost / NANOS
+        if not asked.largest:
+            return Cost(cost / NANOS)
+        self._metrics.auto_cost(asked.model, cost / NANOS, on_largest / NANOS)
+        return Cost(cost / NANOS, on_largest / NANOS)
 
     def _estimate(self, tenant: str, max_tokens: int, limits: Limits) -> int:
         lengths, config = self._lengths.get(tenant), self._config

@@ -31,17 +31,28 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+def _take_all(tenants: Tenants, file: str) -> None:
+    """Take any tenants."""
+
+
 class TenantFile:
     """One file.
 
     Args:
       path: of it.
       config: bounds.
+      check: raises ConfigError for tenants that this server cannot serve, with the file's name.
     """
 
-    def __init__(self, path: str, config: TenantsConfig) -> None:
+    def __init__(
+        self,
+        path: str,
+        config: TenantsConfig,
+        check: Callable[[Tenants, str], None] = _take_all,
+    ) -> None:
         self._file = WatchedFile(path, "tenants", config.max_bytes)
         self._config = config
+        self._check = check
 
     def read(self) -> Tenants:
         """Return the tenants of the file.
@@ -49,7 +60,10 @@ class TenantFile:
         Raises:
           ConfigError: it cannot be read, or something in it is wrong.
         """
-        return read_tenants(self._file.read(), str(self._file.path))
+        path = str(self._file.path)
+        tenants = read_tenants(self._file.read(), path)
+        self._check(tenants, path)
+        return tenants
 
     async def run(self, tenancy: Tenancy, dismiss: Callable[[Set[str]], None]) -> None:
         """Apply each change of the file.

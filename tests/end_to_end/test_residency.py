@@ -81,6 +81,13 @@ def state(fleet: FleetProcess, name: str) -> str:
     return str(models(fleet)[name]["state"])
 
 
+def worker_seconds(fleet: FleetProcess, name: str) -> float:
+    """Return what a scrape shows of all versions of a model."""
+    begin = f'triolet_worker_seconds_total{{model="{name}",'
+    lines = httpx2.get(f"{fleet.url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(begin))
+
+
 def order(fleet: FleetProcess, action: str, name: str, code: int = 0) -> str:
     """Run `triolet model …` and return what it prints."""
     command = [forked.TRIOLET, "model", action, name, "--port", str(fleet.port)]
@@ -99,6 +106,8 @@ def test_a_request_wakes_its_model_each_time(fleet: FleetProcess) -> None:
     assert shown["bytes"] > 0
     assert shown["last_used_s_ago"] is not None
     assert sum(shown["worker_seconds"].values()) > 0
+    wait_until(lambda: worker_seconds(fleet, "code") > 0, PATIENCE_S, "the server was told")
+    assert worker_seconds(fleet, "code") <= sum(models(fleet)["code"]["worker_seconds"].values())
     assert "code is sleeping" in order(fleet, "sleep", "code")
     assert {one["id"]: one["state"] for one in listed(fleet)} == {
         "chat": "serving",

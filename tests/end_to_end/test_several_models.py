@@ -36,6 +36,10 @@ PROMPT = "Once upon a time there was"
 NUM_TOKENS = 12
 LONG = 200
 """Tokens of streams under which workers are restarted."""
+LADDER = (
+    *("--set", "auto.ladder=code,chat"),
+    *("--set", 'auto.limits=[{"model": "code", "context_tokens": 40}]'),
+)
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -110,7 +114,7 @@ def two(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
     models = ("chat=demo", f"code={shallow}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", state)  # of the audit log
-        fleet = FleetProcess(log, *models, *WATCHED, *PATIENT)
+        fleet = FleetProcess(log, *models, *LADDER, *WATCHED, *PATIENT)
         try:
             fleet.wait_ready()
             yield fleet
@@ -131,6 +135,43 @@ def test_each_model_answers_under_its_name(two: FleetProcess, shallow: Path) -> 
     assert ready["models"] == {"chat": str(demo_model_path()), "code": str(shallow)}
     refused = two.client.post("/v1/completions", json={"model": "demo", "prompt": "a"})
     assert refused.status_code == 404
+
+
+def test_the_server_chooses_between_real_models(two: FleetProcess, shallow: Path) -> None:
+    def ask(max_tokens: int) -> dict[str, Any]:
+        body = {"model": "auto", "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0}
+        answer = two.client.post("/v1/completions", json=body | {"ignore_eos": True})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    expected = {"chat": reference(demo_model_path()), "code": reference(shallow)}
+    for max_tokens, name in ((NUM_TOKENS, "code"), (60, "chat")):
+        answer = ask(max_tokens)
+        assert answer["model"] == name
+        assert answer["choices"][0]["text"].startswith(expected[name])
+    triolet(two, "sleep", "code")
+    wait_until(lambda: states(two)["code"] == "sleeping", PATIENCE_S, "the server was told")
+    assert ask(NUM_TOKENS)["model"] == "chat"
+    assert states(two) == {"chat": "serving", "code": "sleeping", "auto": "serving"}
+    assert complete(two, "code") == expected["code"]
+    lines = [line for line in two.log_events("request_ended") if "auto" in line]
+    assert [(line["model"], line["auto"], line["auto_largest"]) for line in lines] == [
+        ("code", "smallest", "chat"),
+        ("chat", "context", "chat"),
+        ("chat", "asleep", "chat"),
+    ]
+    for name in ("chat", "code"):
+        used = {line["model_digest"] for line in two.log_events("request_ended")}
+        tokens = two.metric("triolet_version_tokens_total", model=name, kind="completion")
+        ended = [line for line in two.log_events("request_ended") if line["model"] == name]
+        assert tokens == sum(line["completion_tokens"] for line in ended) > 0
+    assert used == {None}, "directories, of no store"
+
+
+def states(fleet: FleetProcess) -> dict[str, str]:
+    listed = fleet.client.get("/v1/models").json()["data"]
+    return {one["id"]: one["state"] for one in listed}
 
 
 def test_the_commands_of_the_operators_page_work_one_after_another(two: FleetProcess) -> None:

@@ -26,7 +26,7 @@ from loadtest.bench.admission import (
 from loadtest.bench.admission_server import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Form, Lap
 from loadtest.harness.tenants import tenants_file
 from server import app
-from server.api import generate
+from server.api import auto, generate
 from server.api.openai import chat as completions
 from server.scheduling.attempt import Attempts
 from server.scheduling.request import RequestTable
@@ -50,7 +50,8 @@ OTHERS, REQUESTS = 150, 24
 def steps_of_the_product() -> list[object]:
     steps = {
         app: ("check_request",),
-        completions: ("read_fields", "check_fields", "refuse_early"),
+        completions: ("read_fields",),
+        auto: ("check_fields", "refuse_early"),
         generate: ("own_requests", "reserved", "submit_all"),
         Attempts: ("dispatch",),
         RequestTable: ("finish", "fail"),

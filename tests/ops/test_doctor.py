@@ -23,9 +23,11 @@ from ops.cli.check_machine import (
     check_triton,
     driver_version,
 )
-from ops.cli.doctor import Wanted, serve_command, show
+from ops.cli.doctor import Wanted, check_auto, serve_command, show
 from ops.cli.finding import Finding, Status
+from ops.cli.options import add_models
 from ops.settings.form import Settings
+from ops.settings.sources import read_settings
 from triolet.memory import available_memory_bytes
 
 if TYPE_CHECKING:
@@ -105,6 +107,50 @@ def test_each_model_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "cannot be read as JSON" in rows["Model code"]["detail"]
     assert main(["doctor", "demo", "chat=demo"]) == 2
     assert "'demo' has no name for requests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("models", "sets", "words"),
+    [
+        ("a=demo b=demo", ("auto.ladder=a,b",), ""),
+        (
+            "a=demo b=demo",
+            ("auto.ladder=a,bb",),
+            "[auto] ladder names 'bb', which is no model of this fleet",
+        ),
+        ("a=demo b=demo", ("auto.ladder=a", 'auto.limits=[{"model":"c"}]'), "[auto] limits names"),
+        ("a=demo auto=demo", ("auto.ladder=a",), "a model is called 'auto' too"),
+        ("a=demo", ("auto.ladder=a", "models.a.aliases=auto"), "a model is called 'auto' too"),
+        ("demo", ("auto.ladder=a",), "this fleet has one model without a name"),
+        ("a=demo b=demo", ("auto.ladder=a", "server.tenants.file=tenants.toml"), ""),
+        (
+            "a=demo c=demo",
+            ("auto.ladder=a", "server.tenants.file=tenants.toml"),
+            "tenants.toml: [tenants.alice] auto names 'b', which is no model of this fleet",
+        ),
+        (
+            "a=demo b=demo",
+            ("server.tenants.file=tenants.toml",),
+            "[tenants.alice] auto is a ladder of models, and `model: auto` is off",
+        ),
+    ],
+)
+def test_ladders_are_of_models_of_the_fleet(
+    models: str, sets: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    secret = f'cache_secret = "{"0" * 64}"\n'
+    (tmp_path / "tenants.toml").write_text(f'{secret}[tenants.alice]\nauto = ["b"]\n')
+    sources = read_settings(None, sets)
+    add_models(sources, models.split())
+    (finding,) = check_auto(sources.settings())
+    assert finding.status is (Status.FAIL if words else Status.OK)
+    assert words in finding.detail
+    assert bool(finding.remedy) == bool(words), "what to do"
+
+
+def test_nothing_is_said_of_ladders_where_there_are_none() -> None:
+    assert check_auto(Settings()) == []
 
 
 def test_kernels_are_missed_only_where_they_could_run(monkeypatch: pytest.MonkeyPatch) -> None:

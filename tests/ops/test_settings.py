@@ -14,8 +14,10 @@ from ops.cli.show_config import reason
 from ops.model_directory import with_pool_share
 from ops.settings.form import MODELS, Settings, document, find, leaves, of_role, types_of
 from ops.settings.sources import Sources, read_settings
+from ops.supervisor.prepare import require_auto
 from tests.house.test_layout import ROOT
 from tests.packaging.test_commands_in_documents import FENCED
+from triolet.auto import require_tenant_ladders
 from triolet.config import (
     Dtype,
     EngineConfig,
@@ -24,6 +26,7 @@ from triolet.config import (
     LinkConfig,
     MemorySharing,
     ModelConfig,
+    ModelLimits,
     PeerServersConfig,
     ServedModelConfig,
     ToolParser,
@@ -31,6 +34,7 @@ from triolet.config import (
 )
 from triolet.errors import ConfigError
 from triolet.ids import Role
+from triolet.tenants_form import read_tenants
 from triolet.units import MIB
 
 if TYPE_CHECKING:
@@ -64,6 +68,8 @@ def test_a_process_understands_all_that_its_supervisor_means(role: Role) -> None
         "worker.engine.kv_pool_bytes=3MiB",
         "worker.speculation.source=lookup",
         "process.log_level=debug",
+        'auto.ladder=["small","large"]',
+        'auto.limits=[{"model":"small","tools":false}]',
     )
     meant = of_role(
         meant, Role.SERVER, link=LINK, peers=PeerServersConfig("a", 3, (("a", "/x"), ("b", "/y")))
@@ -143,6 +149,15 @@ def test_a_value_is_read_by_the_type_of_its_field(
         ("link.peer_timeout_s=0.1", "link.peer_timeout_s is 0.1; allowed: > 2 x"),
         ("decode.engine.block_size=0", "decode.engine.block_size is 0"),
         ("worker.engine.block_size=0", "worker.engine.block_size is 0"),
+        ("server.auto.ladder=a", "it is set by section [auto]"),
+        ("auto.ladder=[]", "auto.ladder is []; allowed: 1 to 16 names of different models"),
+        ("auto.ladder=a,b,a", "auto.ladder is ['a', 'b', 'a']; allowed: 1 to 16 names"),
+        ("auto.wake=never", "auto.wake is 'never'; allowed: if_needed, always"),
+        ("auto.wake=always", "auto.ladder is missing beside "),
+        ("auto.completion_tokens=9", "auto.ladder is missing beside "),
+        ('auto.limits=[{"model":"a"}]', "auto.ladder is missing beside "),
+        ('auto.limits=[{"model":"a","context_tokens":1}]', "context_tokens is 1; allowed: >= 2"),
+        ('auto.limits=[{"tools":false}]', "allowed: a whole ModelLimits"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_argument(text: str, words: str) -> None:
@@ -169,6 +184,15 @@ def test_what_cannot_be_is_refused_with_the_argument(text: str, words: str) -> N
         ("[server.queue]\n[server.quue.inner]\nfair = true\n", "line 2: server.quue is unknown"),
         ("[server]\nqueue = { fair = 3 }\n", "line 2: server.queue.fair is 3"),
         ("server = 3\n", "server is 3; allowed: a table"),
+        ("[auto]\n", "auto says nothing; give ladder = "),
+        (
+            '[auto]\nladder = ["a"]\n[[auto.limits]]\nmodel = "a"\ntool = 1\n',
+            "allowed: a table of model, ",
+        ),
+        (
+            '[auto]\nladder = ["a"]\nlimits = [{ model = "a" }, { model = "a" }]\n',
+            "auto.limits has a twice; each model has one table (triolet.toml, line 3)",
+        ),
         ("[server\n", "triolet.toml is neither TOML nor JSON"),
         ('{"server": {"port": "x"}}', "triolet.toml: server.port is 'x'"),
     ],
@@ -506,6 +530,20 @@ def test_a_server_is_told_of_several_models() -> None:
     sources = Sources()
     sources.add_document(document(meant, Role.SERVER), "a pipe")
     assert sources.settings().server.models == (told,)
+
+
+def test_the_ladder_of_the_operators_page_is_taken() -> None:
+    page = (ROOT / "docs" / "operations" / "auto.md").read_text(encoding="utf-8")
+    (file, tenants) = [text for kind, text in FENCED.findall(page) if kind == "toml"]
+    found = with_models(file=file).settings()
+    assert found.server.auto.ladder == ("small", "large")
+    assert found.server.auto.limits_of("small") == ModelLimits("small", 2048, tools=False)
+    assert found.server.auto.limits_of("large") == ModelLimits("large")
+    require_auto(found)
+    secret = f'cache_secret = "{"0" * 64}"\n'
+    of_tenants = read_tenants((secret + tenants).encode(), "tenants.toml")
+    require_tenant_ladders(of_tenants, found.server.auto, found.models, "tenants.toml")
+    assert of_tenants.by_name["acme"].auto == ("large",)
 
 
 def test_the_settings_of_the_operators_page_are_taken() -> None:

@@ -12,9 +12,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from structlog.testing import capture_logs
 
+from ops.control.worker_seconds import Account, Version
 from server.contract.generation import Usage
 from server.metrics.fleet import MAX_WORDS
 from server.metrics.metrics import Metrics
+from server.scheduling.presence import Presence
 from server.tenants.accounts import NANOS
 from server.tenants.quotas import SpendWatch
 from server.tenants.tenancy import TenancyReport
@@ -23,6 +25,7 @@ from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import surface
 from transport.frames import Load, WorkerHeartbeat
+from triolet.control_protocol import ModelNews, Models, ModelState, decode_told, encode_line
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling, ServiceClass
 from triolet.tenants import Plan
 
@@ -155,6 +158,60 @@ def test_tenants_are_counted_by_class_and_outcome_and_nobody_where_there_are_non
         'triolet_tenants_files_total{outcome="taken"} 3.0',
         'triolet_tenants_files_total{outcome="refused"} 1.0',
     }
+
+
+def test_tokens_are_counted_by_version() -> None:
+    digest = "sha256:" + "ab" * 32
+    metrics = Metrics("chat", "none", "code", digests={"chat": digest})
+    metrics.watch(FakeFleet().status, lambda: 0, others={"code": FakeFleet().status})
+    usage = Usage(prompt_tokens=100, completion_tokens=2, cached_tokens=64)
+    for _ in range(2):
+        metrics.fleets["chat"].request_ended("stop", usage, 0.5)
+    metrics.fleets["code"].request_ended("stop", Usage(7, 1), 0.5)
+    assert {line for line in lines(metrics) if line.startswith("triolet_version_tokens")} == {
+        f'triolet_version_tokens_total{{kind="{kind}",model="{model}",version="{version}"}} {count}'
+        for model, version, counts in (
+            ("chat", digest, {"prompt": 200.0, "cached": 128.0, "completion": 4.0}),
+            ("code", "", {"prompt": 7.0, "cached": 0.0, "completion": 1.0}),
+        )
+        for kind, count in counts.items()
+    }
+    assert metrics.tokens_of("chat") == {"prompt_tokens": 200.0, "completion_tokens": 4.0}
+
+
+def test_what_a_smaller_model_saved_is_shown(metrics: Metrics) -> None:
+    metrics.auto.chosen("small", "smallest")
+    for charged, on_largest in ((0.5, 2.0), (0.25, 0.125)):
+        metrics.quotas.auto_cost("small", charged, on_largest)
+    assert {
+        'triolet_auto_requests_total{model="small",reason="smallest"} 1.0',
+        'triolet_auto_cost_total{model="small"} 0.75',
+        'triolet_auto_largest_cost_total{model="small"} 2.125',
+    } <= lines(metrics)
+
+
+def test_worker_seconds_of_versions_add_up_to_those_of_the_processes(metrics: Metrics) -> None:
+    """From the supervisor's counts of each process to what a scrape shows."""
+    processes = {("chat", "sha256:1"): (1000.123456, 77.5), ("code", ""): (0.25, 3.0, 12_345.678)}
+    account = Account()
+    account.note("run", {Version(*one): sum(seconds) for one, seconds in processes.items()})
+    presences = {name: Presence() for name in ("chat", "code", "asleep")}
+    for name, presence in presences.items():
+        news = ModelNews(name, "", ModelState.SERVING, 0.0, 1, account.of_model(name))
+        presence.note(decode_told(encode_line(Models((news,)))).models[0], 0.0)
+    metrics.versions.watch(lambda: {name: one.worker_seconds for name, one in presences.items()})
+    shown = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in lines(metrics)
+        if line.startswith("triolet_worker_seconds_total")
+    }
+    assert set(shown) == {
+        'triolet_worker_seconds_total{model="chat",version="sha256:1"}',
+        'triolet_worker_seconds_total{model="code",version=""}',
+    }
+    assert sum(shown.values()) == pytest.approx(sum(map(sum, processes.values())), rel=0.001)
+    assert metrics.worker_seconds_of("code") == pytest.approx(12_348.928)
+    assert metrics.worker_seconds_of("asleep") is None
 
 
 def test_refusals_and_losses_are_counted_by_cause(metrics: Metrics) -> None:

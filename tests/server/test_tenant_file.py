@@ -9,10 +9,13 @@ import trio
 
 from server.tenants.tenancy import Tenancy, TenantFile
 from triolet.config import TenantsConfig
+from triolet.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
     from pathlib import Path
+
+    from triolet.tenants import Tenants
 
 SECRET: Final = 'cache_secret = "' + "0f" * 32 + '"\n'
 ALICE: Final = SECRET + "[tenants.alice]\n"
@@ -26,6 +29,25 @@ def written(path: Path, text: str, age_s: int = 0) -> TenantFile:
     path.write_text(text)
     os.utime(path, (1_000_000 + age_s, 1_000_000 + age_s))
     return TenantFile(str(path), CONFIG)
+
+
+def refuse_bob(tenants: Tenants, file: str) -> None:
+    if "bob" in tenants.by_name:
+        raise ConfigError(f"{file}: no bob")
+
+
+async def test_what_this_server_cannot_serve_is_refused_too(tmp_path: Path) -> None:
+    path = tmp_path / "tenants"
+    written(path, ALICE)
+    file = TenantFile(str(path), CONFIG, refuse_bob)
+    tenancy = Tenancy(file.read())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(file.run, tenancy, lambda gone: None)
+        written(path, BOB, age_s=1)
+        await until(lambda: bool(tenancy.report.problem))
+        assert tenancy.report.problem == f"{path}: no bob"
+        assert tenancy.tenant_named("alice").name == "alice"
+        nursery.cancel_scope.cancel()
 
 
 async def until(is_so: Callable[[], bool]) -> None:

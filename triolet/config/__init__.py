@@ -4,6 +4,7 @@ Reads no file, flag or environment (ops/settings does). Each part of the product
 dataclass it needs.
 """
 
+from .auto import MAX_RUNGS, AutoConfig, ModelLimits, WakePolicy, require_ladder
 from .control import ControlConfig, ControlledModelConfig
 from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
 from .models import ModelConfig, ServedModelConfig
@@ -84,12 +85,14 @@ __all__ = [
     "MAX_AUDIT_LEASES",
     "MAX_LENDERS",
     "MAX_NUM_SEQS",
+    "MAX_RUNGS",
     "MAX_WORKERS",
     "MEMORY",
     "NO_GUESSES",
     "OFF",
     "SCHEMES",
     "AdmissionConfig",
+    "AutoConfig",
     "BatchConfig",
     "BrownoutConfig",
     "ControlConfig",
@@ -111,6 +114,7 @@ __all__ = [
     "MaskConfig",
     "MemorySharing",
     "ModelConfig",
+    "ModelLimits",
     "OverloadConfig",
     "PeerServersConfig",
     "Pinning",
@@ -132,10 +136,12 @@ __all__ = [
     "TenantsConfig",
     "ToolParser",
     "TurnsConfig",
+    "WakePolicy",
     "WeightFormat",
     "WireConfig",
     "WorkerConfig",
     "has_password",
     "require",
+    "require_ladder",
     "shown_url",
 ]

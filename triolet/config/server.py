@@ -10,6 +10,7 @@ from typing import Final
 from ..errors import ConfigError
 from ..loopback import is_loopback
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
+from .auto import AutoConfig
 from .link import LinkConfig, require
 from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .parsers import ReasoningParser, ToolParser
@@ -338,6 +339,8 @@ class ServerConfig:
     model_aliases: tuple[str, ...] = ()
     """Other names that requests may use for the model; `*` accepts every name. Tools with a fixed
     name work unchanged then."""
+    auto: AutoConfig = field(default_factory=AutoConfig)
+    """Which model answers a request that leaves it open."""
     strict_requests: bool = False
     """Whether a parameter that is not known is refused. Otherwise it is ignored and named in the
     answer's `x-triolet-ignored`: clients of other servers send their extensions."""

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import secrets
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -28,23 +29,22 @@ from ...contract.generation import (
 from ...tenants.tenancy import current_tenant
 from ...text.reasoning import Thinking, reader_of
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ..auto import count_prompt, plan_request
 from ..body import current_scope, read_fields, shown_request_id
-from ..constraints import parsed_arguments, plan_tools
+from ..constraints import parsed_arguments
 from ..errors import UNSUPPORTED_PARAMETER, params_called
 from ..fields import Function, FunctionName, NamedTool, Tool
 from ..generate import (
     Plan,
     begin_stream,
     begin_whole,
-    check_fields,
     check_output,
     json_response,
     own_requests,
-    refuse_early,
     warming,
 )
 from ..limits import message_tier
-from ..openai.chat import encode_chat, plan_chat
+from ..openai.chat import plan_chat, prompt_of_chat
 from ..schemas import ChatRequest, Message, shared_fields
 from ..stream import Answer, Serializer
 from .schema import CountRequest, MessagesRequest, OfferedTool, PromptFields, ToolUse
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from quart import Response
 
+    from ..served_models import ServedModel
     from ..services import Services
 
 
@@ -349,22 +350,22 @@ async def count_message_tokens(services: Services) -> Response:
     fields = await read_fields(CountRequest, services)
     with params_called(PARAMS):
         chat = _as_chat(fields)
-        model = check_fields(chat, services)
-        tools = await plan_tools(chat, model)
-        prompt_ids = await encode_chat(chat, model, services, tools.shown)
+        on_model = partial(prompt_of_chat, chat, services=services)
+        prompt_ids = await count_prompt(chat, services, on_model)
     return json_response({"input_tokens": len(prompt_ids)})
 
 
 async def _plan(fields: MessagesRequest, services: Services) -> Plan:
+    is_warming = fields.max_tokens == 0
     with params_called(PARAMS):
         chat = _as_chat(fields)
-        model = check_fields(chat, services)
         check_output(fields, current_tenant().plan)
-        refuse_early(chat, model)
-        plan = await plan_chat(chat, model, services)
-    if fields.max_tokens == 0:
-        return warming(plan)
-    return replace(plan, max_tokens=fields.max_tokens)
+
+        async def plan_on(model: ServedModel) -> Plan:
+            plan = await plan_chat(chat, model, services)
+            return warming(plan) if is_warming else replace(plan, max_tokens=fields.max_tokens)
+
+        return await plan_request(chat, services, plan_on)
 
 
 def _as_chat(fields: PromptFields) -> ChatRequest:

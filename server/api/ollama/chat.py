@@ -22,17 +22,16 @@ from triolet.errors import RequestError, invalid_request
 from ...contract.generation import Delta, Event, Failed, Finished
 from ...text.reasoning import Thinking, reader_of
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ..auto import is_auto, plan_request
 from ..body import JSON_ONLY, current_scope, note_ignored, read_fields
 from ..constraints import parsed_arguments, read_grammar
 from ..errors import echo, params_called
 from ..fields import CalledFunction, NamedSchema, ResponseFormat, ToolCall
 from ..generate import (
     Plan,
-    check_fields,
     json_response,
     named_model,
     own_requests,
-    refuse_early,
     submit_all,
 )
 from ..limits import reserved
@@ -284,39 +283,35 @@ PARAMS: Final = {
 async def chat(services: Services) -> Response:
     """Answer a conversation; without messages say that the model is loaded."""
     fields = await read_body(OllamaChat, services)
-    model = named_model(untagged(fields.model, services.models), services)
-    form = OllamaForm(model.name, is_chat=True)
     if not fields.messages:
-        return _loaded(fields, form)
-    common = _common(fields, model, services)
+        return _loaded(fields, services, is_chat=True)
+    common = _common(fields, services)
     chat_fields = ChatRequest.model_construct(
         **common,
         messages=_messages(fields.messages),
         tools=fields.tools or None,
     )
-    return await _answer(fields, form, chat_fields, services)
+    return await _answer(fields, chat_fields, services, is_chat=True)
 
 
 async def generate(services: Services) -> Response:
     """Continue a prompt, in the chat template unless it is raw."""
     fields = await read_body(OllamaGenerate, services)
-    model = named_model(untagged(fields.model, services.models), services)
-    form = OllamaForm(model.name, is_chat=False)
     if not fields.prompt:
-        return _loaded(fields, form)
-    common = _common(fields, model, services)
+        return _loaded(fields, services, is_chat=False)
+    common = _common(fields, services)
     if fields.raw:
         if fields.system:
             raise invalid_request("has no place in a raw prompt", "system")
         if fields.think is not None:
             note_ignored(["think"], services)
         raw = CompletionRequest.model_construct(**common, prompt=(fields.prompt,))
-        return await _answer(fields, form, raw, services)
+        return await _answer(fields, raw, services, is_chat=False)
     turns = [Message.model_construct(role="user", content=fields.prompt)]
     if fields.system:
         turns.insert(0, Message.model_construct(role="system", content=fields.system))
     chat_fields = ChatRequest.model_construct(**common, messages=turns)
-    return await _answer(fields, form, chat_fields, services)
+    return await _answer(fields, chat_fields, services, is_chat=False)
 
 
 async def read_body(kind: type[ModelT], services: Services) -> ModelT:
@@ -324,9 +319,12 @@ async def read_body(kind: type[ModelT], services: Services) -> ModelT:
     return await read_fields(kind, services, media=MEDIA)
 
 
-def _loaded(fields: AnyRequest, form: OllamaForm) -> Response:
+def _loaded(fields: AnyRequest, services: Services, *, is_chat: bool) -> Response:
     """Return what a client is told that has the model loaded before it asks: it is."""
-    document = loaded(form)
+    name = untagged(fields.model, services.models)
+    if not is_auto(name, services):
+        name = named_model(name, services).name
+    document = loaded(OllamaForm(name, is_chat=is_chat))
     if fields.stream is False:
         return Response(document, content_type="application/json")
     return Response(document + b"\n", headers=LINE_HEADERS)
@@ -334,20 +332,25 @@ def _loaded(fields: AnyRequest, form: OllamaForm) -> Response:
 
 async def _answer(
     fields: AnyRequest,
-    form: OllamaForm,
     asked: ChatRequest | CompletionRequest,
     services: Services,
+    *,
+    is_chat: bool,
 ) -> Response:
     """Run what was asked for and write it as lines, or whole."""
-    with params_called(PARAMS):
-        model = check_fields(asked, services)
-        refuse_early(asked, model)
+
+    async def plan_on(model: ServedModel) -> Plan:
+        check_context(fields.options, model)
         plan = await (
             plan_chat(asked, model, services)
             if isinstance(asked, ChatRequest)
             else _plan_raw(asked, model)
         )
-    plan = replace(plan, default_max_tokens=_most_tokens(fields.options, plan))
+        return replace(plan, default_max_tokens=_most_tokens(fields.options, plan))
+
+    with params_called(PARAMS):
+        plan = await plan_request(asked, services, plan_on)
+    model, form = plan.model, OllamaForm(plan.model.name, is_chat=is_chat)
     is_streamed = fields.stream is not False
     requests = own_requests(plan, services, is_streamed=is_streamed)
     live = current_scope()
@@ -392,14 +395,14 @@ def _most_tokens(options: OllamaOptions | None, plan: Plan) -> int | None:
     return wanted if wanted > 0 else None
 
 
-def _common(fields: AnyRequest, model: ServedModel, services: Services) -> dict[str, Any]:
+def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
     """Return what a chat and a completion take alike.
 
     Raises:
       RequestError: 400, an option.
     """
     options = fields.options or OllamaOptions()
-    check_options(options, model, services)
+    check_options(options, services)
     common = shared_fields(options, but=("seed",)) | {
         "model": untagged(fields.model, services.models),
         "repetition_penalty": options.repeat_penalty,
@@ -417,17 +420,23 @@ def _common(fields: AnyRequest, model: ServedModel, services: Services) -> dict[
     return common
 
 
-def check_options(options: OllamaOptions, model: ServedModel, services: Services) -> None:
+def check_context(options: OllamaOptions | None, model: ServedModel) -> None:
+    """Raise the RequestError, 400, for a context that the model does not have."""
+    most, wanted = model.fleet.max_model_len, None if options is None else options.num_ctx
+    if wanted is not None and wanted > most:
+        raise invalid_request(
+            f"is {wanted}; the model's context has {most} tokens",
+            "options.num_ctx",
+            code="context_length_exceeded",
+        )
+
+
+def check_options(options: OllamaOptions, services: Services) -> None:
     """Refuse an option that cannot be kept, and tell the client which have no effect.
 
     Raises:
       RequestError: 400 that names the option.
     """
-    most = model.fleet.max_model_len
-    if options.num_ctx is not None and options.num_ctx > most:
-        raise invalid_request(
-            f"is {options.num_ctx}; the model's context has {most} tokens", "options.num_ctx"
-        )
     extra = {name: one for name, one in (options.model_extra or {}).items() if one is not None}
     known = [name for name in extra if name in LOAD_OPTIONS]
     for name in known:
@@ -485,7 +494,8 @@ async def embed_inputs(services: Services) -> Response:
     fields = await read_body(OllamaEmbed, services)
     name = untagged(fields.model, services.models)
     model = named_model(name, services)
-    check_options(fields.options or OllamaOptions(), model, services)
+    check_context(fields.options, model)
+    check_options(fields.options or OllamaOptions(), services)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
     if len(texts) > (most := services.config.embedding.max_inputs):
         raise invalid_request(f"at most {most} inputs are taken at once", "input")
@@ -518,8 +528,8 @@ async def embed_prompt(services: Services) -> Response:
     """Return the vector of one prompt; of an empty one, an empty one."""
     fields = await read_body(OllamaEmbeddings, services)
     name = untagged(fields.model, services.models)
-    model = named_model(name, services)
-    check_options(fields.options or OllamaOptions(), model, services)
+    check_context(fields.options, named_model(name, services))
+    check_options(fields.options or OllamaOptions(), services)
     if not fields.prompt:
         return json_response({"embedding": []})
     asked = EmbeddingFields.model_construct(input=(fields.prompt,), model=name)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from triolet.errors import invalid_request
 
 from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
+from ..auto import plan_request
 from ..body import INLINE_BYTES, in_parser_thread, read_fields
 from ..constraints import parsed_arguments, plan_tools, read_grammar
-from ..generate import Plan, check_fields, head, refuse_early, stream_response, whole_response
+from ..generate import Plan, head, stream_response, whole_response
 from ..sampling import chat_logprobs, completion_logprobs, unknown_token
 from ..schemas import ChatRequest, CompletionRequest, Message, Prompt
 from .chunks import ChatChunks, CompletionChunks, reason_of, whole_message
@@ -133,9 +134,8 @@ def _template_message(message: Message, history_field: str | None) -> dict[str, 
 async def chat_completions(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(ChatRequest, services)
-    model = check_fields(fields, services)
-    refuse_early(fields, model)
-    plan = await plan_chat(fields, model, services)
+    plan = await plan_request(fields, services, partial(plan_chat, fields, services=services))
+    model = plan.model
     if fields.stream:
         return await stream_response(
             plan,
@@ -146,6 +146,18 @@ async def chat_completions(services: Services) -> Response:
     return await whole_response(
         plan, services, head("chat.completion", "chatcmpl", model), partial(_choice, plan)
     )
+
+
+async def prompt_of_chat(
+    fields: ChatRequest, model: ServedModel, services: Services
+) -> tuple[int, ...]:
+    """Return the prompt that a conversation is to the model, with the tools that it is shown.
+
+    Raises:
+      RequestError: as `encode_chat`.
+    """
+    tools = await plan_tools(fields, model)
+    return await encode_chat(fields, model, services, tools.shown)
 
 
 async def encode_chat(
@@ -299,8 +311,28 @@ DEFAULT_MAX_TOKENS: Final = 16
 async def completions(services: Services) -> Response:
     """Continue one or several prompts."""
     fields = await read_fields(CompletionRequest, services)
-    model = check_fields(fields, services)
-    refuse_early(fields, model)
+    plan = await plan_request(
+        fields, services, partial(_plan_completions, fields, services=services)
+    )
+    echoes = await _echoes(fields, plan.prompts, plan.model)
+    fields_of_answer = head("text_completion", "cmpl", plan.model)
+    if fields.stream:
+        return await stream_response(
+            plan, services, fields_of_answer, partial(CompletionChunks, echoes=echoes)
+        )
+    return await whole_response(
+        plan, services, fields_of_answer, partial(_completion_choice, fields, echoes)
+    )
+
+
+async def _plan_completions(
+    fields: CompletionRequest, model: ServedModel, services: Services
+) -> Plan:
+    """Return what is to be generated for some prompts.
+
+    Raises:
+      RequestError: 400.
+    """
     if fields.echo and fields.logprobs is not None:
         raise invalid_request(
             "with echo would need those of the prompt, which are not computed; leave one away",
@@ -310,7 +342,7 @@ async def completions(services: Services) -> Response:
         raise invalid_request(f"at most {services.config.max_prompts} are served at once", "prompt")
     grammar = await read_grammar(fields, model)
     prompts = [await _prompt_ids(prompt, model) for prompt in fields.prompt]
-    plan = Plan(
+    return Plan(
         model=model,
         fields=fields,
         prompts=prompts,
@@ -319,15 +351,6 @@ async def completions(services: Services) -> Response:
         param="prompt",
         logprobs=fields.logprobs,
         grammar=grammar,
-    )
-    echoes = await _echoes(fields, prompts, model)
-    fields_of_answer = head("text_completion", "cmpl", model)
-    if fields.stream:
-        return await stream_response(
-            plan, services, fields_of_answer, partial(CompletionChunks, echoes=echoes)
-        )
-    return await whole_response(
-        plan, services, fields_of_answer, partial(_completion_choice, fields, echoes)
     )
 
 

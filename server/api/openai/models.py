@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from triolet.auto import AUTO
 from triolet.errors import invalid_request
 
+from ..auto import context_on, current_ladder, is_auto
 from ..body import read_fields
 from ..generate import json_response, named_model
+from ..ladder import NEAREST
 from ..sampling import unknown_token
 from ..schemas import DetokenizeRequest, TokenizeRequest
 from .chat import read_turns
@@ -23,12 +26,16 @@ if TYPE_CHECKING:
 def list_models(services: Services) -> Response:
     """Return every model under each of its names."""
     cards = [_card(name, model, services) for model in services.models for name in model.names]
+    if is_auto(AUTO, services):
+        cards.append(_auto_card(services))
     page = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
     return json_response({"object": "list", "data": cards, **page})
 
 
 def show_model(services: Services, name: str) -> Response:
     """Return one model by name."""
+    if is_auto(name, services):
+        return json_response(_auto_card(services))
     return json_response(_card(name, named_model(name, services), services))
 
 
@@ -67,6 +74,20 @@ async def detokenize(services: Services) -> Response:
         raise unknown_token(largest, model.text.vocab_size, "tokens")
     text = await model.text.decode(fields.tokens, skip_special_tokens=False, param="tokens")
     return json_response({"prompt": text})
+
+
+def _auto_card(services: Services) -> dict[str, Any]:
+    """Return the model that is another one for each request: as the widest of the tenant's ladder
+    is, in the state of the one that is nearest to an answer."""
+    models = current_ladder(services)
+    nearest = min(models, key=lambda model: list(NEAREST).index(model.state))
+    return _card(AUTO, models[0], services) | {
+        "root": AUTO,
+        "max_model_len": max(context_on(model, services) for model in models),
+        "digest": None,
+        "state": nearest.state.value,
+        "ladder": [model.name for model in models],
+    }
 
 
 def _card(name: str, model: ServedModel, services: Services) -> dict[str, Any]:

@@ -16,22 +16,20 @@ import msgspec
 from triolet.errors import RequestError, invalid_request
 
 from ...contract.generation import Delta
+from ..auto import count_prompt, plan_request
 from ..body import current_scope, read_fields
-from ..constraints import plan_tools
 from ..errors import echo, params_called
 from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
 from ..generate import (
     Plan,
     begin_stream,
     begin_whole,
-    check_fields,
     json_response,
     own_requests,
-    refuse_early,
     warming,
 )
 from ..schemas import ChatRequest, Message, shared_fields
-from .chat import encode_chat, plan_chat
+from .chat import plan_chat, prompt_of_chat
 from .responses_events import (
     CallItem,
     Item,
@@ -144,9 +142,7 @@ async def plan_response(fields: ResponseFields, earlier: Turns, services: Servic
         )
     with params_called(PARAMS):
         chat = _as_chat(fields, earlier)
-        model = check_fields(chat, services)
-        refuse_early(chat, model)
-        plan = await plan_chat(chat, model, services)
+        plan = await plan_request(chat, services, partial(plan_chat, chat, services=services))
     plan = replace(plan, param=PARAMS[plan.param])
     return warming(plan) if fields.only_warms else plan
 
@@ -159,9 +155,7 @@ async def prompt_of_response(fields: ResponseFields, services: Services) -> tupl
     """
     with params_called(PARAMS):
         chat = _as_chat(fields, ())
-        model = check_fields(chat, services)
-        tools = await plan_tools(chat, model)
-        return await encode_chat(chat, model, services, tools.shown)
+        return await count_prompt(chat, services, partial(prompt_of_chat, chat, services=services))
 
 
 def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:

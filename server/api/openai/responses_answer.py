@@ -331,7 +331,7 @@ class ResponseAnswer:
     ) -> None:
         """The same, but what is generated stays when this connection goes."""
         kept, config = self._services.kept, self._services.config.resume
-        answer = self._resumable = ResumableAnswer(events, b"", config)
+        answer = self._resumable = ResumableAnswer(events, b"", config, model.name)
         with await reserved([request], model, self._services), params_called({KEY: RESUMABLE}):
             kept.begin(
                 response_name(self.id),

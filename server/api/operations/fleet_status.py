@@ -241,7 +241,7 @@ def _status(services: Services) -> dict[str, Any]:
         "queued_by_class": dict(queued_by_class),
         "rejected_by_code": _by_first(services.metrics.figures()["requests_rejected"]),
         "errors_by_status": _errors(services),
-        "models": [_model(model, status) for model, status in statuses.items()],
+        "models": [_model(model, status, services) for model, status in statuses.items()],
         "workers": [
             _worker(worker) | {"model": model.name}
             for model, status in statuses.items()
@@ -251,7 +251,7 @@ def _status(services: Services) -> dict[str, Any]:
     }
 
 
-def _model(model: ServedModel, status: FleetStatus) -> dict[str, Any]:
+def _model(model: ServedModel, status: FleetStatus, services: Services) -> dict[str, Any]:
     """Return one model, how far it is from answering, and what it takes."""
     sizes = [worker.capacity for worker in status.workers if worker.capacity is not None]
     return {
@@ -265,6 +265,8 @@ def _model(model: ServedModel, status: FleetStatus) -> dict[str, Any]:
         "weights_bytes": model.card.size_bytes,
         "kv_bytes": sum(one.num_blocks * one.bytes_per_block for one in sizes),
         "max_model_len": status.max_model_len,
+        **services.metrics.tokens_of(model.name),
+        "worker_seconds": services.metrics.worker_seconds_of(model.name),
     }
 
 
@@ -335,8 +337,8 @@ def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
             status[group][name] = status[group].get(name, 0) + value
     others = {model["name"]: model for model in other.get("models", ())}  # none: a release before
     for model in status["models"]:
-        for name in ("queued", "running"):
-            model[name] += others.get(model["name"], model | {name: 0})[name]
+        for name in ("queued", "running", "prompt_tokens", "completion_tokens"):
+            model[name] += others.get(model["name"], {}).get(name, 0)
 
 
 def _add_grown(status: dict[str, Any], other: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ class FakeSupervisor:
       failures: why a model does not start, by name.
       gate: called before each answer to a request; tests stop there.
       requests: that came: kind and model.
+      worker_seconds: told of each model.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class FakeSupervisor:
         self.gate: Callable[[str, str], Awaitable[None]] | None = None
         self.requests: list[tuple[str, str]] = []
         self.names: list[str] = []
+        self.worker_seconds: dict[str, float] = {}
 
     def pids(self, name: str) -> list[int]:
         return [one.pid for one in self.processes.get(name, ())]
@@ -104,7 +106,9 @@ class FakeSupervisor:
             for role, one in zip(WORKERS, self.processes.get(name, ()), strict=False)
         ]
         state = "running" if workers else "stopped"
-        return {"name": name, "state": state, "workers": workers, "failure": None}
+        seconds = self.worker_seconds.get(name, 0.0)
+        shown = {"workers": workers, "failure": None, "worker_seconds": seconds}
+        return {"name": name, "state": state, **shown}
 
 
 @contextmanager

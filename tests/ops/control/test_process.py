@@ -216,6 +216,17 @@ async def test_a_server_wakes_a_model_hears_of_it_and_keeps_it_while_it_is_busy(
         assert supervisor.requests == [("start_model", "chat")]
 
 
+async def test_servers_are_told_the_worker_seconds_of_each_version() -> None:
+    async with (
+        controlled("chat") as (folder, supervisor),
+        await trio.open_unix_socket(str(folder / CONTROL_SOCKET)) as stream,
+    ):
+        server = ServerEnd(stream)
+        supervisor.worker_seconds["chat"] = 12.25
+        while (told := (await server.hear("staged")).worker_seconds) != {"sha256:chat": 12.25}:
+            assert told in ({"sha256:chat": 0.0}, {})
+
+
 async def test_what_changes_while_servers_are_told_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

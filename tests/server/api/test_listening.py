@@ -78,7 +78,7 @@ async def test_an_error_while_events_are_taken_ends_a_resumable_answer_alone() -
         raise ValueError("of the tap")
 
     stream.tap = fail
-    answer = ResumableAnswer(WholeAnswer(1, lambda _: b""), b"", ResumeConfig())
+    answer = ResumableAnswer(WholeAnswer(1, lambda _: b""), b"", ResumeConfig(), "demo")
     answer.start(stream)
     generation.say("a")
     await trio.testing.wait_all_tasks_blocked()

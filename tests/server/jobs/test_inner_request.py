@@ -10,6 +10,7 @@ import trio
 
 from server.app import build_app
 from server.contract.generation import CancelReason
+from server.jobs.records import answer_line
 from server.jobs.runner import InnerRequest
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import PATIENCE_S, surface
@@ -39,6 +40,16 @@ async def test_who_is_crowded_out_is_told_from_who_met_a_fault(
     assert (answer.status, answer.is_crowded_out) == (503, is_crowded_out)
     assert answer.retry_after_s is not None
     assert json.loads(answer.body)["error"]["code"] == "overloaded"
+
+
+async def test_its_line_names_the_version_that_answered() -> None:
+    digest = "sha256:" + "ab" * 32
+    for model_digest, shown in ((digest, {"model_version": digest}), ("", {})):
+        async with surface(model_digest=model_digest) as server:
+            answer = await request().ask(build_app(server.services))
+        line = answer_line("r", "c", answer.status, "rid", answer.body, answer.version)
+        response = json.loads(line)["response"]
+        assert {key: response[key] for key in response if key == "model_version"} == shown
 
 
 async def test_it_knows_whether_it_has_begun_and_ends_what_it_holds_when_it_is_taken_back() -> None:

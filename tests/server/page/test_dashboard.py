@@ -53,6 +53,9 @@ def model(name: str, state: str = "serving", digest: str | None = None) -> dict[
         "weights_bytes": 9_761_168,
         "kv_bytes": 64 << 20,
         "max_model_len": 4096,
+        "prompt_tokens": 12_345,
+        "completion_tokens": 678,
+        "worker_seconds": 5_400.0,
     }
 
 
@@ -198,6 +201,9 @@ def test_models_show_their_version_state_and_memory(board: Page, server: FakeSer
         "queued": "1",
         "weights": "9.3 MiB",
         "kv": "64 MiB",
+        "prompt_tokens": "12,345",
+        "completion_tokens": "678",
+        "worker_seconds": "1.5 h",
     }.items():
         expect(shown.nth(1).locator(f"[data-figure={figure}]")).to_have_text(text)
     owners = board.locator(".worker [data-figure=model]")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
-from server.contract.generation import CancelReason, FinishReason
+from ops.simulation.charges import RecordingCharges
+from server.contract.generation import AutoChoice, CancelReason, Cost, FinishReason, Usage
 from server.scheduling.request import Phase
 from tests.server.tiny_text import EOS_ID
 from transport.frames import (
@@ -20,6 +22,43 @@ from triolet.ids import Role
 from .fakes import LINK, completion_ids, make_request
 from .stages import UNFINISHED, brought_to, text_of
 from .world import World
+
+
+def test_its_line_in_the_log_names_the_version_of_its_model() -> None:
+    for digest, shown in (("sha256:1", "sha256:1"), ("", None)):
+        world = World(model_name="chat", model_digest=digest)
+        with capture_logs() as logs:
+            world.submit(make_request(max_tokens=3))
+            world.settle()
+        [line] = [one for one in logs if one["event"] == "request_ended"]
+        assert (line["model"], line["model_digest"]) == ("chat", shown)
+
+
+class Priced(RecordingCharges):
+    """Charges every request the same."""
+
+    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> Cost | None:
+        super().ended(request_id, usage, is_begun=is_begun)
+        return Cost(0.25, 1.5)
+
+
+def test_its_line_in_the_log_says_how_its_model_was_chosen_and_what_that_saved() -> None:
+    world = World()
+    for number, (choice, cost, shown) in enumerate(
+        (
+            (AutoChoice("context", "large"), True, ("context", "large", 0.25, 1.5)),
+            (AutoChoice("context", "large"), False, ("context", "large", None, None)),
+            (None, True, (None, None, 0.25, None)),
+        )
+    ):
+        charges = Priced(world.wrongly_charged.append) if cost else world.charges
+        world.requests.table._charges = charges
+        with capture_logs() as logs:
+            world.submit(replace(make_request(number, max_tokens=3), auto=choice))
+            world.settle()
+        [line] = [one for one in logs if one["event"] == "request_ended"]
+        names = ("auto", "auto_largest", "cost", "auto_largest_cost")
+        assert tuple(line.get(name) for name in names) == shown
 
 
 def test_a_request_streams_the_whole_completion_and_its_usage() -> None:

@@ -1,0 +1,192 @@
+"""Which rung of a ladder answers: each rule by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.api.ladder import NEAREST, Asked, Choice, Reason, Rung, Size, choose
+from triolet.config import WakePolicy
+from triolet.control_protocol import ModelState
+from triolet.errors import RequestError
+
+SMALL, MIDDLE, LARGE = Rung("small", 100), Rung("middle", 200), Rung("large", 400)
+LADDER = (SMALL, MIDDLE, LARGE)
+IF_NEEDED, ALWAYS = WakePolicy.IF_NEEDED, WakePolicy.ALWAYS
+
+
+def chosen(asked: Asked, *rungs: Rung, wake: WakePolicy = IF_NEEDED) -> tuple[str, Reason]:
+    return tuple(choose(rungs or LADDER, asked, wake))  # type: ignore[return-value]
+
+
+def of_size(prompt: int, completion: int | None = None, most: int | None = None) -> Asked:
+    """Return what asks for the same number of tokens on each rung."""
+    size = Size(prompt, completion, most)
+    return Asked(unasked_tokens=50, sizes={rung.model: size for rung in LADDER})
+
+
+def asleep(rung: Rung, state: ModelState = ModelState.SLEEPING) -> Rung:
+    return replace(rung, state=state)
+
+
+def test_the_smallest_that_takes_all_answers() -> None:
+    assert chosen(Asked()) == ("small", Reason.SMALLEST)
+    assert chosen(of_size(10, 10)) == ("small", Reason.SMALLEST)
+
+
+@pytest.mark.parametrize(
+    ("asked", "model"),
+    [
+        (of_size(60, 40), "small"),
+        (of_size(61, 40), "middle"),
+        (of_size(60, 341), None),
+        (of_size(161, 40), "large"),
+        (of_size(50), "small"),
+        (of_size(51), "middle"),  # 50 tokens of a completion that is not asked for
+        (of_size(91, None, 9), "small"),  # it gets no more than 9
+        (of_size(92, None, 9), "middle"),
+        (of_size(399), "large"),  # a short completion is better than none
+        (of_size(400), None),
+    ],
+)
+def test_prompt_and_completion_fit(asked: Asked, model: str | None) -> None:
+    if model is None:
+        with pytest.raises(RequestError) as refused:
+            chosen(asked)
+        assert refused.value.code == "context_length_exceeded"
+        assert "400 tokens, of large" in refused.value.message
+        return
+    reason = Reason.SMALLEST if model == "small" else Reason.CONTEXT
+    assert chosen(asked) == (model, reason)
+
+
+def test_each_rung_counts_by_its_own_tokenizer() -> None:
+    sizes = {"small": Size(150, 10), "middle": Size(195, 10)}
+    assert chosen(Asked(sizes=sizes)) == ("large", Reason.CONTEXT)
+    assert chosen(Asked(sizes=sizes | {"middle": Size(190, 10)})) == ("middle", Reason.CONTEXT)
+
+
+def test_with_no_room_for_the_usual_completion_the_smallest_with_any_answers() -> None:
+    rungs = (SMALL, replace(LARGE, context_tokens=90))
+    asked = Asked(unasked_tokens=500, sizes={"small": Size(80), "large": Size(80)})
+    assert chosen(asked, *rungs) == ("small", Reason.SMALLEST)
+
+
+def test_tools_go_to_a_rung_that_takes_them() -> None:
+    rungs = (replace(SMALL, takes_tools=False), MIDDLE)
+    assert chosen(Asked(has_tools=True), *rungs) == ("middle", Reason.TOOLS)
+    assert chosen(Asked(has_form=True), *rungs) == ("small", Reason.SMALLEST)
+
+
+def test_structured_output_goes_to_a_rung_that_takes_it() -> None:
+    rungs = (replace(SMALL, takes_forms=False), MIDDLE)
+    assert chosen(Asked(has_form=True), *rungs) == ("middle", Reason.STRUCTURED_OUTPUT)
+    assert chosen(Asked(has_tools=True), *rungs) == ("small", Reason.SMALLEST)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "param"),
+    [
+        (Asked(has_tools=True), "(small, large) takes tools;", "tools"),
+        (Asked(has_form=True), "takes an answer of a certain form;", "response_format"),
+        (Asked(has_tools=True, has_form=True), "takes tools and an answer of", "tools"),
+    ],
+)
+def test_what_no_rung_takes_is_refused_by_name(asked: Asked, words: str, param: str) -> None:
+    rungs = [replace(rung, takes_tools=False, takes_forms=False) for rung in (SMALL, LARGE)]
+    with pytest.raises(RequestError) as refused:
+        choose(rungs, asked, IF_NEEDED)
+    assert words in refused.value.message
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+def test_two_rungs_that_take_one_of_two_take_not_both() -> None:
+    rungs = (replace(SMALL, takes_tools=False), replace(LARGE, takes_forms=False))
+    with pytest.raises(RequestError, match="takes tools and an answer"):
+        choose(rungs, Asked(has_tools=True, has_form=True), IF_NEEDED)
+
+
+@pytest.mark.parametrize(
+    "state", [ModelState.SLEEPING, ModelState.STAGED, ModelState.DRAINING, ModelState.LOADING]
+)
+def test_a_rung_that_is_awake_spares_a_smaller_one_the_load(state: ModelState) -> None:
+    assert chosen(Asked(), asleep(SMALL, state), MIDDLE, LARGE) == ("middle", Reason.ASLEEP)
+
+
+def test_a_rung_that_loads_already_spares_another_one_the_load() -> None:
+    rungs = (asleep(SMALL), asleep(MIDDLE, ModelState.LOADING), asleep(LARGE))
+    assert chosen(Asked(), *rungs) == ("middle", Reason.ASLEEP)
+
+
+def test_a_rung_is_woken_where_no_other_fits() -> None:
+    assert chosen(of_size(300), SMALL, MIDDLE, asleep(LARGE)) == ("large", Reason.WOKEN)
+    assert chosen(Asked(), *map(asleep, LADDER)) == ("small", Reason.WOKEN)
+
+
+def test_a_rung_is_woken_by_policy() -> None:
+    assert chosen(Asked(), asleep(SMALL), MIDDLE, wake=ALWAYS) == ("small", Reason.SMALLEST)
+    larger = chosen(of_size(110), SMALL, asleep(MIDDLE), LARGE, wake=ALWAYS)
+    assert larger == ("middle", Reason.CONTEXT)
+
+
+@pytest.mark.parametrize("wake", WakePolicy)
+def test_a_rung_without_files_comes_last(wake: WakePolicy) -> None:
+    gone = asleep(SMALL, ModelState.ABSENT)
+    assert chosen(Asked(), gone, asleep(MIDDLE), wake=wake)[0] == "middle"
+    assert chosen(Asked(), gone, wake=wake)[0] == "small"
+
+
+@pytest.mark.parametrize("wake", WakePolicy)
+def test_a_rung_that_cannot_be_woken_is_no_better_than_one_without_files(wake: WakePolicy) -> None:
+    stuck = replace(asleep(SMALL), can_be_woken=False)
+    assert chosen(Asked(), stuck, MIDDLE, wake=wake)[0] == "middle"
+    assert chosen(Asked(), stuck, asleep(LARGE), wake=wake)[0] == "large"
+    awake = replace(SMALL, can_be_woken=False)
+    assert chosen(Asked(), awake, MIDDLE, wake=wake) == ("small", Reason.SMALLEST)
+
+
+def test_every_state_has_its_place() -> None:
+    assert set(NEAREST) == set(ModelState)
+
+
+RUNGS = st.lists(
+    st.builds(
+        Rung,
+        model=st.sampled_from("abcdef"),
+        context_tokens=st.integers(2, 20),
+        takes_tools=st.booleans(),
+        takes_forms=st.booleans(),
+        state=st.sampled_from(ModelState),
+    ),
+    min_size=1,
+    unique_by=lambda rung: rung.model,
+)
+
+
+@given(
+    rungs=RUNGS,
+    has_tools=st.booleans(),
+    has_form=st.booleans(),
+    size=st.builds(Size, st.integers(1, 20), st.none() | st.integers(1, 20)),
+    wake=st.sampled_from(WakePolicy),
+)
+def test_what_is_chosen_takes_the_request_and_only_what_none_takes_is_refused(
+    rungs: list[Rung], has_tools: bool, has_form: bool, size: Size, wake: WakePolicy
+) -> None:
+    asked = Asked(has_tools, has_form, 5, {rung.model: size for rung in rungs})
+    able = {
+        rung.model
+        for rung in rungs
+        if rung.takes_tools >= has_tools
+        and rung.takes_forms >= has_form
+        and size.tokens(1) <= rung.context_tokens
+    }
+    try:
+        choice: Choice | None = choose(rungs, asked, wake)
+    except RequestError:
+        choice = None
+    assert (choice is None) == (not able)
+    assert choice is None or choice.model in able
