@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from ..registry.client import Registry
     from ..registry.location import Location
+    from ..registry.pull import Pulled, WantedVersion
 
 registry_app = typer.Typer()
 
@@ -122,7 +123,6 @@ def pull_(
     from triolet.store.reference import require_name, tag_of
 
     from ..models.stored import store_of
-    from ..quantities import show_size
     from ..registry.location import parse_location
     from ..registry.pull import WantedVersion, pull
 
@@ -145,8 +145,14 @@ def pull_(
         found = pull(store_of(folder), registry, wanted, on_bytes, on_evicted, peers)
         running.after = found.digest
         running.counts = {**(running.counts or {}), "bytes": found.fetched_bytes}
+    _say_pulled(found, wanted)
+
+
+def _say_pulled(found: Pulled, wanted: WantedVersion) -> None:
+    from ..quantities import show_size
+
     say(
-        f"{model}@{found.digest}: {show_size(found.fetched_bytes)} fetched, "
+        f"{wanted.name}@{found.digest}: {show_size(found.fetched_bytes)} fetched, "
         f"{show_size(found.total_bytes - found.fetched_bytes)} already here"
     )
     say_signers(found.signers)

@@ -186,7 +186,7 @@ def _listed_by_tag(
 
 def _listed_as(registry: Registry, digest: str, kind: str) -> list[_Listed] | None:
     """Return what a registry's list of a version has of a type; None if there are no lists."""
-    what = f"list of {WORDS[kind]} of {digest}"
+    what = f"list of referrers ({WORDS[kind]}) of {digest}"
     path: str | None = f"referrers/{digest}?artifactType={kind.replace('+', '%2B')}"
     found: list[_Listed] = []
     for _ in range(MAX_PAGES):
