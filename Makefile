@@ -53,7 +53,7 @@ install: $(VENV)/.installed  ## create .venv and install Triolet into it
 install-dev: $(VENV)/.installed-dev
 
 # Programs that tests use beside Python's: their tests are skipped, with a reason, where they are missing.
-SYSTEM_PACKAGES := chromium redis-server zsh prometheus docker-registry skopeo
+SYSTEM_PACKAGES := chromium-headless-shell redis-server zsh prometheus docker-registry skopeo
 MISSING_PACKAGES = $(strip $(foreach name,$(SYSTEM_PACKAGES),$(if $(shell command -v $(name)),,$(name))))
 
 system-deps:

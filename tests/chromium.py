@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, ConsoleMessage, Error, Page
 
+PROGRAMS = ("chromium-headless-shell", "chromium")
+"""The first leaves out what draws windows, and takes half of the other's CPU time in these tests."""
 ARGUMENTS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
     " --disable-background-networking --disable-component-update --disable-sync"
@@ -26,9 +28,10 @@ expect.set_options(timeout=PATIENCE_S * 1000)
 @contextmanager
 def running_browser() -> Iterator[Browser]:
     """Run Chromium without a window; skip the test where there is none."""
-    program = shutil.which("chromium")
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
-        pytest.skip("chromium is not installed: `apt-get install chromium` brings it")
+        package = PROGRAMS[0]
+        pytest.skip(f"{package} is not installed: `apt-get install {package}` brings it")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
         yield browser

@@ -59,7 +59,7 @@ def take(url: str, folder: Path, scheme: str) -> None:
     """Chat at this address, look at the dashboard, and keep the pictures."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"),
+            executable_path=shutil.which("chromium-headless-shell") or shutil.which("chromium"),
             args=["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"],
         )
         page = browser.new_context(
