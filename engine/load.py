@@ -17,6 +17,8 @@ from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
+from triolet.status import GpuMemory
+from triolet.units import MIB
 
 from .arithmetic import arithmetic
 from .attention.traits import ALL_TRAITS, NATIVE
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
     from .runner import Runner
 
 TORCH_DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
+CONTEXT_BYTES: Final = 512 * MIB
+"""Of a process's own on a GPU beside tensors: the driver's context and loaded kernels take 300 to
+600 MiB, and no call tells them from what other processes hold."""
 _NUM_WARM_UPS: Final = 5
 _GREEDY: Final = SamplingParams(temperature=0.0)
 _BY_THE_HOST: Final = SamplingParams(temperature=1.0, top_p=0.9)
@@ -65,6 +70,7 @@ class Engine:
       max_model_len_reason: what limits it.
       pace: how much a step may hold here, and how long it takes.
       constraints: keeps completions within grammars.
+      gpu_memory: what the process held of its GPU after the first steps; None on a CPU.
     """
 
     runner: Runner
@@ -79,6 +85,7 @@ class Engine:
     max_model_len_reason: str
     pace: Pace
     constraints: Constraints
+    gpu_memory: GpuMemory | None = None
 
 
 def load_engine(
@@ -114,9 +121,8 @@ def load_engine(
     max_model_len, reason = fit_model_len(config, model_config, layout.bytes_per_block)
     on_progress("digest", 0.0)
     snapshots = Snapshots(config.snapshots, checkpoint.files, is_on=open_checkpoint is open_weights)
-    digest = snapshots.weights_digest()
     computed_by = arithmetic(backend, device, model_config)
-    fingerprint = _fingerprint(digest, config, model_config, computed_by)
+    fingerprint = _fingerprint(snapshots.weights_digest(), config, model_config, computed_by)
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, _num_blocks(config, layout), device, config.gpu.pinned_bytes)
     runner = build_runner(
@@ -140,6 +146,7 @@ def load_engine(
         reason,
         pace,
         _constraints(model_dir, model_config, eos_token_ids, config.masks),
+        _gpu_memory(device),
     )
 
 
@@ -181,6 +188,16 @@ def _free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_memory_bytes()
+
+
+def _gpu_memory(device: torch.device) -> GpuMemory | None:
+    """Return what this process holds of the memory of a GPU, weights and KV pool included; None for
+    a CPU."""
+    if device.type != "cuda":
+        return None
+    gpu = torch.cuda.get_device_properties(device)
+    held = torch.cuda.memory_reserved(device) + CONTEXT_BYTES
+    return GpuMemory(str(gpu.uuid), held, gpu.total_memory)
 
 
 def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_computes: str) -> str:
