@@ -94,7 +94,7 @@ class Model:
         """Take in what its workers hold of GPUs once all of them are ready; return the memory that
         each of these GPUs has."""
         told = [worker.gpu_memory for worker in self.workers if worker.gpu_memory is not None]
-        if all(worker.is_ready for worker in self.workers):
+        if self.workers and all(worker.is_ready for worker in self.workers):
             self.gpu_bytes = {}
             for one in told:
                 self.gpu_bytes[one.gpu] = self.gpu_bytes.get(one.gpu, 0) + one.bytes

@@ -9,7 +9,16 @@ from triolet.control_protocol import ModelNews, ModelState
 from ..quantities import show_size
 from .model_states import RESTING, RUNNING
 from .operations import NoRoom
-from .residency import HOST, Fits, Later, LoadTimes, Never, Resident, make_room
+from .residency import (
+    HOST,
+    Fits,
+    Later,
+    LoadTimes,
+    Never,
+    Resident,
+    excess_bytes,
+    make_room,
+)
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -75,10 +84,13 @@ class Outlook:
         min_s, first = self._config.min_residency_s, self.turns.first
         wanted, models = self._resident(model, now), self.residents(now)
         room = make_room(wanted, models, self._budgets, now, min_s, is_first=first is model)
-        is_behind = first is not None and first is not model and first.state in RESTING
-        if first is None or not is_behind or isinstance(room, Never):
+        if first is None or first is model or isinstance(room, Never):
             return room
-        return Later((first.config.name,))
+        if first.state not in RESTING:  # it has just begun, and holds its memory
+            return room
+        lacking = excess_bytes(models, self._budgets, self._resident(first, now))
+        # A load that needs none of what the first one lacks takes nothing from it.
+        return Later((first.config.name,)) if any(map(wanted.bytes_at, lacking)) else room
 
     def load_s(self, model: Model) -> float:
         """Return the predicted time of a load from its state, or after sleep [s]."""

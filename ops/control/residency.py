@@ -178,7 +178,8 @@ def make_room(
         return Later(tuple(model.name for model in leaving))
     evicted = choose_evicted(others, missing_bytes, now, min_residency_s)
     if not evicted and is_first:
-        evicted = tuple(one.name for one in others if may_evict(one, now, min_residency_s))
+        useful = [one for one in others if any(map(one.bytes_at, missing_bytes))]
+        evicted = tuple(one.name for one in useful if may_evict(one, now, min_residency_s))
     if evicted:
         return Fits(evicted)
     kept = [one for one in others if one.is_holding and not one.is_pinned]

@@ -316,6 +316,29 @@ def test_a_gpu_is_shared_within_its_budget_and_gives_no_pool_to_this_machine() -
     assert fleet.state(other) is ModelState.SLEEPING
 
 
+def test_a_load_for_another_gpu_does_not_wait_for_the_one_that_comes_first() -> None:
+    fleet = Fleet(*(model(name) for name in ("busy", "large", "other")), budget=1000)
+    for name, gpu, num_bytes in (
+        ("large", "GPU-1", 80),
+        ("other", "GPU-2", 80),
+        ("busy", "GPU-1", 60),
+    ):
+        fleet.order(name, Wanted.LOAD)
+        fleet.settle()
+        fleet.see_on_gpu(name, gpu, num_bytes)
+        fleet.control.note_size(name, 20)
+        fleet.say(("busy", 1))
+        if name != "busy":
+            fleet.order(name, Wanted.SLEEP)
+            fleet.settle()
+    large = fleet.order("large", Wanted.LOAD)
+    fleet.tick(31.0)
+    assert large.progress == "waits for memory of busy"
+    other = fleet.order("other", Wanted.LOAD)
+    fleet.settle()
+    assert (large.status, other.status) == (Status.WAITING, Status.DONE)
+
+
 def test_a_model_too_large_for_its_gpu_is_refused_with_figures() -> None:
     fleet = Fleet(model("a"), budget=1000)
     fleet.order("a", Wanted.LOAD)

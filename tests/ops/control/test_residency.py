@@ -127,6 +127,10 @@ def test_each_gpu_has_a_budget_of_its_own() -> None:
     assert room({"a": 60}, replace(on_a, num_requests=1), on_b) == Later(("on_a", "on_b"))
     assert room({"a": 60}, replace(on_a, is_pinned=True)) == Never(60, 50, 100, "a")
     assert room({"b": 101}) == Never(101, 0, 100, "b")
+    wanted = on_gpus("new", ModelState.STAGED, b=100)
+    busy = replace(on_b, num_requests=1)
+    first = make_room(wanted, [on_a, busy, both], budgets, NOW, MIN_S, is_first=True)
+    assert first == Fits(("both",)), "what is on the other GPU alone does not end"
     assert room({"c": 101}) == Fits(), "of a GPU that no worker has told of nothing is known"
     draining = replace(on_a, state=ModelState.DRAINING)
     assert room({"a": 60}, draining, on_b) == Later(("on_a",))
