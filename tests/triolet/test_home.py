@@ -16,7 +16,7 @@ from triolet.home import cache_home, data_home, expanded, state_home
 TIMEOUT_S = 60.0
 NOBODY = 54321
 COMMANDS = """
-import os, sys
+import encodings.idna, os, sys  # names of hosts; Python itself may lie in root's home
 import ops.registry.client
 from ops.cli import main
 ops.registry.client.FIRST_DELAY_S = 0.0
