@@ -17,7 +17,9 @@ from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
+from triolet.status import GpuMemory
 from triolet.store.measured import Key
+from triolet.units import MIB
 
 from .arithmetic import arithmetic
 from .attention.traits import ALL_TRAITS, NATIVE
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
     ]
 
 TORCH_DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
+CONTEXT_BYTES: Final = 512 * MIB
+"""Of a process's own on a GPU beside tensors: the driver's context and loaded kernels take 300 to
+600 MiB, and no call tells them from what other processes hold."""
 _NUM_WARM_UPS: Final = 5
 _GREEDY: Final = SamplingParams(temperature=0.0)
 _BY_THE_HOST: Final = SamplingParams(temperature=1.0, top_p=0.9)
@@ -73,6 +78,7 @@ class Engine:
       max_model_len_reason: what limits it.
       pace: how much a step may hold here, and how long it takes.
       constraints: keeps completions within grammars.
+      gpu_memory: what the process held of its GPU after the first steps; None on a CPU.
     """
 
     runner: Runner
@@ -88,6 +94,7 @@ class Engine:
     max_model_len_reason: str
     pace: Pace
     constraints: Constraints
+    gpu_memory: GpuMemory | None = None
 
 
 def load_engine(
@@ -149,6 +156,7 @@ def load_engine(
         reason,
         pace,
         _constraints(model_dir, model_config, eos_token_ids, config.masks),
+        _gpu_memory(device),
     )
 
 
@@ -232,6 +240,16 @@ def _free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_memory_bytes()
+
+
+def _gpu_memory(device: torch.device) -> GpuMemory | None:
+    """Return what this process holds of the memory of a GPU, weights and KV pool included; None for
+    a CPU."""
+    if device.type != "cuda":
+        return None
+    gpu = torch.cuda.get_device_properties(device)
+    held = torch.cuda.memory_reserved(device) + CONTEXT_BYTES
+    return GpuMemory(str(gpu.uuid), held, gpu.total_memory)
 
 
 def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_computes: str) -> str:

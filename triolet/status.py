@@ -34,6 +34,20 @@ class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
     total: int
 
 
+class GpuMemory(msgspec.Struct, frozen=True):
+    """What a process holds of a GPU's memory.
+
+    Attributes:
+      gpu: its UUID: processes number the GPUs that they see themselves.
+      bytes: that the process holds.
+      total_bytes: that the GPU has.
+    """
+
+    gpu: str
+    bytes: int
+    total_bytes: int
+
+
 class WorkerReady(msgspec.Struct, frozen=True, tag_field="event", tag="worker_ready"):
     """A prefill or decode worker has loaded its model, warmed up, and listens.
 
@@ -46,6 +60,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag_field="event", tag="worker_re
       block_size: tokens per block.
       pool_bytes: memory of the whole KV pool.
       max_model_len: context length in tokens.
+      gpu_memory: None where it computes on a CPU.
     """
 
     name: str
@@ -56,6 +71,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag_field="event", tag="worker_re
     block_size: int
     pool_bytes: int
     max_model_len: int
+    gpu_memory: GpuMemory | None = None
 
 
 class ServerReady(msgspec.Struct, frozen=True, tag_field="event", tag="server_ready"):

@@ -177,4 +177,5 @@ def _ready(config: WorkerConfig, loaded: Engine) -> WorkerReady:
         block_size=config.engine.block_size,
         pool_bytes=loaded.pool.num_blocks * loaded.pool.bytes_per_block,
         max_model_len=loaded.max_model_len,
+        gpu_memory=loaded.gpu_memory,
     )

@@ -22,7 +22,7 @@ from triolet.errors import AuditLogError
 
 from .auditing import audit
 from .operations import NoRoom, Operation, UnknownModel, Wanted
-from .residency import held_bytes
+from .residency import HOST, held_bytes
 from .sockets import bind_port, bind_private
 
 if TYPE_CHECKING:
@@ -148,8 +148,13 @@ async def _list_models(control: Control) -> Response:
     news = {one.name: one.predicted_ready_s for one in control.news()}
     seconds = control.account.seconds()
     shown = {
-        "budget_bytes": control.controller.budget_bytes,
+        "budget_bytes": control.controller.budgets[HOST],
         "held_bytes": held_bytes(residents),
+        "gpus": [
+            {"gpu": place, "budget_bytes": budget, "held_bytes": held_bytes(residents, place)}
+            for place, budget in control.controller.budgets.items()
+            if place != HOST
+        ],
         "models": [
             _shown_model(model, now, news[name], seconds)
             for name, model in control.controller.models.items()
@@ -174,6 +179,7 @@ def _shown_model(
         "pinned": config.pinned,
         "keep_alive_s": config.keep_alive_s,
         "bytes": model.size_bytes,
+        "gpu_bytes": model.gpu_bytes,
         "requests": model.num_requests,
         "last_used_s_ago": round(used_s, 1) if model.was_used else None,
         "predicted_ready_s": predicted_ready_s,

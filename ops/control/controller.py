@@ -17,12 +17,13 @@ from .models import Model, WorkersSeen
 from .operations import NoRoom, Operation, Status, UnknownModel, Wanted
 from .outlook import Outlook, absent
 from .residency import (
+    HOST,
     Fits,
     Later,
     LoadTimes,
     Never,
     choose_evicted,
-    held_bytes,
+    excess_bytes,
     is_expired,
 )
 
@@ -77,7 +78,7 @@ class Controller:
 
     Args:
       config: models and bounds.
-      budget_bytes: for the workers of all models.
+      budget_bytes: for the workers of all models on this machine.
       guesses: expected memory of each model, for those that were never measured.
       past: of an earlier process.
       draw_id: makes ids of operations.
@@ -85,7 +86,8 @@ class Controller:
 
     Attributes:
       models: by name.
-      budget_bytes: as given.
+      budgets: bytes for the workers of all models, by place: this machine, and each GPU that a
+        worker has told of.
       load_times: measured ones.
       outlook: what the models take, and when they could serve.
       changed: operations that were not written down since they changed, by id.
@@ -100,14 +102,14 @@ class Controller:
         draw_id: Callable[[], str],
         now: float,
     ) -> None:
-        self.budget_bytes = budget_bytes
+        self.budgets = {HOST: budget_bytes}
         self.changed: dict[str, Operation] = {}
         self.load_times = LoadTimes(past.load_times)
         self._config = config
         self._draw_id = draw_id
         self._heard_at: dict[str, float] = {}
         self.models: dict[str, Model] = {}
-        self.outlook = Outlook(config, budget_bytes, self.models, self.load_times, now)
+        self.outlook = Outlook(config, self.budgets, self.models, self.load_times, now)
         for one in config.models:
             # What drained then has ended meanwhile, or will be told to end once more.
             asleep = past.states.get(one.name) in (ModelState.SLEEPING, ModelState.DRAINING)
@@ -187,12 +189,10 @@ class Controller:
             if is_expired(resident, now):
                 self.order(resident.name, Wanted.SLEEP, BY_KEEP_ALIVE, now, wall)
         residents = self.outlook.residents(now)
-        over_bytes = (
-            held_bytes(one for one in residents if one.state is not ModelState.DRAINING)
-            - self.budget_bytes
-        )
+        staying = [one for one in residents if one.state is not ModelState.DRAINING]
+        over_bytes = excess_bytes(staying, self.budgets)
         is_known = all(m.is_measured for m in self.models.values() if m.state in RUNNING)
-        if over_bytes > 0 and is_known:
+        if over_bytes and is_known:
             min_s = self._config.min_residency_s
             for name in choose_evicted(residents, over_bytes, now, min_s):
                 self.order(name, Wanted.SLEEP, BY_MEMORY, now, wall)
@@ -264,6 +264,8 @@ class Controller:
             if model is None or model.changed_at > asked_at:
                 continue
             model.workers = its.workers
+            for gpu, total_bytes in model.note_gpus().items():
+                self.budgets[gpu] = int(total_bytes * self._config.gpu_memory_share)
             if model.state is ModelState.DRAINING:
                 continue
             if model.state in RESTING and its.is_there:
@@ -288,7 +290,9 @@ class Controller:
         model = self.models[name]
         if size_bytes:
             is_first, model.is_guess = not model.is_measured, False
-            held = size_bytes + model.config.pool_bytes if is_first else model.size_bytes
+            # That of a GPU is not in this machine's memory.
+            pool_bytes = 0 if model.gpu_bytes else model.config.pool_bytes
+            held = size_bytes + pool_bytes if is_first else model.size_bytes
             model.size_bytes = max(held, size_bytes)
         model.is_measured = True
 

@@ -9,6 +9,7 @@ from triolet.control_protocol import ModelActivity, ModelState
 
 if TYPE_CHECKING:
     from triolet.config import ControlledModelConfig
+    from triolet.status import GpuMemory
 
     from .operations import Operation
 
@@ -21,12 +22,14 @@ class WorkerSeen(NamedTuple):
       role: prefill or decode.
       pid: None while it does not run.
       is_ready: whether it takes work.
+      gpu_memory: that it held when it became ready; None where it computes on a CPU.
     """
 
     name: str
     role: str
     pid: int | None
     is_ready: bool
+    gpu_memory: GpuMemory | None = None
 
 
 class WorkersSeen(NamedTuple):
@@ -60,6 +63,7 @@ class Model:
       changed_at: when its state last changed.
       origin: state that it is or was loaded from.
       workers: as the supervisor last said.
+      gpu_bytes: of GPUs' memory, by UUID, that its workers held when they last were all ready.
       activity: what each server last said.
       running: operation under way.
       waiting: operation that comes next.
@@ -79,11 +83,22 @@ class Model:
     is_measured: bool = False
     origin: ModelState = ModelState.STAGED
     workers: tuple[WorkerSeen, ...] = ()
+    gpu_bytes: dict[str, int] = field(default_factory=dict)
     activity: dict[str, ModelActivity] = field(default_factory=dict)
     running: Operation | None = None
     waiting: Operation | None = None
     waits_since: float = 0.0
     failed_at: float | None = None
+
+    def note_gpus(self) -> dict[str, int]:
+        """Take in what its workers hold of GPUs once all of them are ready; return the memory that
+        each of these GPUs has."""
+        told = [worker.gpu_memory for worker in self.workers if worker.gpu_memory is not None]
+        if self.workers and all(worker.is_ready for worker in self.workers):
+            self.gpu_bytes = {}
+            for one in told:
+                self.gpu_bytes[one.gpu] = self.gpu_bytes.get(one.gpu, 0) + one.bytes
+        return {one.gpu: one.total_bytes for one in told}
 
     @property
     def live(self) -> Operation | None:

@@ -9,7 +9,16 @@ from triolet.control_protocol import ModelNews, ModelState
 from ..quantities import show_size
 from .model_states import RESTING, RUNNING
 from .operations import NoRoom
-from .residency import Fits, Later, LoadTimes, Never, Resident, make_room
+from .residency import (
+    HOST,
+    Fits,
+    Later,
+    LoadTimes,
+    Never,
+    Resident,
+    excess_bytes,
+    make_room,
+)
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -29,7 +38,7 @@ class Outlook:
 
     Args:
       config: bounds.
-      budget_bytes: for the workers of all models.
+      budgets: bytes for the workers of all models, by place.
       models: by name.
       load_times: measured ones.
       began_at: when control started.
@@ -41,13 +50,13 @@ class Outlook:
     def __init__(
         self,
         config: ControlConfig,
-        budget_bytes: int,
+        budgets: Mapping[str, int],
         models: Mapping[str, Model],
         load_times: LoadTimes,
         began_at: float,
     ) -> None:
         self._config = config
-        self._budget_bytes = budget_bytes
+        self._budgets = budgets
         self._models = models
         self._load_times = load_times
         self._began_at = began_at
@@ -73,12 +82,15 @@ class Outlook:
     def room(self, model: Model, now: float) -> Fits | Later | Never:
         """Return how a model without memory gets it; a load that comes first is waited for."""
         min_s, first = self._config.min_residency_s, self.turns.first
-        wanted, models, budget = self._resident(model, now), self.residents(now), self._budget_bytes
-        room = make_room(wanted, models, budget, now, min_s, is_first=first is model)
-        is_behind = first is not None and first is not model and first.state in RESTING
-        if first is None or not is_behind or isinstance(room, Never):
+        wanted, models = self._resident(model, now), self.residents(now)
+        room = make_room(wanted, models, self._budgets, now, min_s, is_first=first is model)
+        if first is None or first is model or isinstance(room, Never):
             return room
-        return Later((first.config.name,))
+        if first.state not in RESTING:  # it has just begun, and holds its memory
+            return room
+        lacking = excess_bytes(models, self._budgets, self._resident(first, now))
+        # A load that needs none of what the first one lacks takes nothing from it.
+        return Later((first.config.name,)) if any(map(wanted.bytes_at, lacking)) else room
 
     def load_s(self, model: Model) -> float:
         """Return the predicted time of a load from its state, or after sleep [s]."""
@@ -103,9 +115,11 @@ class Outlook:
         pinned = [one.config.name for one in self._models.values() if one.config.pinned]
         beside = f", of which pinned models ({', '.join(pinned)}) hold "
         beside = f"{beside}{show_size(room.pinned_bytes)}" if room.pinned_bytes else ""
+        where = "" if room.place == HOST else f" of the GPU {room.place}"
+        field = "control.memory_bytes" if room.place == HOST else "control.gpu_memory_share"
         return (
-            f"{model.config.name} takes {show_size(room.size_bytes)} and does not fit: the budget "
-            f"is {show_size(room.budget_bytes)}{beside}; raise control.memory_bytes, take "
+            f"{model.config.name} takes {show_size(room.size_bytes)}{where} and does not fit: the "
+            f"budget is {show_size(room.budget_bytes)}{beside}; raise {field}, take "
             "`pinned` from a model, or give it fewer workers or a smaller KV pool"
         )
 
@@ -127,6 +141,7 @@ class Outlook:
             max(model.last_used_at, model.since),
             self.load_s(model),
             model.config.keep_alive_s,
+            model.gpu_bytes,
         )
 
     def _predict(self, model: Model, now: float) -> float | None:

@@ -270,7 +270,9 @@ def seen(listed: Iterable[ModelStatus]) -> dict[str, WorkersSeen]:
     """Return the workers of each model as the supervisor lists them."""
     return {
         model.name: WorkersSeen(
-            tuple(WorkerSeen(w.name, w.role, w.pid, w.is_ready) for w in model.workers),
+            tuple(
+                WorkerSeen(w.name, w.role, w.pid, w.is_ready, w.gpu_memory) for w in model.workers
+            ),
             is_there=model.state not in (SupervisedState.STOPPED, SupervisedState.FAILED),
             failure=model.failure,
         )

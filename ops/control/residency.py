@@ -1,12 +1,13 @@
 """Which models hold memory, and which give theirs up for another one. Pure: no I/O, no clock.
 
-Memory is what a model's workers take while they run. A model that is pinned, busy or young keeps
+Memory is what a model's workers take while they run, of this machine and of each GPU, which have
+budgets of their own. A model that is pinned, busy or young keeps
 it; of the others that one goes first for which idle_time × size / reload_time is largest.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from triolet.control_protocol import ModelState
@@ -14,8 +15,10 @@ from triolet.control_protocol import ModelState
 from .model_states import HOLDING, RUNNING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+HOST: Final = "host"
+"""The place of this machine's memory; those of GPUs are their UUIDs."""
 LEAST_RELOAD_S: Final = 0.1
 """A shorter measured reload would make a score of almost any size."""
 EWMA_WEIGHT: Final = 0.3
@@ -41,6 +44,7 @@ class Resident:
       last_used_at: when the last request came or ended, or `since` if that is later.
       reload_s: predicted time to load it again.
       keep_alive_s: for which it stays without a request; None for ever.
+      gpu_bytes: of GPUs' memory, while they run, by UUID.
     """
 
     name: str
@@ -52,11 +56,16 @@ class Resident:
     last_used_at: float
     reload_s: float
     keep_alive_s: float | None = None
+    gpu_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def bytes_at(self, place: str) -> int:
+        """Return the memory of a place that it takes while it runs."""
+        return self.size_bytes if place == HOST else self.gpu_bytes.get(place, 0)
 
     @property
-    def held_bytes(self) -> int:
-        """Memory that it holds now."""
-        return self.size_bytes if self.state in HOLDING else 0
+    def is_holding(self) -> bool:
+        """Whether it holds memory now."""
+        return self.state in HOLDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +98,44 @@ class Never:
       size_bytes: that it takes.
       pinned_bytes: that pinned models hold.
       budget_bytes: of all models.
+      place: of this memory.
     """
 
     size_bytes: int
     pinned_bytes: int
     budget_bytes: int
+    place: str = HOST
 
 
-def held_bytes(models: Iterable[Resident]) -> int:
-    """Return the memory that models hold together."""
-    return sum(model.held_bytes for model in models)
+def held_bytes(models: Iterable[Resident], place: str = HOST) -> int:
+    """Return the memory of a place that models hold together."""
+    return sum(model.bytes_at(place) for model in models if model.is_holding)
+
+
+def excess_bytes(
+    models: Sequence[Resident], budgets: Mapping[str, int], wanted: Resident | None = None
+) -> dict[str, int]:
+    """Return by how much models exceed the budgets, by place; places that they do not are left out.
+
+    Args:
+      models: that may hold memory.
+      budgets: by place.
+      wanted: holds none, and is to beside them: places of which it needs nothing do not count.
+    """
+    excess = {}
+    for place, budget_bytes in budgets.items():
+        needed_bytes = 0 if wanted is None else wanted.bytes_at(place)
+        if wanted is None or needed_bytes:
+            excess[place] = needed_bytes + held_bytes(models, place) - budget_bytes
+    return {place: num_bytes for place, num_bytes in excess.items() if num_bytes > 0}
 
 
 def score(model: Resident, now: float) -> float:
     """Return idle_time × size / reload_time [s × bytes / s]: the model with the largest is evicted
     first."""
     idle_s = max(0.0, now - model.last_used_at)
-    return idle_s * model.size_bytes / max(model.reload_s, LEAST_RELOAD_S)
+    size_bytes = model.size_bytes + sum(model.gpu_bytes.values())
+    return idle_s * size_bytes / max(model.reload_s, LEAST_RELOAD_S)
 
 
 def may_evict(model: Resident, now: float, min_residency_s: float) -> bool:
@@ -117,7 +147,7 @@ def may_evict(model: Resident, now: float, min_residency_s: float) -> bool:
 def make_room(
     wanted: Resident,
     models: Sequence[Resident],
-    budget_bytes: int,
+    budgets: Mapping[str, int],
     now: float,
     min_residency_s: float,
     *,
@@ -128,52 +158,58 @@ def make_room(
     Args:
       wanted: holds no memory now.
       models: all of them; `wanted` may be among them.
-      budget_bytes: of all models.
+      budgets: of all models, by place.
       now: the time.
       min_residency_s: for which a model keeps its memory.
       is_first: idle models end also where that is not enough yet: no other load takes what they
         leave.
     """
     others = [model for model in models if model.name != wanted.name]
-    pinned_bytes = held_bytes(model for model in others if model.is_pinned)
-    if wanted.size_bytes + pinned_bytes > budget_bytes:
-        return Never(wanted.size_bytes, pinned_bytes, budget_bytes)
-    missing_bytes = wanted.size_bytes + held_bytes(others) - budget_bytes
-    if missing_bytes <= 0:
+    pinned = [model for model in others if model.is_pinned]
+    for place in excess_bytes(pinned, budgets, wanted):
+        size_bytes, pinned_bytes = wanted.bytes_at(place), held_bytes(pinned, place)
+        return Never(size_bytes, pinned_bytes, budgets[place], place)
+    if not excess_bytes(others, budgets, wanted):
         return Fits()
     leaving = [model for model in others if model.state is ModelState.DRAINING]
-    missing_bytes -= held_bytes(leaving)
-    if missing_bytes <= 0:
+    staying = [model for model in others if model not in leaving]
+    missing_bytes = excess_bytes(staying, budgets, wanted)
+    if not missing_bytes:
         return Later(tuple(model.name for model in leaving))
     evicted = choose_evicted(others, missing_bytes, now, min_residency_s)
     if not evicted and is_first:
-        evicted = tuple(one.name for one in others if may_evict(one, now, min_residency_s))
+        useful = [one for one in others if any(map(one.bytes_at, missing_bytes))]
+        evicted = tuple(one.name for one in useful if may_evict(one, now, min_residency_s))
     if evicted:
         return Fits(evicted)
-    kept = [one for one in others if one.held_bytes and not one.is_pinned]
+    kept = [one for one in others if one.is_holding and not one.is_pinned]
     return Later(tuple(model.name for model in kept))
 
 
 def choose_evicted(
-    models: Iterable[Resident], missing_bytes: int, now: float, min_residency_s: float
+    models: Iterable[Resident], missing_bytes: Mapping[str, int], now: float, min_residency_s: float
 ) -> tuple[str, ...]:
-    """Return which models end so that `missing_bytes` are free; none if they cannot be.
+    """Return which models end so that `missing_bytes` are free at each place; none if they cannot
+    be.
 
     The highest scores go first; what is not needed in the end, because a later one is large,
     stays.
     """
+
+    def lacking(models: Sequence[Resident]) -> list[str]:
+        return [one for one, least in missing_bytes.items() if held_bytes(models, one) < least]
+
     candidates = [model for model in models if may_evict(model, now, min_residency_s)]
     candidates.sort(key=lambda model: (-score(model, now), model.name))
     chosen: list[Resident] = []
     for model in candidates:
-        if held_bytes(chosen) >= missing_bytes:
-            break
-        chosen.append(model)
-    if held_bytes(chosen) < missing_bytes:
+        if any(model.bytes_at(place) for place in lacking(chosen)):
+            chosen.append(model)
+    if lacking(chosen):
         return ()
     for model in reversed(chosen[:]):
         rest = [one for one in chosen if one is not model]
-        if held_bytes(rest) >= missing_bytes:
+        if not lacking(rest):
             chosen = rest
     return tuple(model.name for model in chosen)
 

@@ -253,7 +253,8 @@ def _status_of(spec: ProcessSpec, slot: Slot | None) -> WorkerStatus:
     life = None if slot is None else next(iter(slot.lives[-1:]), None)
     pid = None if life is None else life.child.pid
     is_ready = life is not None and life.ready.is_set() and not life.is_leaving
-    return WorkerStatus(spec.name, spec.role, pid, is_ready)
+    gpu_memory = None if life is None else life.gpu_memory
+    return WorkerStatus(spec.name, spec.role, pid, is_ready, gpu_memory)
 
 
 async def see_out(lives: Sequence[Life], grace_s: float) -> None:

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from triolet.ids import Role  # noqa: TC001 (msgspec reads the annotations)
+from triolet.status import GpuMemory  # noqa: TC001 (msgspec reads the annotations)
 
 
 class ModelState(StrEnum):
@@ -27,12 +28,14 @@ class WorkerStatus(msgspec.Struct, frozen=True):
       role: prefill or decode.
       pid: of its process; None where there is none.
       is_ready: whether it serves.
+      gpu_memory: that it held when it became ready; None where it computes on a CPU.
     """
 
     name: str
     role: Role
     pid: int | None
     is_ready: bool
+    gpu_memory: GpuMemory | None = None
 
 
 class ModelStatus(msgspec.Struct, frozen=True):

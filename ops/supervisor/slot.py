@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from triolet.config import SupervisorConfig
-    from triolet.status import Report
+    from triolet.status import GpuMemory, Report
 
     from .process_spec import ProcessSpec
     from .restart_policy import Ending
@@ -49,6 +49,7 @@ class Life:
       ending: None while it runs.
       is_leaving: it was asked to; its end is no death.
       began_at: when it was started.
+      gpu_memory: that it held when it became ready; None where it computes on a CPU.
     """
 
     child: Child
@@ -57,6 +58,7 @@ class Life:
     ending: Ending | None = None
     is_leaving: bool = False
     began_at: float = field(default_factory=trio.current_time)
+    gpu_memory: GpuMemory | None = None
 
     def ask_to_leave(self, number: int) -> None:
         """Send the signal by which this kind of process leaves in order."""
@@ -239,6 +241,8 @@ class Slot:
         name = self.spec.name
 
         def take_report(report: Report) -> None:
+            if isinstance(report, WorkerReady):
+                life.gpu_memory = report.gpu_memory
             if isinstance(report, WorkerReady | ServerReady | ControlReady):
                 life.ready.set()
                 if life is self.current:

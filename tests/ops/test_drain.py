@@ -217,6 +217,7 @@ def test_a_name_is_found_in_the_fleet_that_has_it(fleets: list[RunningFleet]) ->
         (["drain", "tcp://192.0.2.1:1"], 2, "CURVE"),
         (["restart"], 1, "no `triolet serve`"),
         (["restart", "--role", "cook"], 2, "allowed: control, decode, prefill, server"),
+        (["restart", "chat", "--role", "server"], 2, "beside a model; allowed: prefill, decode"),
     ],
 )
 def test_a_command_that_cannot_work_says_so_in_one_line(

@@ -16,7 +16,7 @@ from triolet.home import cache_home, data_home, expanded, state_home
 TIMEOUT_S = 60.0
 NOBODY = 54321
 COMMANDS = """
-import os, sys
+import encodings.idna, os, sys  # names of hosts; Python itself may lie in root's home
 import ops.registry.client
 from ops.cli import main
 ops.registry.client.FIRST_DELAY_S = 0.0
@@ -49,6 +49,7 @@ def test_the_home_of_a_user_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without a home")
 def test_commands_of_a_user_without_a_home_say_what_to_set(tmp_path: Path) -> None:
+    """Only a process of such a user shows what whole commands say: it changes its user for good."""
     store = tmp_path / "store"
     commands = (
         "model list",

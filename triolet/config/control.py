@@ -41,6 +41,9 @@ class ControlConfig:
     memory_share: float = 0.8
     """The rest is for the page cache, which holds the files of sleeping models, and for bursts of
     other programs."""
+    gpu_memory_share: float = 0.95
+    """Of each GPU's memory, for the workers of all models together; the rest is for steps whose
+    buffers grow, and for other programs."""
     min_residency_s: float = 60.0 * SECONDS
     """A model that was loaded stays for so long, whatever others want: two models that take turns
     would otherwise only load."""
@@ -83,6 +86,8 @@ class ControlConfig:
         require(self.tick_s > 0, "tick_s", self.tick_s, "> 0")
         require(self.min_residency_s >= 0, "min_residency_s", self.min_residency_s, ">= 0")
         require(0 < self.memory_share <= 1, "memory_share", self.memory_share, "above 0, up to 1")
+        share = self.gpu_memory_share
+        require(0 < share <= 1, "gpu_memory_share", share, "above 0, up to 1")
         memory, port = self.memory_bytes, self.admin_port
         require(memory is None or memory > 0, "memory_bytes", memory, "> 0")
         is_port = port is None or 1 <= port <= MAX_PORT

@@ -132,6 +132,9 @@ class Aliases:
                     "there is"
                 )
             old = _target(connection, pointer)
+            if old and self._dangling({pointer: old}):
+                _set(connection, pointer, old, ABSENT)
+                old = ABSENT
             if expect is not None and old != expect:
                 _refuse_move(pointer, old, expect)
             self._require_signed(connection, pointer.name, [pointer], digest, ())
@@ -235,13 +238,12 @@ class Aliases:
                 "INSERT INTO requirements VALUES (?, ?, ?, ?)",
                 [(*where, one) for one in sorted(set(keys))],
             )
-            rows = connection.execute(
-                "SELECT name, kind, label, digest FROM pointers WHERE name = ?", (scope.name,)
-            ).fetchall()
-            for name, kind, label, digest in rows:
-                pointer = Pointer(name, PointerKind(kind), label)
-                if scope.pointer in (None, pointer):
-                    self._require_signed(connection, name, [pointer], digest, ())
+            found = _pointers(connection)
+            dangling = self._dangling(found)
+            for pointer, digest in found.items():
+                is_meant = pointer.name == scope.name and scope.pointer in (None, pointer)
+                if is_meant and pointer not in dangling:
+                    self._require_signed(connection, pointer.name, [pointer], digest, ())
 
     def require_signed(
         self, reference: Reference, digest: str, signers: Collection[str] = ()
@@ -334,9 +336,6 @@ class Aliases:
                     for statement in _SCHEMA:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA user_version = {_FORM}")
-                found = _pointers(connection)
-                for pointer in self._dangling(found):
-                    _set(connection, pointer, found[pointer], ABSENT)
                 yield connection
 
     @contextmanager

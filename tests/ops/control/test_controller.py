@@ -13,8 +13,10 @@ from ops.control.controller import Controller, Past, Step
 from ops.control.model_states import HOLDING, RESTING, RUNNING
 from ops.control.models import WorkerSeen, WorkersSeen
 from ops.control.operations import NoRoom, Operation, Status, UnknownModel, Wanted
+from ops.control.residency import HOST
 from triolet.config import ControlConfig, ControlledModelConfig
 from triolet.control_protocol import Activity, ModelActivity, ModelState
+from triolet.status import GpuMemory
 
 NO_PAST = Past({}, {}, {}, ())
 START_S = 10.0
@@ -69,6 +71,14 @@ class Fleet:
         worker = WorkerSeen(f"{name}.decode-0", "decode", 7 if is_there else None, is_ready)
         its = {name: WorkersSeen((worker,), is_there, None if is_there else "it died thrice")}
         self.control.note_workers(its, self.now, self.now, self.now)
+
+    def see_on_gpu(self, name: str, gpu: str, num_bytes: int, total_bytes: int = 100) -> None:
+        """Let the supervisor tell of a model's two workers, which share a GPU."""
+        held = GpuMemory(gpu, num_bytes // 2, total_bytes)
+        roles = ("prefill", "decode")
+        its = tuple(WorkerSeen(f"{name}.{role}-0", role, 7, True, held) for role in roles)
+        seen = {name: WorkersSeen(its, is_there=True)}
+        self.control.note_workers(seen, self.now, self.now, self.now)
 
     def say(self, *in_flight: tuple[str, int], server: str = "server") -> None:
         said = tuple(ModelActivity(name, n, 0, 0.0 if n else None, True) for name, n in in_flight)
@@ -279,6 +289,69 @@ def test_a_turn_ends_where_a_model_in_the_way_is_never_idle() -> None:
     assert (large.status, younger.status) == (Status.WAITING, Status.DONE)
 
 
+def test_a_gpu_is_shared_within_its_budget_and_gives_no_pool_to_this_machine() -> None:
+    models = [model(name, pool_bytes=30) for name in ("a", "b")]
+    fleet = Fleet(*models, budget=1000)
+    for name in ("a", "b"):
+        fleet.order(name, Wanted.LOAD)
+        fleet.settle()
+        fleet.see_on_gpu(name, "GPU-1", 60)
+        fleet.control.note_size(name, 20)
+        assert fleet.control.models[name].size_bytes == 20, "without the pool, which is on the GPU"
+    assert fleet.control.budgets == {HOST: 1000, "GPU-1": 95}
+    fleet.say(("a", 0), ("b", 0))
+    # Each had the memory when it started; together they exceed it.
+    fleet.tick(60.0)
+    fleet.settle()
+    assert sorted(fleet.state(name) for name in "ab") == [ModelState.SERVING, ModelState.SLEEPING]
+    (asleep,) = (name for name in "ab" if fleet.state(name) is ModelState.SLEEPING)
+    (other,) = {"a", "b"} - {asleep}
+    fleet.say((other, 1))
+    waiting = fleet.order(asleep, Wanted.LOAD)
+    fleet.tick(60.0)
+    assert (waiting.status, waiting.progress) == (Status.WAITING, f"waits for memory of {other}")
+    fleet.say((other, 0))
+    fleet.settle()
+    assert fleet.state(asleep) in RUNNING
+    assert fleet.state(other) is ModelState.SLEEPING
+
+
+def test_a_load_for_another_gpu_does_not_wait_for_the_one_that_comes_first() -> None:
+    fleet = Fleet(*(model(name) for name in ("busy", "large", "other")), budget=1000)
+    for name, gpu, num_bytes in (
+        ("large", "GPU-1", 80),
+        ("other", "GPU-2", 80),
+        ("busy", "GPU-1", 60),
+    ):
+        fleet.order(name, Wanted.LOAD)
+        fleet.settle()
+        fleet.see_on_gpu(name, gpu, num_bytes)
+        fleet.control.note_size(name, 20)
+        fleet.say(("busy", 1))
+        if name != "busy":
+            fleet.order(name, Wanted.SLEEP)
+            fleet.settle()
+    large = fleet.order("large", Wanted.LOAD)
+    fleet.tick(31.0)
+    assert large.progress == "waits for memory of busy"
+    other = fleet.order("other", Wanted.LOAD)
+    fleet.settle()
+    assert (large.status, other.status) == (Status.WAITING, Status.DONE)
+
+
+def test_a_model_too_large_for_its_gpu_is_refused_with_figures() -> None:
+    fleet = Fleet(model("a"), budget=1000)
+    fleet.order("a", Wanted.LOAD)
+    fleet.settle()
+    fleet.see_on_gpu("a", "GPU-1", 98)
+    fleet.order("a", Wanted.SLEEP)
+    fleet.settle()
+    with pytest.raises(
+        NoRoom, match=r"a takes 98 .* of the GPU GPU-1 .*budget is 95 .*gpu_memory_sh"
+    ):
+        fleet.order("a", Wanted.LOAD)
+
+
 def test_keep_alive_ends_an_idle_model() -> None:
     fleet = Fleet(model("a", keep_alive_s=30.0), model("b", keep_alive_s=30.0, pinned=True))
     for name in "ab":
@@ -397,7 +470,7 @@ def check_steps(fleet: Fleet, steps: list[Step], busy: set[str]) -> None:
             assert fleet.now - chosen.since >= 60.0
     if any(step.is_start for step in steps):
         held = sum(one.size_bytes for one in control.models.values() if one.state in HOLDING)
-        assert held <= control.budget_bytes
+        assert held <= control.budgets[HOST]
 
 
 @settings(max_examples=60)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ops.control.model_states import HOLDING, RESTING, TRANSITIONS, Event, after
 from ops.control.residency import (
+    HOST,
     Fits,
     Later,
     LoadTimes,
@@ -60,7 +61,7 @@ def test_room_is_made_within_the_budget_and_by_idle_models_only(
 ) -> None:
     wanted = replace(models[0], state=ModelState.STAGED)
     others = models[1:]
-    answer = make_room(wanted, [wanted, *others], budget, NOW, MIN_S)
+    answer = make_room(wanted, [wanted, *others], {HOST: budget}, NOW, MIN_S)
     pinned = held_bytes(model for model in others if model.is_pinned)
     if wanted.size_bytes + pinned > budget:
         assert answer == Never(wanted.size_bytes, pinned, budget)
@@ -93,13 +94,46 @@ def test_for_a_load_that_comes_first_all_idle_models_end_where_that_is_not_enoug
     models: list[Resident], budget: int
 ) -> None:
     wanted = replace(models[0], state=ModelState.STAGED)
-    usual = make_room(wanted, models, budget, NOW, MIN_S)
-    first = make_room(wanted, models, budget, NOW, MIN_S, is_first=True)
+    usual = make_room(wanted, models, {HOST: budget}, NOW, MIN_S)
+    first = make_room(wanted, models, {HOST: budget}, NOW, MIN_S, is_first=True)
     idle = {one.name for one in models[1:] if may_evict(one, NOW, MIN_S)}
     if isinstance(first, Fits) and isinstance(usual, Later):
         assert set(first.evict) == idle != set()
     else:
         assert first == usual
+
+
+def on_gpus(name: str, state: ModelState, **gpus: int) -> Resident:
+    one = Resident(name, state, 10, False, 0, 0.0, 0.0, 1.0, gpu_bytes=gpus)
+    return replace(one, since=NOW - 100, last_used_at=NOW - 100)
+
+
+def test_each_gpu_has_a_budget_of_its_own() -> None:
+    on_a, on_b, both = (
+        on_gpus("on_a", ModelState.SERVING, a=50),
+        on_gpus("on_b", ModelState.SERVING, b=80),
+        on_gpus("both", ModelState.SERVING, a=30, b=10),
+    )
+    others, budgets = [on_a, on_b, both], {HOST: 1000, "a": 100, "b": 100}
+
+    def room(gpus: dict[str, int], *models: Resident) -> object:
+        wanted = on_gpus("new", ModelState.STAGED, **gpus)
+        return make_room(wanted, models or others, budgets, NOW, MIN_S)
+
+    assert room({"a": 20}) == room({"b": 10}) == room({}) == Fits()
+    # What the other GPU holds is of no use.
+    assert room({"a": 60}) == Fits(("on_a",))
+    assert room({"a": 60, "b": 100}) == Fits(("on_b", "on_a", "both"))
+    assert room({"a": 60}, replace(on_a, num_requests=1), on_b) == Later(("on_a", "on_b"))
+    assert room({"a": 60}, replace(on_a, is_pinned=True)) == Never(60, 50, 100, "a")
+    assert room({"b": 101}) == Never(101, 0, 100, "b")
+    wanted = on_gpus("new", ModelState.STAGED, b=100)
+    busy = replace(on_b, num_requests=1)
+    first = make_room(wanted, [on_a, busy, both], budgets, NOW, MIN_S, is_first=True)
+    assert first == Fits(("both",)), "what is on the other GPU alone does not end"
+    assert room({"c": 101}) == Fits(), "of a GPU that no worker has told of nothing is known"
+    draining = replace(on_a, state=ModelState.DRAINING)
+    assert room({"a": 60}, draining, on_b) == Later(("on_a",))
 
 
 def test_the_longest_idle_largest_and_quickest_model_goes_first() -> None:
@@ -112,7 +146,7 @@ def test_the_longest_idle_largest_and_quickest_model_goes_first() -> None:
     ):
         assert score(other, NOW) == 2 * score(base, NOW)
         budget = held_bytes([base, other])
-        answer = make_room(wanted, [base, other], budget, NOW, MIN_S)
+        answer = make_room(wanted, [base, other], {HOST: budget}, NOW, MIN_S)
         assert answer == Fits((other.name,))
 
 
