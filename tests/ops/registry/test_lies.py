@@ -211,7 +211,7 @@ NESTED = b'{"x":' * 100_000
     ("path", "lie", "words"),
     [
         ("manifests/v1", Lie(200, NESTED), "cannot be read: maximum recursion depth"),
-        ("%2Bjson", Lie(200, NESTED), "its list of signatures of .* cannot be read"),
+        ("%2Bjson", Lie(200, NESTED), "its list of signature of .* cannot be read"),
         ("manifests/v1", Lie(404, NESTED), "status 404; see that"),
     ],
 )

@@ -287,6 +287,7 @@ def test_connections_are_bounded_in_number_and_time(
     source: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ops.registry.sharing.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("ops.registry.sharing.REQUEST_S", 3600.0)
     with shared(source, "chat") as server:
         address = ("127.0.0.1", int(server.server_address[1]))
         held = [socket.create_connection(address, TIMEOUT_S) for _ in range(2)]
