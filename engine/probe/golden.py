@@ -177,8 +177,7 @@ class GoldenSteps:
 
 
 _REMEDY: Final = (
-    "they are of another model, or were damaged where they were made: `triolet model probe REF "
-    "--replace` makes them anew, where the model is known to be sound"
+    "`triolet model probe REF --replace` makes them anew, on a machine that is known to be sound"
 )
 
 

@@ -94,7 +94,10 @@ class SharedModels:
           NotShared: nothing that is shared.
           StoreError: the store is damaged.
         """
-        parts = urlsplit(target)
+        try:
+            parts = urlsplit(target)
+        except ValueError:  # an address in brackets that is none
+            raise NotShared from None
         if parts.path in ("/v2/", "/v2"):
             return Document(EMPTY_DOCUMENT, "application/json")
         found = _PATH.fullmatch(parts.path)

@@ -16,6 +16,7 @@ import sys
 import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -28,7 +29,7 @@ from triolet.private_files import FILE_MODE
 from triolet.store.manifest import Descriptor, digest_of
 from triolet.store.referrers import ReferrerFault
 
-from .client import PIECE_BYTES, SLOWEST_BYTES_S
+from .client import MAX_SHOWN, PIECE_BYTES, SLOWEST_BYTES_S
 from .credentials import MAX_PASSWORD_BYTES
 from .manifests import DIGEST_HEADER
 from .shared import BLOB_TYPE, Document, NotShared, SharedModels
@@ -136,15 +137,26 @@ class ShareServer(ThreadingHTTPServer):
             self.shutdown_request(request)
             return
         self.allow(request, REQUEST_S)
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._forget(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         """Answer all requests of a connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._over_at.pop(request, None)
-            self._free.release()
+            self._forget(request)
+
+    def server_bind(self) -> None:
+        """Bind without a question to a resolver, which may take seconds to answer."""
+        TCPServer.server_bind(self)
+
+    def _forget(self, connection: socket.socket) -> None:
+        self._over_at.pop(connection, None)
+        self._free.release()
 
     def service_actions(self) -> None:
         """Cut connections that are over their time. Called again and again by `serve_forever`."""
@@ -177,6 +189,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "triolet"
     sys_version = ""
+    path = ""
+    """Until a first line that is one has come."""
 
     def setup(self) -> None:
         if isinstance(self.request, ssl.SSLSocket):
@@ -213,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         except NotShared:
             self._refuse(404, "NAME_UNKNOWN", "nothing that is shared here has that name")
         except (StoreError, ReferrerFault) as error:
-            log.error("share_store_damaged", path=self.path, reason=str(error))
+            log.error("share_store_damaged", path=self.path[:MAX_SHOWN], reason=str(error))
             self._refuse(500, "UNKNOWN", "the store here is damaged; its log says how")
 
     def _send_blob(self, blob: Descriptor, file: BinaryIO, *, with_content: bool) -> None:
@@ -275,12 +289,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Say what was asked."""
-        peer = self.client_address[0]
-        log.info("share_answered", peer=peer, method=self.command, path=self.path, status=int(code))
+        log.info(
+            "share_answered",
+            peer=self.client_address[0],
+            method=self.command,
+            path=self.path[:MAX_SHOWN],
+            status=int(code),
+        )
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401
         """Say what else the library would write."""
-        log.info("share_note", peer=self.client_address[0], note=format % args)
+        log.info("share_note", peer=self.client_address[0], note=(format % args)[:MAX_SHOWN])
 
 
 def read_secret(path: Path) -> str:

@@ -26,6 +26,9 @@ SETTINGS: Final = (
     "worker.engine.kv_pool_bytes=4MiB",
     "worker.engine.threads=1",
     "worker.engine.snapshots.min_bytes=0",
+    # So that little is measured.
+    "worker.engine.max_num_batched_tokens=64",
+    "worker.engine.max_model_len=128",
 )
 
 

@@ -231,6 +231,7 @@ def test_nothing_but_what_is_named_is_served(store: ModelStore, source: ModelSto
             f"/v2/chat/blobs/{weights_of(store).upper()}",
             "/v2/../v2/chat/manifests/v1",
             "//etc/passwd",
+            "http://[/v2/",
             "/",
         ):
             assert ask(server, path)[0] == 404, path
@@ -287,6 +288,7 @@ def test_connections_are_bounded_in_number_and_time(
     source: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ops.registry.sharing.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("ops.registry.sharing.REQUEST_S", 3600.0)
     with shared(source, "chat") as server:
         address = ("127.0.0.1", int(server.server_address[1]))
         held = [socket.create_connection(address, TIMEOUT_S) for _ in range(2)]
@@ -302,6 +304,32 @@ def test_connections_are_bounded_in_number_and_time(
     ):
         slow.sendall(b"GET /v2/ HTTP/1.1\r\nx-a: ")
         assert slow.recv(1) == b"", "a request that never ends is cut"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\x00\xff\r\n\r\n", b"400"),
+        (b"GET /v2/ HTTP/9.9\r\n\r\n", b"505"),
+        (b"GET /" + b"a" * (65_537 - 5), b"414"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\ncontent-length: 9\r\n\r\nGET / HTTP/1.1\r\n\r\n", b"401"),
+    ],
+)
+def test_what_is_no_request_is_refused_once(
+    source: ModelStore, capsys: pytest.CaptureFixture[str], sent: bytes, status: bytes
+) -> None:
+    with (
+        shared(source, "chat") as server,
+        socket.create_connection(("127.0.0.1", int(server.server_address[1])), TIMEOUT_S) as raw,
+    ):
+        raw.sendall(sent)
+        answer = b"".join(iter(lambda: raw.recv(65_536), b""))
+    assert status in answer[:500]
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    said = capsys.readouterr()
+    assert "share_note" in said.out + said.err or status == b"401"
+    assert "share_failed" not in said.out + said.err
 
 
 def test_a_secret_is_made_for_this_user_and_read_as_such(tmp_path: Path) -> None:
