@@ -29,8 +29,9 @@ from .snapshots.makers import CODE_DIGEST
 from .weights import WeightReader, load_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from .adapters import Adapter
     from .kv_pool import KVPool
     from .model_config import ModelConfig
     from .runner import StepModel
@@ -38,8 +39,23 @@ if TYPE_CHECKING:
     from .weights import Checkpoint
 
 _HIDDEN_SIZE_MULTIPLE: Final = 16
+NO_ADAPTERS: Final[Mapping[bytes, Adapter]] = {}
 FUSED: Final = frozenset({"flash", "triton"})
 """Backends that compute with fused kernels, and decode steps without waiting for the host."""
+
+
+def check_adapters(backend: str, config: EngineConfig) -> None:
+    """Look whether a backend computes the adapters that the config names.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    if config.adapters and backend in FUSED:
+        names = ", ".join(one.name for one in config.adapters)
+        raise ConfigError(
+            f"backend is {backend!r}, whose kernels compute no adapters, and the model has some "
+            f"({names}); use backend 'sdpa', or 'native' on a CPU, or remove the adapters"
+        )
 
 
 def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -> str:
@@ -85,6 +101,7 @@ def build_model(
     max_model_len: int,
     on_progress: Callable[[float], None],
     snapshots: Snapshots | None = None,
+    adapters: Mapping[bytes, Adapter] = NO_ADAPTERS,
 ) -> StepModel:
     """Read the weights and return what computes with them.
 
@@ -97,6 +114,7 @@ def build_model(
       max_model_len: positions that can occur.
       on_progress: told the share of layers that are loaded.
       snapshots: where packed weights are kept; None for nowhere.
+      adapters: that rows may name, by digest.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
@@ -122,11 +140,11 @@ def build_model(
             )
             pieces = snapshots.load(key, packing, torch.get_num_threads())
         rotary = RotaryTable(model_config.rope, model_config.head_dim, max_model_len, device)
-        packed = PackedModel(model_config, pieces, rotary, pool)
+        packed = PackedModel(model_config, pieces, rotary, pool, library, adapters)
         return NativeModel(packed, library, model_config.vocab_size)
     tensors = load_weights(model_config, checkpoint, dtype, device, on_progress)
     attention = create_attention(backend, pool, model_config.num_heads, max_model_len)
-    return TorchModel(Transformer(model_config, tensors, max_model_len), attention)
+    return TorchModel(Transformer(model_config, tensors, max_model_len), attention, adapters)
 
 
 def build_runner(
@@ -138,6 +156,7 @@ def build_runner(
     max_model_len: int,
     on_progress: Callable[[str, float], None],
     snapshots: Snapshots | None = None,
+    adapters: Mapping[bytes, Adapter] = NO_ADAPTERS,
 ) -> Runner:
     """Read the weights and return what computes steps with them.
 
@@ -151,6 +170,7 @@ def build_runner(
       on_progress: told (stage, share of it done): `weights`, and `graphs` where decode steps are
         captured.
       snapshots: where packed weights are kept; None for nowhere.
+      adapters: that rows may name, by digest.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
@@ -167,6 +187,7 @@ def build_runner(
             max_model_len,
             on_weights,
             snapshots,
+            adapters,
         )
         return Runner(model, config.block_size, pool, masks=config.masks)
     dtype, device = pool.layout.dtype, pool.blocks.device

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from triolet.adapters.keys import adapters_mark
 from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
 
+from .adapters import load_adapters
 from .arithmetic import arithmetic
 from .attention.traits import ALL_TRAITS, NATIVE
-from .backend import build_runner, choose_backend
+from .backend import build_runner, check_adapters, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
 from .constraints import Constraints
@@ -35,7 +37,7 @@ from .snapshots.folder import Snapshots
 from .weights import Checkpoint, open_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from triolet.config import MaskConfig
@@ -65,6 +67,7 @@ class Engine:
       max_model_len_reason: what limits it.
       pace: how much a step may hold here, and how long it takes.
       constraints: keeps completions within grammars.
+      adapters: digests of the adapters that rows may name.
     """
 
     runner: Runner
@@ -79,6 +82,7 @@ class Engine:
     max_model_len_reason: str
     pace: Pace
     constraints: Constraints
+    adapters: frozenset[bytes] = frozenset()
 
 
 def load_engine(
@@ -108,6 +112,7 @@ def load_engine(
     checkpoint = open_checkpoint(model_dir)
     config = replace(config, device=str(device), dtype=dtype_for(config, checkpoint.dtype))
     backend = choose_backend(config, model_config, device.type)
+    check_adapters(backend, config)
     layout = _layout(config, model_config)
     if config.kv_pool_bytes is None:
         config = with_pool_size(config, model_config, layout.bytes_per_block, _free_bytes(device))
@@ -116,11 +121,26 @@ def load_engine(
     snapshots = Snapshots(config.snapshots, checkpoint.files, is_on=open_checkpoint is open_weights)
     digest = snapshots.weights_digest()
     computed_by = arithmetic(backend, device, model_config)
-    fingerprint = _fingerprint(digest, config, model_config, computed_by)
+    adapters = load_adapters(
+        config.adapters,
+        config.max_adapter_rank,
+        model_config,
+        TORCH_DTYPES[config.chosen_dtype],
+        device,
+    )
+    fingerprint = _fingerprint(digest, config, model_config, computed_by, adapters)
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, _num_blocks(config, layout), device, config.gpu.pinned_bytes)
     runner = build_runner(
-        backend, model_config, checkpoint, pool, config, max_model_len, on_progress, snapshots
+        backend,
+        model_config,
+        checkpoint,
+        pool,
+        config,
+        max_model_len,
+        on_progress,
+        snapshots,
+        adapters,
     )
     ledger = BlockLedger(pool.num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)
@@ -140,6 +160,7 @@ def load_engine(
         reason,
         pace,
         _constraints(model_dir, model_config, eos_token_ids, config.masks),
+        frozenset(adapters),
     )
 
 
@@ -183,7 +204,13 @@ def _free_bytes(device: torch.device) -> int | None:
     return available_memory_bytes()
 
 
-def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_computes: str) -> str:
+def _fingerprint(
+    digest: str,
+    config: EngineConfig,
+    model: ModelConfig,
+    who_computes: str,
+    adapters: Collection[bytes],
+) -> str:
     """Name everything that two workers must agree on before KV passes between them.
 
     Weights and layout, or it would mean nothing; and what its bits depend on, or a sequence that
@@ -194,6 +221,7 @@ def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_comp
         f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
         f":by={who_computes}"
         + (f":wire={config.kv_wire}" if config.kv_wire is not KvWire.EXACT else "")
+        + adapters_mark(adapters)
     )
 
 

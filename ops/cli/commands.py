@@ -236,6 +236,7 @@ def server(sources: Sources, model: ModelArgument = None) -> None:
 
 def _run_server(sources: Sources, model: str | None) -> None:
     from ..model_directory import find_model, with_model_name
+    from ..models.adapters import with_adapters
     from ..models.stored import with_stored_model
     from ..role_process import run_role
 
@@ -248,7 +249,8 @@ def _run_server(sources: Sources, model: str | None) -> None:
             _require_addresses(each, f"model {each.model_name}: " if own.models else "")
             if own.models:
                 find_model(each.model_dir)
-        with with_stored_model(settings) as stored:
+        with with_stored_model(settings) as found:
+            stored = with_adapters(found)
             ready = stored.server
             if not own.models:
                 model_dir = find_model(stored.fleet.model).path
@@ -335,11 +337,13 @@ def _run_worker(role: Role, sources: Sources, model: str | None) -> None:
 
     def run() -> None:
         from ..model_directory import check_start
+        from ..models.adapters import with_adapters
         from ..models.stored import with_stored_model
 
         with with_stored_model(settings) as stored:
+            engine = with_adapters(stored).worker(role).engine
             # Before torch is loaded.
-            path, found = check_start(stored.fleet.model, stored.worker(role).engine)
+            path, found = check_start(stored.fleet.model, engine)
             ready = replace(config, model_dir=str(path), engine=found.engine)
             if role is Role.PREFILL:
                 from prefill.worker import main as run_prefill

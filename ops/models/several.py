@@ -40,6 +40,7 @@ def each_model(settings: Settings) -> list[Settings]:
             model=model.ref,
             prefill=fleet.prefill if model.prefill is None else model.prefill,
             decode=fleet.decode if model.decode is None else model.decode,
+            adapters=model.adapters,
         )
         found.append(replace(settings, fleet=own_fleet, server=own_server, models={name: model}))
     return found

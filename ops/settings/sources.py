@@ -62,9 +62,13 @@ _PATHS: Final = (
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
     "control_address kv_address advertised_kv_address lending supervisor_pid models "
-    "model_digest directory control_socket members_file".split()
+    "model_digest model_adapters directory control_socket members_file".split()
 )
 """Fields of a role that runs without `triolet serve`."""
+WORKERS_ADAPTERS: Final = ("engine", "adapters")
+"""What a worker is told; `fleet.adapters` is what users set."""
+OF_FLEET: Final = (("fleet", "model"), ("fleet", "adapters"))
+"""What every role reads of the section `fleet`."""
 
 
 @dataclass(slots=True)
@@ -146,7 +150,8 @@ class Sources:
           ConfigError: the sources set it.
         """
         for path, origin in self.origins.items():
-            if path[-1] in OF_LONE_ROLES and len(path) == 2:
+            is_own = path[-1] in OF_LONE_ROLES and len(path) == 2
+            if is_own or path[1:] == WORKERS_ADAPTERS:
                 raise ConfigError(
                     f"{dotted(path)} ({origin}) is for a role that runs alone; `triolet serve` "
                     "sets it itself: leave it out"
@@ -161,7 +166,7 @@ class Sources:
         read = {
             origin
             for path, origin in self.origins.items()
-            if path[0] in (role.value, "process") or path == ("fleet", "model")
+            if path[0] in (role.value, "process") or path in OF_FLEET
         }
         for origin in self.origins.values():
             if origin.startswith(SET) and origin not in read:

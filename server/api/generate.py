@@ -350,6 +350,7 @@ def generation_requests(
                 cache=cache,
                 markers=_markers(plan) or None,
                 watch=plan.watch,
+                adapter=plan.model.adapter_key,
             )
             for index, request_id in enumerate(request_ids)
         ]

@@ -4,6 +4,7 @@ Reads no file, flag or environment (ops/settings does). Each part of the product
 dataclass it needs.
 """
 
+from .adapters import SEPARATOR, AdapterConfig, require_adapter_names
 from .control import ControlConfig, ControlledModelConfig
 from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
 from .models import ModelConfig, ServedModelConfig
@@ -88,6 +89,8 @@ __all__ = [
     "NO_GUESSES",
     "OFF",
     "SCHEMES",
+    "SEPARATOR",
+    "AdapterConfig",
     "AdmissionConfig",
     "BatchConfig",
     "BrownoutConfig",
@@ -135,5 +138,6 @@ __all__ = [
     "WorkerConfig",
     "has_password",
     "require",
+    "require_adapter_names",
     "shown_url",
 ]
