@@ -14,6 +14,7 @@ import torch
 from triolet.config import AUTO_BACKEND, EngineConfig, WeightFormat
 from triolet.errors import ConfigError
 
+from .adapters.tensors import load_adapters
 from .attention.registry import create_attention
 from .attention.traits import NATIVE, check_backend
 from .gpu.build import build_parts, capture
@@ -31,7 +32,7 @@ from .weights import WeightReader, load_weights
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .adapters import Adapter
+    from .adapters.tensors import Adapter
     from .kv_pool import KVPool
     from .model_config import ModelConfig
     from .runner import StepModel
@@ -62,8 +63,10 @@ def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -
     """Return the name of the backend to use.
 
     Raises:
-      ConfigError: the one that the config names does not exist, or cannot serve this model here.
+      ConfigError: the one that the config names does not exist, cannot serve this model here, or
+        computes no adapters and the config has some.
     """
+    check_adapters(config.backend, config)
     is_int8 = config.weights is WeightFormat.INT8
     if config.backend == AUTO_BACKEND:
         reason = _why_not_native(config, model, device_type)
@@ -156,7 +159,6 @@ def build_runner(
     max_model_len: int,
     on_progress: Callable[[str, float], None],
     snapshots: Snapshots | None = None,
-    adapters: Mapping[bytes, Adapter] = NO_ADAPTERS,
 ) -> Runner:
     """Read the weights and return what computes steps with them.
 
@@ -170,14 +172,17 @@ def build_runner(
       on_progress: told (stage, share of it done): `weights`, and `graphs` where decode steps are
         captured.
       snapshots: where packed weights are kept; None for nowhere.
-      adapters: that rows may name, by digest.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
       ConfigError: the backend's package is not installed, or memory does not suffice.
     """
     on_weights = partial(on_progress, "weights")
+    dtype, device = pool.layout.dtype, pool.blocks.device
     if backend not in FUSED:
+        adapters = load_adapters(
+            config.adapters, config.max_adapter_rank, model_config, dtype, device
+        )
         model = build_model(
             backend,
             config.weights,
@@ -190,7 +195,6 @@ def build_runner(
             adapters,
         )
         return Runner(model, config.block_size, pool, masks=config.masks)
-    dtype, device = pool.layout.dtype, pool.blocks.device
     weights = load_weights(model_config, checkpoint, dtype, device, on_weights)
     parts = build_parts(backend, model_config, weights, pool, config, max_model_len)
     if config.gpu.cuda_graphs and device.type == "cuda":

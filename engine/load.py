@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from triolet.adapters.keys import adapters_mark
+from triolet.adapters.keys import adapters_mark, digest_bytes
 from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
 
-from .adapters import load_adapters
 from .arithmetic import arithmetic
 from .attention.traits import ALL_TRAITS, NATIVE
-from .backend import build_runner, check_adapters, choose_backend
+from .backend import build_runner, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
 from .constraints import Constraints
@@ -37,7 +36,7 @@ from .snapshots.folder import Snapshots
 from .weights import Checkpoint, open_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from triolet.config import MaskConfig
@@ -112,35 +111,18 @@ def load_engine(
     checkpoint = open_checkpoint(model_dir)
     config = replace(config, device=str(device), dtype=dtype_for(config, checkpoint.dtype))
     backend = choose_backend(config, model_config, device.type)
-    check_adapters(backend, config)
     layout = _layout(config, model_config)
     if config.kv_pool_bytes is None:
         config = with_pool_size(config, model_config, layout.bytes_per_block, _free_bytes(device))
     max_model_len, reason = fit_model_len(config, model_config, layout.bytes_per_block)
     on_progress("digest", 0.0)
     snapshots = Snapshots(config.snapshots, checkpoint.files, is_on=open_checkpoint is open_weights)
-    digest = snapshots.weights_digest()
-    computed_by = arithmetic(backend, device, model_config)
-    adapters = load_adapters(
-        config.adapters,
-        config.max_adapter_rank,
-        model_config,
-        TORCH_DTYPES[config.chosen_dtype],
-        device,
-    )
-    fingerprint = _fingerprint(digest, config, model_config, computed_by, adapters)
+    digest, computed_by = snapshots.weights_digest(), arithmetic(backend, device, model_config)
+    fingerprint = _fingerprint(digest, config, model_config, computed_by)
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, _num_blocks(config, layout), device, config.gpu.pinned_bytes)
     runner = build_runner(
-        backend,
-        model_config,
-        checkpoint,
-        pool,
-        config,
-        max_model_len,
-        on_progress,
-        snapshots,
-        adapters,
+        backend, model_config, checkpoint, pool, config, max_model_len, on_progress, snapshots
     )
     ledger = BlockLedger(pool.num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)
@@ -160,7 +142,7 @@ def load_engine(
         reason,
         pace,
         _constraints(model_dir, model_config, eos_token_ids, config.masks),
-        frozenset(adapters),
+        frozenset(digest_bytes(one.digest) for one in config.adapters),
     )
 
 
@@ -204,13 +186,7 @@ def _free_bytes(device: torch.device) -> int | None:
     return available_memory_bytes()
 
 
-def _fingerprint(
-    digest: str,
-    config: EngineConfig,
-    model: ModelConfig,
-    who_computes: str,
-    adapters: Collection[bytes],
-) -> str:
+def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_computes: str) -> str:
     """Name everything that two workers must agree on before KV passes between them.
 
     Weights and layout, or it would mean nothing; and what its bits depend on, or a sequence that
@@ -221,7 +197,7 @@ def _fingerprint(
         f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
         f":by={who_computes}"
         + (f":wire={config.kv_wire}" if config.kv_wire is not KvWire.EXACT else "")
-        + adapters_mark(adapters)
+        + adapters_mark(digest_bytes(one.digest) for one in config.adapters)
     )
 
 

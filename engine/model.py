@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from .adapters import AdaptedTokens
+from .adapters.rows import AdaptedTokens
 from .rope import RotaryTable, rotate
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .adapters import Adapter
+    from .adapters.tensors import Adapter
     from .attention.interface import AttentionBackend
     from .batch import FlatStep
     from .layers import DecoderLayer, Weights

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ..adapters import tokens_by_adapter
+from ..adapters.rows import tokens_by_adapter
 from .packing import pack
 from .structs import (
     AdaptedFields,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..adapters import Adapter, LowRank
+    from ..adapters.tensors import Adapter, LowRank
     from ..batch import FlatStep
     from .library import Library
 
@@ -65,13 +65,12 @@ class PackedAdapter:
 
     def _packed(self, product: str, low: LowRank, base: LinearFields) -> LowRankFields:
         down = self._linear(low.down, inputs=base.steps * self._per_word)
-        width = down.panels * self._library.panel
-        self.low_stride = max(self.low_stride, width)
-        up = self._linear(low.up, inputs=width, is_gate_up=product == "gate_up")
+        self.low_stride = max(self.low_stride, down.panels * self._library.panel)
+        up = self._linear(low.up, is_gate_up=product == "gate_up")
         assert up.panels == base.panels, "an adapter that adds other outputs than there are"
         return LowRankFields(down, up)
 
-    def _linear(self, weight: Tensor, *, inputs: int, is_gate_up: bool = False) -> LinearFields:
+    def _linear(self, weight: Tensor, *, inputs: int = 0, is_gate_up: bool = False) -> LinearFields:
         packed = pack(self._library, weight, is_gate_up=is_gate_up, inputs=inputs)
         self._kept.append(packed.weight)
         return LinearFields(packed.weight.data_ptr(), None, None, packed.panels, packed.steps)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from ..adapters import Adapter
+    from ..adapters.tensors import Adapter
     from ..batch import FlatStep
     from ..kv_pool import KVPool
     from ..model_config import ModelConfig

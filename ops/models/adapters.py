@@ -29,9 +29,14 @@ def with_adapters(settings: Settings) -> Settings:
     if not settings.fleet.adapters:
         return settings
     base, adapters = settings.server.model_digest, []
-    max_rank = min(
-        settings.worker(role).engine.max_adapter_rank for role in (Role.PREFILL, Role.DECODE)
-    )
+    engines = [settings.worker(role).engine for role in (Role.PREFILL, Role.DECODE)]
+    most, found = min(one.max_adapters for one in engines), len(settings.fleet.adapters)
+    if found > most:
+        raise ConfigError(
+            f"adapters has {found}, and worker.engine.max_adapters allows {most}; raise it if "
+            "memory holds them in each worker, or remove some"
+        )
+    max_rank = min(one.max_adapter_rank for one in engines)
     for name, given in settings.fleet.adapters.items():
         path = Path(given).expanduser().absolute()
         try:

@@ -13,7 +13,7 @@
 #ifndef DIM
 #define DIM 16
 #endif
-enum { LAYERS = 2, HEADS = 6, KV_HEADS = 2, HIDDEN = 80, WIDE = 70, VOCABULARY = 77, RANK = 5 };
+enum { LAYERS = 2, HEADS = 6, KV_HEADS = 2, HIDDEN = 80, WIDE = 70, VOCABULARY = 77, RANK = 6 };
 enum { BLOCK = 5, BLOCKS = 64, MOST = 128, THREADS = 2 };
 
 static uint32_t state = 7;
@@ -90,13 +90,13 @@ static Layer layer_of(int is_bf16, int is_int8, int has_extras) {
     return to;
 }
 
-/* What one adapter adds to a linear layer, of rank 5. */
+/* What one adapter adds to a linear layer, of rank 6. */
 static LowRank low_of(int is_bf16, const Linear *base, int64_t inputs, int64_t outputs,
                       int is_gate_up, int64_t *low_stride) {
     LowRank to;
     to.down = linear_of(is_bf16, 0, RANK, inputs, 0, base->steps * (is_bf16 ? 2 : 1), 0);
     *low_stride = to.down.panels * PANEL;
-    to.up = linear_of(is_bf16, 0, outputs, *low_stride, is_gate_up, 0, 0);
+    to.up = linear_of(is_bf16, 0, outputs, RANK, is_gate_up, 0, 0);
     return to;
 }
 

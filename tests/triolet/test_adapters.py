@@ -168,16 +168,11 @@ def test_marks_name_sets() -> None:
 
 
 def test_configs_bound_names_and_numbers() -> None:
-    digest = "sha256:" + "0" * 64
-    told = tuple(AdapterConfig(f"a{number}", "/a", "", digest) for number in range(3))
-    assert EngineConfig(adapters=told, max_adapters=3).adapters == told
-    with pytest.raises(ConfigError, match="adapters has 3, and max_adapters allows 2"):
-        EngineConfig(adapters=told, max_adapters=2)
     with pytest.raises(ConfigError, match="max_adapter_rank"):
         EngineConfig(max_adapter_rank=0)
     with pytest.raises(ConfigError, match="'a:b', which is no name of an adapter"):
         FleetConfig(adapters={"a:b": "/a"})
-    with pytest.raises(ConfigError, match="give the adapter by fleet.adapters"):
+    with pytest.raises(ConfigError, match=r"give the adapter by fleet\.adapters"):
         AdapterConfig("sql", "/a", "", "")
 
 

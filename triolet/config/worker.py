@@ -352,11 +352,6 @@ class EngineConfig:
         require(0 <= self.niceness <= 19, "niceness", self.niceness, "0…19")
         require(self.max_adapters >= 0, "max_adapters", self.max_adapters, ">= 0")
         require(self.max_adapter_rank >= 1, "max_adapter_rank", self.max_adapter_rank, ">= 1")
-        if len(self.adapters) > self.max_adapters:
-            raise ConfigError(
-                f"adapters has {len(self.adapters)}, and max_adapters allows {self.max_adapters}; "
-                "raise worker.engine.max_adapters if memory holds them, or remove some"
-            )
         require(self.host_cache_bytes >= 0, "host_cache_bytes", self.host_cache_bytes, ">= 0")
 
 

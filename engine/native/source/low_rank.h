@@ -60,6 +60,9 @@ INLINE Added adapt(const int is_bf16, const Model *model, const Adapted *adapted
     const int64_t row_bytes = layer->steps * 4, stride = layer->panels * PANEL;
     const int64_t size = is_bf16 ? 2 : 4;
     const int64_t low_panels = model->low_stride / PANEL;
+    /* One panel of few ranks takes less time than to be handed out. */
+    int64_t chunk = layer->panels / (4 * omp_get_num_threads());
+    if (chunk < 1) chunk = 1;
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < adapted->num_rows; i++)
         memcpy(at->input + i * row_bytes, input + adapted->rows[i] * row_bytes, row_bytes);
@@ -70,7 +73,7 @@ INLINE Added adapt(const int is_bf16, const Model *model, const Adapted *adapted
         if (low->down.weight && job % low_panels < low->down.panels)
             low_panel(is_bf16, &low->down, group, job % low_panels, model->low_stride, at);
     }
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic, chunk)
     for (int64_t job = 0; job < adapted->num_groups * layer->panels; job++) {
         const Group *group = adapted->groups + job / layer->panels;
         const LowRank *low = (const LowRank *)((const char *)(group->layers + index) + offset);
