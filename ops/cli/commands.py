@@ -249,8 +249,7 @@ def _run_server(sources: Sources, model: str | None) -> None:
             _require_addresses(each, f"model {each.model_name}: " if own.models else "")
             if own.models:
                 find_model(each.model_dir)
-        with with_stored_model(settings) as found:
-            stored = with_adapters(found)
+        with with_stored_model(settings) as found, with_adapters(found) as stored:
             ready = stored.server
             if not own.models:
                 model_dir = find_model(stored.fleet.model).path
@@ -340,8 +339,8 @@ def _run_worker(role: Role, sources: Sources, model: str | None) -> None:
         from ..models.adapters import with_adapters
         from ..models.stored import with_stored_model
 
-        with with_stored_model(settings) as stored:
-            engine = with_adapters(stored).worker(role).engine
+        with with_stored_model(settings) as named, with_adapters(named) as stored:
+            engine = stored.worker(role).engine
             # Before torch is loaded.
             path, found = check_start(stored.fleet.model, engine)
             ready = replace(config, model_dir=str(path), engine=found.engine)

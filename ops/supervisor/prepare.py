@@ -11,7 +11,6 @@ from triolet.ids import Role
 from triolet.tenants_form import read_tenants
 
 from ..model_directory import check_start, with_model_name, with_pool_share
-from ..models.adapters import with_adapters
 from ..models.choose import ready_model
 from ..models.several import name_of, naming
 from ..settings.form import Settings, of_role
@@ -40,7 +39,7 @@ def prepare(settings: Settings, models: Sequence[Settings], gpus: tuple[str, ...
     plans = []
     for own in models:
         with naming(name_of(own)):
-            plans.append(_prepared(with_adapters(own), num_workers, gpus))
+            plans.append(_prepared(own, num_workers, gpus))
     require_tenants(settings.server.tenants)
     return FleetPlan(settings if settings.models else plans[0].settings, tuple(plans), gpus)
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ops.cli import main
 from ops.model_directory import demo_model_path
 from ops.models.adapters import with_adapters
-from ops.models.several import each_model
+from ops.models.several import with_stored_models
 from ops.settings.form import Settings, document
 from ops.settings.sources import Sources
 from ops.supervisor.prepare import prepare
 from tests.adapters import write_adapter
+from triolet.adapters.files import CONFIG_FILE, read_adapter
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from triolet.config import AdapterConfig
 
 
@@ -47,7 +49,8 @@ def test_each_process_is_told_of_the_adapters_of_its_model(adapter: Path) -> Non
         f"models.chat.adapters=sql={adapter}, two={adapter}",
         "models.code.ref=demo",
     )
-    plan = prepare(settings, each_model(settings), ())
+    with with_stored_models(settings) as stored:
+        plan = prepare(settings, stored, ())
     chat, code = (told_of(model.settings) for model in plan.models)
     assert code == [(), (), ()]
     assert [one.name for one in chat[0]] == ["sql", "two"]
@@ -61,19 +64,20 @@ def test_a_table_of_a_file_says_the_same(adapter: Path) -> None:
     named = f'[models.chat]\nref = "demo"\n[models.chat.adapters]\nsql = "{adapter}"\n'
     sources = Sources()
     sources.add_document(named.encode(), "triolet.toml")
-    [own] = each_model(sources.settings())
-    assert told_of(with_adapters(own))[0][0].name == "sql"
+    with with_stored_models(sources.settings()) as [own]:
+        assert told_of(own)[0][0].name == "sql"
     sources = Sources()
     sources.add_document(f'[fleet.adapters]\nsql = "{adapter}"\n'.encode(), "triolet.toml")
-    told = told_of(with_adapters(sources.settings()))
-    assert [one.name for one in told[2]] == ["sql"]
+    with with_adapters(sources.settings()) as own:
+        assert [one.name for one in told_of(own)[2]] == ["sql"]
 
 
 def test_the_digest_is_pinned_to_the_version_of_the_base(adapter: Path) -> None:
     settings = settings_of(f"fleet.adapters=sql={adapter}")
     version = "sha256:" + "ab" * 32
     stored = replace(settings, server=replace(settings.server, model_digest=version))
-    [plain], [pinned] = (told_of(with_adapters(one))[0] for one in (settings, stored))
+    with with_adapters(settings) as first, with_adapters(stored) as second:
+        [plain], [pinned] = told_of(first)[0], told_of(second)[0]
     assert (plain.base, pinned.base) == ("", version)
     assert plain.digest != pinned.digest
 
@@ -97,12 +101,40 @@ def test_settings_that_cannot_be_are_refused(assignments: list[str], said: str) 
 
 
 def test_a_start_with_adapters_that_cannot_be_served_is_refused(adapter: Path) -> None:
-    missing = settings_of("fleet.adapters=sql=/nowhere/sql")
-    with pytest.raises(ConfigError, match=r"adapter sql: /nowhere/sql/adapter_config.json cannot"):
-        with_adapters(missing)
-    low = settings_of(f"fleet.adapters=sql={adapter}", "worker.engine.max_adapter_rank=2")
-    with pytest.raises(ConfigError, match=r"r is 4, and ranks up to 2 are served"):
-        with_adapters(low)
-    few = settings_of(f"fleet.adapters=sql={adapter}", "worker.engine.max_adapters=0")
-    with pytest.raises(ConfigError, match=r"adapters has 1, and worker\.engine\.max_adapters"):
-        with_adapters(few)
+    at = f"fleet.adapters=sql={adapter}"
+    for assignments, said in (
+        (["fleet.adapters=sql=/nowhere/sql"], "adapter sql: /nowhere/sql/.*_config.json cannot"),
+        ([at, "worker.engine.max_adapter_rank=2"], "r is 4, and ranks up to 2 are served"),
+        ([at, "worker.engine.max_adapters=0"], "has 1, and worker.engine.max_adapters allows 0"),
+    ):
+        with pytest.raises(ConfigError, match=said), with_adapters(settings_of(*assignments)):
+            pytest.fail("it would be served")
+
+
+def test_an_adapter_is_served_from_the_store(
+    adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(adapter, tmp_path / "copy")
+    where = ("--store", str(tmp_path / "store"))
+    command = ("model", "import", str(copy), "--name", "chat-sql", *where)
+    assert main((*command, "--weights", "int8")) != 0
+    assert "leave out --sampling and --weights" in capsys.readouterr().err
+    assert main((*command, "--tag", "v1")) == 0
+    shutil.rmtree(copy)
+    given = settings_of(f"fleet.store={tmp_path / 'store'}", "fleet.adapters=sql=chat-sql:v1")
+    with with_adapters(settings_of(f"fleet.adapters=sql={adapter}")) as plain:
+        wanted = told_of(plain)[0][0].digest
+    with with_adapters(given) as stored:
+        (told,) = told_of(stored)[2]
+        assert (told.name, told.digest) == ("sql", wanted)
+        assert read_adapter(Path(told.path), "", 64).digest == wanted
+    unknown = replace(given, fleet=replace(given.fleet, adapters={"sql": "chat-sql:v2"}))
+    with (
+        pytest.raises(ConfigError, match=r"adapter sql: chat-sql:v2 is no directory here, and"),
+        with_adapters(unknown),
+    ):
+        pytest.fail("it would be served")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / CONFIG_FILE).write_text("{}")
+    assert main(("model", "import", str(tmp_path / "broken"), "--name", "b", *where)) != 0
+    assert "only 'LORA' is served" in capsys.readouterr().err

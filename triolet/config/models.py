@@ -36,7 +36,8 @@ class ModelConfig:
     keep_alive_s: float | None = None
     """Its workers end after so long without a request; None keeps them until memory is needed."""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """LoRA adapters by name, each a directory as PEFT saves it; requests name `MODEL:ADAPTER`."""
+    """LoRA adapters by name, each a directory as PEFT saves it or a version of the store; requests
+    name `MODEL:ADAPTER`."""
 
     def __post_init__(self) -> None:
         for name, least in (("prefill", 0), ("decode", 1)):
