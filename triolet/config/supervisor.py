@@ -35,7 +35,8 @@ class FleetConfig:
     serves it too."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters by name, each a directory as PEFT saves it or a version of the store; requests
-    name `MODEL:ADAPTER`. Of models with names: `models.NAME.adapters`. A role that runs alone must be given the same."""
+    name `MODEL:ADAPTER`. Of models with names: `models.NAME.adapters`. A role that runs alone must
+    be given the same."""
     store: str | None = None
     """Folder of the model store; none is `$XDG_DATA_HOME/triolet/models`, where models are the
     user's own."""
