@@ -292,9 +292,11 @@ def _answer_preflight(services: Services, asked: Request) -> Response | None:
     if shown_origin(headers.get("origin"), origins_here(services, asked.path)) is None:
         return None
     wanted = headers.get("access-control-request-headers")
-    return Response(
-        status=204, headers=preflight_headers(wanted, services.config.preflight_max_age_s)
-    )
+    max_age_s = services.config.preflight_max_age_s
+    # Without a body Quart would iterate over none, for which it wants an event loop of asyncio.
+    response = Response(b"", status=204, headers=preflight_headers(wanted, max_age_s))
+    del response.headers["content-length"]  # not allowed in a 204
+    return response
 
 
 async def check_websocket(services: Services) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ ATTACKS: Final = [f"A{number}" for number in range(1, 41)]
 """With every change one is hunted, to know that a hunt finds; `make security-mutants` hunts all."""
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     kinds = ast.FunctionDef | ast.AsyncFunctionDef

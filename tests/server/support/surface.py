@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
+import traceback
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import structlog
 import trio
 
 from server.app import build_app
@@ -20,6 +23,8 @@ from triolet.config import ServerConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+
+    from structlog.typing import EventDict
 
     from server.api.served_models import ServedModel
     from server.api.services import Services
@@ -234,6 +239,26 @@ async def small_window(server: Surface) -> RawClient:
 
 
 @asynccontextmanager
+async def no_exception_logged() -> AsyncIterator[None]:
+    """Clients may have got their answers; a traceback in the log is a bug all the same."""
+    logged: list[str] = []
+
+    def note(_: object, __: str, entry: EventDict) -> EventDict:
+        if entry.get("exc_info"):
+            logged.append("".join(traceback.format_exception(*sys.exc_info())))
+        return entry
+
+    processors = structlog.get_config()["processors"]
+    processors.insert(0, note)
+    try:
+        yield
+    finally:
+        if note in processors:  # it is not if a test has configured logs
+            processors.remove(note)
+    assert not logged, "".join(logged)
+
+
+@asynccontextmanager
 async def surface(
     fleet: FakeFleet | None = None,
     defaults: SamplingDefaults | None = None,
@@ -269,7 +294,7 @@ async def surface(
     )
     listening = open_listening_socket(config)
     url, port = base_url(listening), listening.getsockname()[1]
-    async with trio.open_nursery() as nursery:
+    async with no_exception_logged(), trio.open_nursery() as nursery:
         await nursery.start(edge.run, listening)
         await nursery.start(services.kept.run)
         yield Surface(fleet, grammars, services, edge, listening, url, port)
