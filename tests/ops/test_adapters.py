@@ -72,6 +72,15 @@ def test_a_table_of_a_file_says_the_same(adapter: Path) -> None:
         assert [one.name for one in told_of(own)[2]] == ["sql"]
 
 
+@pytest.mark.parametrize("role", [Role.SERVER, Role.PREFILL, Role.DECODE])
+def test_a_role_that_runs_alone_is_given_the_same(adapter: Path, role: Role) -> None:
+    sources = Sources()
+    sources.add_assignments([f"fleet.adapters=sql={adapter}"])
+    sources.refuse_for_role(role)
+    with with_adapters(sources.settings()) as own:
+        assert [one.name for told in told_of(own) for one in told] == ["sql"] * 3
+
+
 def test_the_digest_is_pinned_to_the_version_of_the_base(adapter: Path) -> None:
     settings = settings_of(f"fleet.adapters=sql={adapter}")
     version = "sha256:" + "ab" * 32
