@@ -36,8 +36,8 @@ _TENSOR: Final = re.compile(
     r"base_model\.model\.model\.layers\.(\d{1,5})\.(self_attn|mlp)\.(\w+)\.lora_([AB])\.weight"
 )
 _PLAIN_INITS: Final = frozenset({"gaussian", "eva", "orthogonal"})
-"""Ways to begin a training that leave the base as it is. Others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA)
-train beside a changed base, for which these weights are."""
+"""Ways to begin a training that leave the base as it is. Others (PiSSA, OLoRA, CorDA, LoftQ,
+LoRA-GA) train beside a changed base, for which these weights are."""
 _REFUSED: Final[Mapping[str, str]] = {
     "use_dora": "DoRA, which scales whole rows of the base",
     "modules_to_save": "whole modules beside the adapter",
