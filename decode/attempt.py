@@ -49,13 +49,14 @@ class Attempt:
       unheard: rows that were sent and that the server has not said it has; at most what its window
         lets it run ahead.
       kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
-      salt: of the prefix cache that it uses.
+      cache_key: under which its KV is found again: of salt and adapter.
       num_held_blocks: leading blocks of the prompt that were here when it came, or that it shares
         with the attempt whose fork it is.
       is_local: its prompt is computed here; no KV is shipped to it.
       keeper: the tenant for which its KV is kept.
       weight: of its tenant, beside others of the same class.
       constraint: what its completion has to be, None for anything.
+      adapter: digest of the adapter that computes it; empty for the base alone.
       kv_key: by which its chunks and manifest are authenticated, where KV is not encrypted.
     """
 
@@ -75,12 +76,13 @@ class Attempt:
     last_turn: int = 0
     unheard: list[TokenRow] = field(default_factory=list)
     kv_sender: bytes | None = None
-    salt: bytes = b""
+    cache_key: bytes = b""
     num_held_blocks: int = 0
     is_local: bool = False
     keeper: Keeper = ANYBODY
     weight: float = 1.0
     constraint: Constraint | None = None
+    adapter: bytes = b""
     kv_key: bytes = b""
 
     @property
@@ -159,6 +161,7 @@ class Attempt:
             block_table=self.block_table,
             sample=sample,
             is_decode=True,
+            adapter=self.adapter,
         )
 
     def finish_reason(self, max_model_len: int) -> EndReason | None:

@@ -39,6 +39,7 @@ from triolet.ids import Role
 from worker.account import cache_load, worker_account
 from worker.attempt_table import AttemptTable
 from worker.counters import Counters, Drop
+from worker.engine_port import require_adapter
 from worker.outbox import Outbox
 from worker.server_sessions import PeerTable, ServerSessions
 
@@ -331,6 +332,7 @@ class DecodeCore:
             self.attempt_table.end_older(frame.key, now)
             prompt_ids, replay_ids = unpack_tokens(frame.prompt), unpack_tokens(frame.replay)
             check_request(self._engine.vocab_size, prompt_ids + replay_ids, frame.sampling)
+            require_adapter(self._engine, frame.adapter, self._identity.me)
             if not prompt_ids:
                 raise RemoteProtocolError("a prompt without tokens")
             if self._link.wire.plaintext and len(frame.kv_key) != KV_KEY_BYTES:
@@ -340,7 +342,9 @@ class DecodeCore:
                 )
             origin = None
             if frame.fork_of is not None:
-                origin = self.stepper.forks.origin(frame.fork_of, server, prompt_ids, frame.salt)
+                origin = self.stepper.forks.origin(
+                    frame.fork_of, server, prompt_ids, frame.cache_key
+                )
             reason = self._refusal(frame, len(prompt_ids), len(replay_ids), origin)
             if reason is None:
                 self._admit(server, frame, prompt_ids, replay_ids, origin, now)
@@ -380,7 +384,7 @@ class DecodeCore:
             num_shared = num_shared_blocks(num_prompt_tokens, self._engine.block_size)
             needed_blocks = num_blocks - num_shared
         else:
-            prospect = self._engine.prefix_cache.prospect(frame.prompt, frame.salt, num_blocks)
+            prospect = self._engine.prefix_cache.prospect(frame.prompt, frame.cache_key, num_blocks)
             needed_blocks = prospect.num_needed_blocks
         if needed_blocks + growth_blocks > self._engine.ledger.available_blocks:
             return RefuseReason.NO_BLOCKS
@@ -400,7 +404,7 @@ class DecodeCore:
         num_blocks = blocks_for(len(prompt_ids) + len(replay_ids), block_size)
         if origin is None:
             blocks, num_held_blocks = self._engine.prefix_cache.lease(
-                frame.key, frame.prompt, frame.salt, num_blocks
+                frame.key, frame.prompt, frame.cache_key, num_blocks
             )
         else:
             # Only what it writes itself: the origin's blocks are not finished yet.
@@ -426,13 +430,14 @@ class DecodeCore:
             ),
             block_table=blocks,
             output_ids=[],
-            salt=frame.salt,
+            cache_key=frame.cache_key,
             num_held_blocks=num_held_blocks,
             is_local=is_local,
             num_computed_tokens=num_held_tokens if is_local and origin is None else 0,
             keeper=Keeper(frame.tenant, frame.cache_share),
             weight=frame.weight,
             constraint=self._engine.constrain(frame.sampling),
+            adapter=frame.adapter,
             kv_key=frame.kv_key,
         )
         self.attempt_table.add(attempt, now, frame.remaining_s)

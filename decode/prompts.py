@@ -41,7 +41,7 @@ def keep_completion(cache: PrefixCache, attempt: Attempt, block_size: int) -> No
 def _keep(cache: PrefixCache, attempt: Attempt, num_blocks: int) -> None:
     if num_blocks:
         tokens = pack_tokens((*attempt.prompt_ids, *attempt.output_ids))
-        cache.insert(tokens, attempt.salt, attempt.block_table[:num_blocks], attempt.keeper)
+        cache.insert(tokens, attempt.cache_key, attempt.block_table[:num_blocks], attempt.keeper)
 
 
 PROMPT_ROWS: Final = 4
@@ -143,11 +143,11 @@ class Forks:
         self._waiting: dict[AttemptKey, list[Attempt]] = {}
 
     def origin(
-        self, row: AttemptRow, server: PeerId, prompt_ids: tuple[int, ...], salt: bytes
+        self, row: AttemptRow, server: PeerId, prompt_ids: tuple[int, ...], cache_key: bytes
     ) -> Attempt | None:
         """Return the attempt whose prompt is to be shared; None if it is not here, or not that."""
         origin = self._attempt_table.attempts.get(row.key)
-        if origin is None or origin.server != server or origin.salt != salt:
+        if origin is None or origin.server != server or origin.cache_key != cache_key:
             return None
         return origin if origin.prompt_ids == prompt_ids else None
 

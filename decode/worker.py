@@ -218,6 +218,7 @@ def load_drafts(config: WorkerConfig, draft_dir: Path, vocab_size: int) -> Draft
         max_model_len=None,
         prefix_cache=False,
         host_cache_bytes=0,
+        adapters=(),
     )
     try:
         loaded = load_engine(

@@ -14,6 +14,7 @@ import torch
 from triolet.config import AUTO_BACKEND, EngineConfig, WeightFormat
 from triolet.errors import ConfigError
 
+from .adapters.tensors import load_adapters
 from .attention.registry import create_attention
 from .attention.traits import NATIVE, check_backend
 from .gpu.build import build_parts, capture
@@ -29,8 +30,9 @@ from .snapshots.makers import CODE_DIGEST
 from .weights import WeightReader, load_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from .adapters.tensors import Adapter
     from .kv_pool import KVPool
     from .model_config import ModelConfig
     from .runner import StepModel
@@ -38,16 +40,33 @@ if TYPE_CHECKING:
     from .weights import Checkpoint
 
 _HIDDEN_SIZE_MULTIPLE: Final = 16
+NO_ADAPTERS: Final[Mapping[bytes, Adapter]] = {}
 FUSED: Final = frozenset({"flash", "triton"})
 """Backends that compute with fused kernels, and decode steps without waiting for the host."""
+
+
+def check_adapters(backend: str, config: EngineConfig) -> None:
+    """Look whether a backend computes the adapters that the config names.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    if config.adapters and backend in FUSED:
+        names = ", ".join(one.name for one in config.adapters)
+        raise ConfigError(
+            f"backend is {backend!r}, whose kernels compute no adapters, and the model has some "
+            f"({names}); use backend 'sdpa', or 'native' on a CPU, or remove the adapters"
+        )
 
 
 def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -> str:
     """Return the name of the backend to use.
 
     Raises:
-      ConfigError: the one that the config names does not exist, or cannot serve this model here.
+      ConfigError: the one that the config names does not exist, cannot serve this model here, or
+        computes no adapters and the config has some.
     """
+    check_adapters(config.backend, config)
     is_int8 = config.weights is WeightFormat.INT8
     if config.backend == AUTO_BACKEND:
         reason = _why_not_native(config, model, device_type)
@@ -85,6 +104,7 @@ def build_model(
     max_model_len: int,
     on_progress: Callable[[float], None],
     snapshots: Snapshots | None = None,
+    adapters: Mapping[bytes, Adapter] = NO_ADAPTERS,
 ) -> StepModel:
     """Read the weights and return what computes with them.
 
@@ -97,6 +117,7 @@ def build_model(
       max_model_len: positions that can occur.
       on_progress: told the share of layers that are loaded.
       snapshots: where packed weights are kept; None for nowhere.
+      adapters: that rows may name, by digest.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
@@ -122,11 +143,11 @@ def build_model(
             )
             pieces = snapshots.load(key, packing, torch.get_num_threads())
         rotary = RotaryTable(model_config.rope, model_config.head_dim, max_model_len, device)
-        packed = PackedModel(model_config, pieces, rotary, pool)
+        packed = PackedModel(model_config, pieces, rotary, pool, library, adapters)
         return NativeModel(packed, library, model_config.vocab_size)
     tensors = load_weights(model_config, checkpoint, dtype, device, on_progress)
     attention = create_attention(backend, pool, model_config.num_heads, max_model_len)
-    return TorchModel(Transformer(model_config, tensors, max_model_len), attention)
+    return TorchModel(Transformer(model_config, tensors, max_model_len), attention, adapters)
 
 
 def build_runner(
@@ -157,7 +178,11 @@ def build_runner(
       ConfigError: the backend's package is not installed, or memory does not suffice.
     """
     on_weights = partial(on_progress, "weights")
+    dtype, device = pool.layout.dtype, pool.blocks.device
     if backend not in FUSED:
+        adapters = load_adapters(
+            config.adapters, config.max_adapter_rank, model_config, dtype, device
+        )
         model = build_model(
             backend,
             config.weights,
@@ -167,9 +192,9 @@ def build_runner(
             max_model_len,
             on_weights,
             snapshots,
+            adapters,
         )
         return Runner(model, config.block_size, pool, masks=config.masks)
-    dtype, device = pool.layout.dtype, pool.blocks.device
     weights = load_weights(model_config, checkpoint, dtype, device, on_weights)
     parts = build_parts(backend, model_config, weights, pool, config, max_model_len)
     if config.gpu.cuda_graphs and device.type == "cuda":

@@ -180,6 +180,8 @@ class StepRow:
       follows: index of the row, in the step that was launched just before, that chooses this row's
         token; `token_ids` then holds a placeholder, for that step may still be under way.
       pool: takes hidden states, of a row whose input becomes a vector; such a row samples nothing.
+      adapter: digest of the adapter that computes it, with all else of its sequence; empty for the
+        base alone.
     """
 
     token_ids: Sequence[int]
@@ -189,6 +191,7 @@ class StepRow:
     is_decode: bool = False
     follows: int | None = None
     pool: Pool | None = None
+    adapter: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +244,7 @@ class FlatStep:
       sample_rows: indices into the rows that choose a token.
       sample_tokens: index in `token_ids` of the last token of each such row, padded.
       pooled: rows of which hidden states are wanted.
+      adapters: of each row the digest of its adapter, empty for the base alone.
     """
 
     token_ids: list[int]
@@ -254,6 +258,7 @@ class FlatStep:
     sample_rows: list[int]
     sample_tokens: list[int]
     pooled: list[PooledRow] = field(default_factory=list)
+    adapters: list[bytes] = field(default_factory=list)
 
 
 def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
@@ -281,6 +286,7 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
         step.seq_lens.append(end)
         step.block_tables.append(row.block_table[:num_blocks])
         step.is_decode.append(row.is_decode)
+        step.adapters.append(row.adapter)
         step.continues.append(before is not None and _continues(row, before))
         before = row
         if row.sample is not None:

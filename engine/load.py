@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
+from triolet.adapters.keys import adapters_mark, digest_bytes
 from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.memory import available_memory_bytes
@@ -79,6 +80,7 @@ class Engine:
       pace: how much a step may hold here, and how long it takes.
       constraints: keeps completions within grammars.
       gpu_memory: what the process held of its GPU after the first steps; None on a CPU.
+      adapters: digests of the adapters that rows may name.
     """
 
     runner: Runner
@@ -95,6 +97,7 @@ class Engine:
     pace: Pace
     constraints: Constraints
     gpu_memory: GpuMemory | None = None
+    adapters: frozenset[bytes] = frozenset()
 
 
 def load_engine(
@@ -157,6 +160,7 @@ def load_engine(
         pace,
         _constraints(model_dir, model_config, eos_token_ids, config.masks),
         _gpu_memory(device),
+        frozenset(digest_bytes(one.digest) for one in config.adapters),
     )
 
 
@@ -263,6 +267,7 @@ def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_comp
         f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
         f":by={who_computes}"
         + (f":wire={config.kv_wire}" if config.kv_wire is not KvWire.EXACT else "")
+        + adapters_mark(digest_bytes(one.digest) for one in config.adapters)
     )
 
 

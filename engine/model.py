@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from .adapters.rows import AdaptedTokens
 from .rope import RotaryTable, rotate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
+    from .adapters.tensors import Adapter
     from .attention.interface import AttentionBackend
     from .batch import FlatStep
     from .layers import DecoderLayer, Weights
@@ -38,13 +42,20 @@ class Transformer:
             config.rope, config.head_dim, max_model_len, weights.embedding.device
         )
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionBackend,
+        adapted: AdaptedTokens,
+    ) -> Tensor:
         """Compute a step.
 
         Args:
           token_ids: int64 [T].
           positions: int64 [T].
           attention: planned for this step; it stores keys and values.
+          adapted: the tokens that have an adapter.
 
         Returns:
           Hidden states [T, hidden_size] after the last norm.
@@ -52,23 +63,27 @@ class Transformer:
         hidden = F.embedding(token_ids, self.weights.embedding)
         cos, sin = self._rotary.at(positions)
         for index, layer in enumerate(self.weights.layers):
-            query, key, value = self._project(layer, layer.attention_norm(hidden), cos, sin)
-            attended = attention.attend(index, query, key, value)
-            hidden = hidden + layer.output(attended.view(len(hidden), -1))
-            gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
-            hidden = hidden + layer.down(F.silu(gate).mul_(up))
+            normed = layer.attention_norm(hidden)
+            heads = adapted.add(index, "qkv", normed, layer.qkv(normed))
+            query, key, value = self._rotated(layer, heads, cos, sin)
+            attended = attention.attend(index, query, key, value).view(len(hidden), -1)
+            hidden = hidden + adapted.add(index, "output", attended, layer.output(attended))
+            normed = layer.mlp_norm(hidden)
+            gate, up = adapted.add(index, "gate_up", normed, layer.gate_up(normed)).chunk(2, dim=-1)
+            joined = F.silu(gate).mul_(up)
+            hidden = hidden + adapted.add(index, "down", joined, layer.down(joined))
         return self.weights.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [n, vocab_size] in fp32 for some rows of hidden states."""
         return self.weights.lm_head(hidden).float()
 
-    def _project(
-        self, layer: DecoderLayer, inputs: Tensor, cos: Tensor, sin: Tensor
+    def _rotated(
+        self, layer: DecoderLayer, projected: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return query [T, Hq, D] and key [T, Hkv, D], both rotated, and value [T, Hkv, D]."""
         config = self.config
-        heads = layer.qkv(inputs).view(len(inputs), -1, config.head_dim)
+        heads = projected.view(len(projected), -1, config.head_dim)
         num_rotated = config.num_heads + config.num_kv_heads
         if layer.query_norm is not None and layer.key_norm is not None:
             heads[:, : config.num_heads] = layer.query_norm(heads[:, : config.num_heads])
@@ -88,11 +103,18 @@ class TorchModel:
     Args:
       transformer: the forward pass.
       attention: the backend.
+      adapters: that rows may name, by digest.
     """
 
-    def __init__(self, transformer: Transformer, attention: AttentionBackend) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        attention: AttentionBackend,
+        adapters: Mapping[bytes, Adapter],
+    ) -> None:
         self._transformer = transformer
         self._attention = attention
+        self._adapters = adapters
         self._device = transformer.weights.embedding.device
 
     def compute(self, step: FlatStep) -> Tensor | None:
@@ -102,6 +124,7 @@ class TorchModel:
             torch.tensor(step.token_ids, device=self._device),
             torch.tensor(step.positions, device=self._device),
             self._attention,
+            AdaptedTokens(self._adapters, step, self._device),
         )
         hand_out(step, hidden)
         if not step.sample_rows:

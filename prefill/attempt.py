@@ -26,7 +26,7 @@ class Attempt:
       server: the life of the server that asked.
       prompt_ids: the prompt.
       packed_ids: the same, packed.
-      salt: of the prefix cache that it uses.
+      cache_key: under which its KV is found again: of salt and adapter.
       sampling: how the first token is chosen.
       eos_token_ids: the model's end tokens.
       priority: lower is more important.
@@ -41,13 +41,14 @@ class Attempt:
       num_cached_tokens: of these, not computed for it.
       keeper: the tenant for which its KV is kept.
       constraint: what its completion has to be, None for anything.
+      adapter: digest of the adapter that computes it; empty for the base alone.
     """
 
     key: AttemptKey
     server: PeerId
     prompt_ids: tuple[int, ...]
     packed_ids: bytes
-    salt: bytes
+    cache_key: bytes
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
     priority: int
@@ -61,6 +62,7 @@ class Attempt:
     num_cached_tokens: int = 0
     keeper: Keeper = ANYBODY
     constraint: Constraint | None = None
+    adapter: bytes = b""
 
     @property
     def num_output_tokens(self) -> int:

@@ -34,6 +34,7 @@ from triolet.sampling import SamplingParams
 from worker.account import cache_load, worker_account
 from worker.attempt_table import AttemptTable
 from worker.counters import Counters, Drop
+from worker.engine_port import require_adapter
 from worker.outbox import Outbox
 from worker.server_sessions import ServerSessions
 
@@ -247,6 +248,7 @@ class PrefillCore:
             self.attempt_table.end_older(frame.key, now)
             prompt_ids = unpack_tokens(frame.prompt)
             check_request(self._engine.vocab_size, prompt_ids, frame.sampling)
+            require_adapter(self._engine, frame.adapter, self._identity.me)
             if self._link.wire.plaintext and len(frame.kv_key) != KV_KEY_BYTES:
                 raise RemoteProtocolError(
                     f"{self._identity.me.name} ships KV in plaintext, and this server sends no key "
@@ -256,7 +258,9 @@ class PrefillCore:
                 self.attempt_table.turn_away(server, frame.key, EndReason.DRAIN, now)
             else:
                 num_blocks = -(-len(prompt_ids) // self._engine.block_size)
-                prospect = self._engine.prefix_cache.prospect(frame.prompt, frame.salt, num_blocks)
+                prospect = self._engine.prefix_cache.prospect(
+                    frame.prompt, frame.cache_key, num_blocks
+                )
                 num_cached_tokens = prospect.num_cached_blocks * self._engine.block_size
                 self._check_room(len(prompt_ids), num_cached_tokens, frame.held_blocks)
                 self._admit(server, frame, prompt_ids, num_cached_tokens, now)
@@ -269,6 +273,7 @@ class PrefillCore:
             self.attempt_table.end_older(frame.key, now)
             input_ids = unpack_tokens(frame.prompt)
             check_request(self._engine.vocab_size, input_ids, NOTHING_SAMPLED)
+            require_adapter(self._engine, frame.adapter, self._identity.me)
             if self.server_sessions.is_draining:
                 self.attempt_table.turn_away(server, frame.key, EndReason.DRAIN, now)
                 return
@@ -283,6 +288,7 @@ class PrefillCore:
                 order=next(self._orders),
                 arrived_at=now,
                 num_blocks=-(-len(input_ids) // self._engine.block_size),
+                adapter=frame.adapter,
             )
             self.attempt_table.add(embedding, now, frame.remaining_s)
 
@@ -328,7 +334,7 @@ class PrefillCore:
             server=server,
             prompt_ids=prompt_ids,
             packed_ids=frame.prompt,
-            salt=frame.salt,
+            cache_key=frame.cache_key,
             sampling=frame.sampling,
             eos_token_ids=frame.eos_token_ids,
             priority=frame.priority,
@@ -339,6 +345,7 @@ class PrefillCore:
             num_computed_tokens=num_cached_tokens,
             keeper=Keeper(frame.tenant, frame.cache_share),
             constraint=self._engine.constrain(frame.sampling),
+            adapter=frame.adapter,
         )
         self.attempt_table.add(attempt, now, frame.remaining_s)
         self.shipper.begin(

@@ -43,6 +43,7 @@ class Embedding:
       started_at: when it first had a row, None while it waits.
       block_table: its blocks, empty while it waits.
       num_computed_tokens: leading tokens whose KV is in the pool.
+      adapter: digest of the adapter that computes it; empty for the base alone.
     """
 
     key: AttemptKey
@@ -56,6 +57,7 @@ class Embedding:
     started_at: float | None = None
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    adapter: bytes = b""
 
     @property
     def num_output_tokens(self) -> int:
@@ -306,6 +308,7 @@ class Embedder:
             start=start,
             block_table=embedding.block_table,
             pool=embedding.pool,
+            adapter=embedding.adapter,
         )
 
     def _finish(self, embedding: Embedding, now: float) -> None:

@@ -47,7 +47,7 @@ def candidates(attempts: Iterable[Attempt], cache: PrefixCache, block_size: int)
     chosen: list[Attempt] = []
     ahead: dict[Frontier, int] = {}
     for attempt in sorted(attempts, key=_by_precedence):
-        prospect = cache.prospect(attempt.packed_ids, attempt.salt, attempt.num_blocks)
+        prospect = cache.prospect(attempt.packed_ids, attempt.cache_key, attempt.num_blocks)
         frontier = prospect.frontier
         if not attempt.is_started:
             attempt.num_computed_tokens = prospect.num_cached_blocks * block_size
@@ -173,7 +173,7 @@ class Stepper:
             num_full_blocks = attempt.num_computed_tokens // self._engine.block_size
             self._engine.prefix_cache.insert(
                 attempt.packed_ids,
-                attempt.salt,
+                attempt.cache_key,
                 attempt.block_table[:num_full_blocks],
                 attempt.keeper,
             )
@@ -204,7 +204,7 @@ class Stepper:
 
     def _start(self, attempt: Attempt, now: float) -> None:
         attempt.block_table, num_cached_blocks = self._engine.prefix_cache.lease(
-            attempt.key, attempt.packed_ids, attempt.salt, attempt.num_blocks
+            attempt.key, attempt.packed_ids, attempt.cache_key, attempt.num_blocks
         )
         attempt.num_cached_tokens = num_cached_blocks * self._engine.block_size
         attempt.num_computed_tokens = attempt.num_cached_tokens

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Error, Page
 
 PROGRAMS = ("chromium-headless-shell", "chromium")
-"""The first leaves out what draws windows, and takes half of the other's CPU time in these tests."""
+"""The first draws no windows, and takes half of the other's CPU time in these tests."""
 ARGUMENTS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
     " --disable-background-networking --disable-component-update --disable-sync"

@@ -12,20 +12,27 @@ peer in another language needs nothing but msgpack.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgpack
 import msgspec
 
 from triolet.errors import LocalProtocolError, RemoteProtocolError
 
-from .frames import AnyFrame, KvChunk, KvManifest, Prefill, Reserve
+from .frames import AnyFrame, Embed, KvChunk, KvManifest, Prefill, Reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-_WITH_OPTIONAL_KEY = (Reserve, Prefill, KvChunk, KvManifest)
-"""Frames with a last field that is left out where it is empty: of most links it always is."""
+_NUM_OPTIONAL: Final[Mapping[type[AnyFrame], int]] = {
+    Reserve: 2,
+    Prefill: 2,
+    KvChunk: 1,
+    KvManifest: 1,
+    Embed: 1,
+}
+"""Frames with last fields that are left out where they are empty: on most links they always are,
+and a peer of a release without them understands the frame."""
 _DECODER: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
@@ -37,7 +44,9 @@ def encode(frame: AnyFrame) -> bytes:
     """
     try:
         fields = msgspec.to_builtins(frame, builtin_types=(bytes,))
-        if isinstance(frame, _WITH_OPTIONAL_KEY) and not fields[-1]:
+        for _ in range(_NUM_OPTIONAL.get(type(frame), 0)):
+            if fields[-1]:
+                break
             fields.pop()
         packed: bytes = msgpack.packb(fields)
     except (ValueError, OverflowError, TypeError) as error:

@@ -10,6 +10,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from triolet.adapters.keys import cache_key
 from triolet.audit import WorkerAudit  # noqa: TC001 (msgspec reads the annotations)
 from triolet.ids import AttemptKey
 from triolet.pooling import Pooling  # noqa: TC001 (msgspec reads the annotations)
@@ -19,10 +20,8 @@ from .parts import MAX_ROWS as MAX_ROWS
 from .parts import MAX_SECONDS as MAX_SECONDS
 from .parts import MAX_TEXT as MAX_TEXT
 from .parts import MAX_TOKEN_ROWS as MAX_TOKEN_ROWS
-from .parts import AttemptRow as AttemptRow
-from .parts import CacheLoad as CacheLoad
-from .parts import Capacity as Capacity
 from .parts import (
+    AdapterField,
     Count,
     Digest,
     KvKey,
@@ -37,6 +36,9 @@ from .parts import (
     Vector,
     Weight,
 )
+from .parts import AttemptRow as AttemptRow
+from .parts import CacheLoad as CacheLoad
+from .parts import Capacity as Capacity
 from .parts import CreditRow as CreditRow
 from .parts import EndReason as EndReason
 from .parts import KvTarget as KvTarget
@@ -149,6 +151,12 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     cache_share: Share = 1.0  # of the prefix cache, beside other tenants'
     weight: Weight = 1.0  # of what its tenant holds beside others of the same class
     kv_key: KvKey = b""  # of the MAC of chunks and manifest, where KV is not encrypted
+    adapter: AdapterField = b""
+
+    @property
+    def cache_key(self) -> bytes:
+        """Under what KV of the prompt is found again."""
+        return cache_key(self.salt, self.adapter)
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):
@@ -184,6 +192,12 @@ class Prefill(AttemptFrame, frozen=True, array_like=True, tag=9):
     tenant: Tenant = b""
     cache_share: Share = 1.0  # as in Reserve
     kv_key: KvKey = b""  # as in Reserve
+    adapter: AdapterField = b""
+
+    @property
+    def cache_key(self) -> bytes:
+        """As in Reserve."""
+        return cache_key(self.salt, self.adapter)
 
 
 class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):
@@ -304,6 +318,7 @@ class Embed(AttemptFrame, frozen=True, array_like=True, tag=23):
     is_normalized: bool
     priority: int
     remaining_s: Seconds
+    adapter: AdapterField = b""
 
 
 class Embedded(AttemptFrame, frozen=True, array_like=True, tag=24):

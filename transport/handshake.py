@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from triolet.adapters.keys import mark_of
 from triolet.ids import Role
 
 from .frames import (
@@ -107,7 +108,13 @@ def version_of(fingerprint: str) -> str:
 
 
 def check_version(
-    welcome: Welcome, *, me: PeerId, model: str, model_digest: str, takes_unversioned: bool
+    welcome: Welcome,
+    *,
+    me: PeerId,
+    model: str,
+    model_digest: str,
+    takes_unversioned: bool,
+    adapters: str = "",
 ) -> Goodbye | None:
     """Return why a server cannot use a worker for one of its models, or None if it can.
 
@@ -118,7 +125,14 @@ def check_version(
       model_digest: of its version; empty for a directory that is in no store.
       takes_unversioned: whether no version on one side goes with any on the other. So it is where
         one model is served: in a rolling restart a worker may be of a release that named none.
+      adapters: how the fingerprint of a worker ends that has all adapters of the model and no
+        others; empty where the model has none.
     """
+    if mark_of(welcome.fingerprint) != adapters:
+        return goodbye(
+            f"{welcome.peer.peer_id} has other LoRA adapters than {me} offers for {model}: start "
+            "workers and servers with the same adapters"
+        )
     theirs = version_of(welcome.fingerprint)
     if theirs == model_digest or (takes_unversioned and not (theirs and model_digest)):
         return None

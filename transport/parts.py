@@ -31,6 +31,8 @@ Rate: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
 Salt: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=16)]
 """Whose prefix cache: KV is found again under the same salt only. Empty for everybody's."""
+AdapterField: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=32)]
+"""Digest of the LoRA adapter that computes a sequence. Empty for the base alone."""
 Tenant: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=8)]
 """For whom KV is kept: a digest of the tenant's name. Empty where there are no tenants."""
 Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]

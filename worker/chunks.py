@@ -96,6 +96,11 @@ class Prompt(Protocol):
         """What its completion has to be."""
         ...
 
+    @property
+    def adapter(self) -> bytes:
+        """Digest of its adapter; empty for the base alone."""
+        ...
+
 
 P = TypeVar("P", bound=Prompt)
 
@@ -131,6 +136,7 @@ def chunk_row(chunk: Chunk[P]) -> StepRow:
         start=start,
         block_table=attempt.block_table,
         sample=sample,
+        adapter=attempt.adapter,
     )
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from triolet.errors import RemoteProtocolError
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from engine.batch import Constraint, Sampled, StepRow
     from engine.block_ledger import BlockLedger
     from engine.pace import Pace
     from engine.prefix_cache import PrefixCache
+    from triolet.ids import PeerId
     from triolet.sampling import SamplingParams
 
 
@@ -67,6 +70,11 @@ class EnginePort(Protocol):
         ...
 
     @property
+    def adapters(self) -> Collection[bytes]:
+        """Digests of the adapters that rows may name."""
+        ...
+
+    @property
     def speedup(self) -> float:
         """How many times as many cores as its own the last step had."""
         ...
@@ -115,3 +123,16 @@ class EnginePort(Protocol):
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks that no running step reads."""
         ...
+
+
+def require_adapter(engine: EnginePort, adapter: bytes, me: PeerId) -> None:
+    """Look whether an engine has an adapter that a frame names.
+
+    Raises:
+      RemoteProtocolError: it has not.
+    """
+    if adapter and adapter not in engine.adapters:
+        raise RemoteProtocolError(
+            f"{me.name} has no adapter sha256:{adapter.hex()}: start workers and server with the "
+            "same adapters"
+        )

@@ -166,6 +166,11 @@ class LocalEngine:
         return self._loaded.fingerprint
 
     @property
+    def adapters(self) -> frozenset[bytes]:
+        """Digests of the adapters that rows may name."""
+        return self._loaded.adapters
+
+    @property
     def pace(self) -> Pace:
         """How much a step may hold, and how long it takes."""
         return self._loaded.pace

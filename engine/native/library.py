@@ -46,7 +46,7 @@ class Library:
         ):
             getattr(loaded, f"triolet_{function}").restype = c_int64
         self._workspace_bytes = loaded.triolet_workspace_bytes
-        self._workspace_bytes.argtypes = (POINTER(ModelFields), c_int64, c_int64)
+        self._workspace_bytes.argtypes = (POINTER(ModelFields), c_int64, c_int64, c_int64)
         self._compute = loaded.triolet_compute
         self._compute.argtypes = (POINTER(ModelFields), POINTER(StepFields), c_int64)
         self._compute.restype = None
@@ -75,9 +75,11 @@ class Library:
         self.panel = int(loaded.triolet_panel())
         self.rows_per_task = int(loaded.triolet_rows_per_task())
 
-    def workspace_bytes(self, model: ModelFields, num_tokens: int, num_threads: int) -> int:
-        """Return what a step of that size needs."""
-        return int(self._workspace_bytes(model, num_tokens, num_threads))
+    def workspace_bytes(
+        self, model: ModelFields, num_tokens: int, num_threads: int, num_adapted: int = 0
+    ) -> int:
+        """Return what a step of that size needs, so many of its tokens with an adapter."""
+        return int(self._workspace_bytes(model, num_tokens, num_adapted, num_threads))
 
     def compute(self, model: ModelFields, step: StepFields, num_threads: int) -> None:
         """Compute a step. Python's lock is released meanwhile."""

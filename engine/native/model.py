@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from .adapters import PackedAdapter, adapted_rows
+from .packing import WORD_BYTES
 from .structs import PARTS, LayerFields, LinearFields, ModelFields, StepFields
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from ..adapters.tensors import Adapter
     from ..batch import FlatStep
     from ..kv_pool import KVPool
     from ..model_config import ModelConfig
@@ -37,6 +40,12 @@ class PackedModel:
       pieces: its packed weights, as Packing names them.
       rotary: cosines and sines.
       pool: where KV lies.
+      library: packs adapters.
+      adapters: that rows may name, by digest.
+
+    Attributes:
+      fields: of the model.
+      adapters: packed.
     """
 
     def __init__(
@@ -45,6 +54,8 @@ class PackedModel:
         pieces: Mapping[str, Piece],
         rotary: RotaryTable,
         pool: KVPool,
+        library: Library,
+        adapters: Mapping[bytes, Adapter],
     ) -> None:
         self._pieces = pieces
         tables = [table.contiguous() for table in rotary.tables]
@@ -53,6 +64,11 @@ class PackedModel:
         self._layers = (LayerFields * config.num_layers)(
             *(self._layer(f"layers.{index}.") for index in range(config.num_layers))
         )
+        per_word = WORD_BYTES // pool.layout.dtype.itemsize
+        self.adapters = {
+            digest: PackedAdapter(adapter, list(self._layers), library, per_word)
+            for digest, adapter in adapters.items()
+        }
         self.fields = ModelFields(
             is_bf16=pool.layout.dtype is torch.bfloat16,
             num_layers=config.num_layers,
@@ -70,6 +86,7 @@ class PackedModel:
             cosines=cosines,
             sines=sines,
             pool=pool.blocks.data_ptr(),
+            low_stride=max((one.low_stride for one in self.adapters.values()), default=0),
         )
 
     def _layer(self, prefix: str) -> LayerFields:
@@ -147,7 +164,10 @@ class NativeModel:
         states = np.empty((len(kept), self._packed.fields.hidden_size), dtype=np.float32)
         if step.pooled:
             fields.states = states.ctypes.data
-        fields.workspace = self._room(num_tokens, num_threads)
+        adapted = adapted_rows(self._packed.adapters, step, [one.token for one in kept])
+        if adapted is not None:
+            fields.adapted, fields.last_adapted = (rows.fields for rows in adapted)
+        fields.workspace = self._room(num_tokens, num_threads, fields.adapted.num_rows)
         if self._part_s is not None:
             fields.part_s = self._part_s.ctypes.data
         self._library.compute(self._packed.fields, fields, num_threads)
@@ -162,9 +182,11 @@ class NativeModel:
         before, self._part_s = self._part_s, np.zeros(len(PARTS))
         return {} if before is None else dict(zip(PARTS, before.tolist(), strict=True))
 
-    def _room(self, num_tokens: int, num_threads: int) -> int:
+    def _room(self, num_tokens: int, num_threads: int, num_adapted: int) -> int:
         """Return the address of a workspace that is large enough."""
-        wanted = self._library.workspace_bytes(self._packed.fields, num_tokens, num_threads)
+        wanted = self._library.workspace_bytes(
+            self._packed.fields, num_tokens, num_threads, num_adapted
+        )
         if len(self._workspace) < wanted:
             self._workspace = torch.empty(wanted, dtype=torch.uint8)
         return self._workspace.data_ptr()

@@ -35,6 +35,45 @@ class LayerFields(Structure):
     )
 
 
+class LowRankFields(Structure):
+    """`LowRank`: two thin products that an adapter adds to a linear layer."""
+
+    _fields_ = (("down", LinearFields), ("up", LinearFields))
+
+
+class LayerAdapterFields(Structure):
+    """`LayerAdapter`: what an adapter adds to one layer."""
+
+    _fields_ = (
+        ("qkv", LowRankFields),
+        ("output", LowRankFields),
+        ("gate_up", LowRankFields),
+        ("down", LowRankFields),
+    )
+
+
+class GroupFields(Structure):
+    """`Group`: some rows of one adapter."""
+
+    _fields_ = (
+        ("layers", POINTER(LayerAdapterFields)),
+        ("first", c_int64),
+        ("end", c_int64),
+    )
+
+
+class AdaptedFields(Structure):
+    """`Adapted`: the rows of a step that have an adapter."""
+
+    _fields_ = (
+        ("num_rows", c_int64),
+        ("num_groups", c_int64),
+        ("rows", c_void_p),
+        ("places", c_void_p),
+        ("groups", POINTER(GroupFields)),
+    )
+
+
 class ModelFields(Structure):
     """`Model`: everything that stays the same from step to step."""
 
@@ -55,6 +94,7 @@ class ModelFields(Structure):
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("pool", c_void_p),
+        ("low_stride", c_int64),
     )
 
 
@@ -79,6 +119,8 @@ class StepFields(Structure):
         ("num_chosen", c_int64),
         ("chosen", c_void_p),
         ("states", c_void_p),
+        ("adapted", AdaptedFields),
+        ("last_adapted", AdaptedFields),
     )
 
 

@@ -246,6 +246,7 @@ def server(sources: Sources, model: ModelArgument = None) -> None:
 
 def _run_server(sources: Sources, model: str | None) -> None:
     from ..model_directory import find_model, with_model_name
+    from ..models.adapters import with_adapters
     from ..models.stored import with_stored_model
     from ..role_process import run_role
 
@@ -258,7 +259,7 @@ def _run_server(sources: Sources, model: str | None) -> None:
             _require_addresses(each, f"model {each.model_name}: " if own.models else "")
             if own.models:
                 find_model(each.model_dir)
-        with with_stored_model(settings) as stored:
+        with with_stored_model(settings) as found, with_adapters(found) as stored:
             ready = stored.server
             if not own.models:
                 model_dir = find_model(stored.fleet.model).path
@@ -345,11 +346,12 @@ def _run_worker(role: Role, sources: Sources, model: str | None) -> None:
 
     def run() -> None:
         from ..model_directory import check_start
+        from ..models.adapters import with_adapters
         from ..models.stored import with_stored_model
 
-        with with_stored_model(settings) as stored:
-            # Before torch is loaded.
+        with with_stored_model(settings) as named, with_adapters(named) as stored:
             one = stored.worker(role)
+            # Before torch is loaded.
             path, found = check_start(stored.fleet.model, one.engine)
             ready = replace(config, model_dir=str(path), engine=found.engine)
             ready = replace(ready, model_digest=one.model_digest, model_store=one.model_store)

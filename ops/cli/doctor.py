@@ -14,6 +14,7 @@ from rich.text import Text
 from triolet.errors import ConfigError
 
 from ..model_directory import with_pool_share
+from ..models.adapters import with_adapters
 from ..models.several import each_model, name_of
 from ..models.stored import with_stored_model
 from ..private_directory import parent_directory
@@ -120,7 +121,10 @@ def check_stored(settings: Settings, num_workers: int) -> tuple[Finding, int]:
     """
     wanted_bytes, num_gpus = 0, len(available_gpus())
     try:
-        with with_stored_model(settings, is_served=False) as stored:
+        with (
+            with_stored_model(settings, is_served=False) as found_model,
+            with_adapters(found_model) as stored,
+        ):
             for worker in (stored.prefill, stored.decode):
                 engine = with_pool_share(worker.engine, num_workers, num_gpus)
                 finding, found = check_model(stored.fleet.model, engine)

@@ -1,14 +1,19 @@
-"""`triolet model import`: a directory or a GGUF file is checked, then becomes a version."""
+"""`triolet model import`: a model or a LoRA adapter is checked, then becomes a version."""
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
+from collections import Counter
 from dataclasses import fields
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from server.text.model_files import SAMPLING_FILE, SamplingDefaults, read_sampling_defaults
+from triolet.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from triolet.config import WeightFormat
 from triolet.errors import ModelError
 from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 from triolet.store.aliases import Aliases
@@ -21,10 +26,10 @@ from ..model_directory import check_files, find_model, gguf_source, weight_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from triolet.config import WeightFormat
     from triolet.store.ingest import SourceFile
     from triolet.store.layout import ModelStore
 
+_OF_ADAPTERS: Final = (CONFIG_FILE, WEIGHTS_FILE)
 MAX_SAMPLING_BYTES: Final = 64 << 10
 """Six numbers."""
 
@@ -33,7 +38,7 @@ class Wanted(NamedTuple):
     """What is to be imported.
 
     Attributes:
-      model: a directory, a GGUF file, or the demo model.
+      model: a directory, a GGUF file, that of a LoRA adapter, or the demo model.
       name: of the model in the store.
       tag: for the version; None for none.
       sampling: file with defaults that replace the model's own; None for these.
@@ -79,6 +84,61 @@ def import_model(
     """
     require_name(wanted.name)
     tag = None if wanted.tag is None else tag_of(wanted.name, wanted.tag)
+    path = Path(wanted.model).expanduser()
+    parts = _of_adapter(path, wanted) if (path / CONFIG_FILE).is_file() else _of_model(wanted)
+    total = sum(one.found.st_size for one in parts.files)
+    with store.writing() as writer:
+        result = ingest(
+            writer,
+            wanted.name,
+            parts.files,
+            parts.facts,
+            sampling=parts.sampling,
+            engine={"weights": wanted.weights.value},
+            may_link=wanted.may_link,
+            on_bytes=None if on_bytes is None else lambda count: on_bytes(count, total),
+        )
+        if tag is not None:
+            Aliases(store).tag_new(tag, result.digest, "imported")
+    return Imported(result.digest, result.num_bytes, parts.others)
+
+
+class _Parts(NamedTuple):
+    """What a version is made of.
+
+    Attributes:
+      files: that become layers.
+      others: names in the directory that do not.
+      facts: for its config.
+      sampling: what its sampling file is to say; None leaves the model's own.
+    """
+
+    files: list[SourceFile]
+    others: list[str]
+    facts: Facts
+    sampling: Mapping[str, object] | None = None
+
+
+def _of_adapter(path: Path, wanted: Wanted) -> _Parts:
+    """Look at a LoRA adapter, which is served beside a base."""
+    if wanted.sampling is not None or wanted.weights is not WeightFormat.DTYPE:
+        raise ModelError(
+            f"{path} is a LoRA adapter, which has no sampling defaults and no weight format of its "
+            "own: those of its base hold; leave out --sampling and --weights"
+        )
+    # The state of every file is taken before it is checked, as of models.
+    files, others = directory_files(path, {WEIGHTS_FILE: ""})
+    others += [one.name for one in files if one.name not in _OF_ADAPTERS]
+    kept = [one for one in files if one.name in _OF_ADAPTERS]
+    found = read_adapter(path, "", sys.maxsize)
+    precision = Counter(one.dtype for one in found.matrices.values()).most_common(1)[0][0]
+    num_numbers = sum(prod(one.shape) for one in found.matrices.values())
+    kept = [one._replace(dtype=precision) if one.name == WEIGHTS_FILE else one for one in kept]
+    return _Parts(kept, sorted(others), Facts("LoRA", "safetensors", precision, num_numbers))
+
+
+def _of_model(wanted: Wanted) -> _Parts:
+    """Look at a model."""
     own_fields = None if wanted.sampling is None else read_sampling(wanted.sampling)
     found = find_model(wanted.model).path
     gguf = gguf_source(found)
@@ -107,21 +167,7 @@ def import_model(
         sampling = {**gguf.sampling, **(own_fields or {})} or None
     elif own_fields is not None:
         sampling = {**_own_document(found), **own_fields}
-    total = sum(one.found.st_size for one in files)
-    with store.writing() as writer:
-        result = ingest(
-            writer,
-            wanted.name,
-            files,
-            facts,
-            sampling=sampling,
-            engine={"weights": wanted.weights.value},
-            may_link=wanted.may_link,
-            on_bytes=None if on_bytes is None else lambda count: on_bytes(count, total),
-        )
-        if tag is not None:
-            Aliases(store).tag_new(tag, result.digest, "imported")
-    return Imported(result.digest, result.num_bytes, others)
+    return _Parts(files, others, facts, sampling)
 
 
 def read_sampling(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from triolet.config import ReasoningParser, ToolParser
 from triolet.errors import ConfigError
 
+from .adapters import with_adapters
 from .stored import with_stored_model
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def each_model(settings: Settings) -> list[Settings]:
             model=model.ref,
             prefill=fleet.prefill if model.prefill is None else model.prefill,
             decode=fleet.decode if model.decode is None else model.decode,
+            adapters=model.adapters,
         )
         found.append(replace(settings, fleet=own_fleet, server=own_server, models={name: model}))
     return found
@@ -65,7 +67,8 @@ def with_stored_models(settings: Settings) -> Iterator[list[Settings]]:
         stored = []
         for own in each_model(settings):
             with naming(name_of(own)):
-                stored.append(held.enter_context(with_stored_model(own)))
+                found = held.enter_context(with_stored_model(own))
+                stored.append(held.enter_context(with_adapters(found)))
         yield stored
 
 

@@ -95,6 +95,7 @@ NOTHING: Final = frozenset({"auto", "none"})
 """Words for the absence of a value, which TOML has no other word for."""
 _SIZE: Final = "_bytes"
 _GIVE_REF: Final = "give its ref: a directory, a GGUF file, demo, or a version such as chat@stable"
+_OF_NAMED: Final = {"model": "its name: NAME=MODEL", "adapters": f"{MODELS}.NAME.adapters"}
 STDIN: Final = "-"
 """In place of a path: settings come from standard input."""
 
@@ -292,6 +293,11 @@ def read(kind: Kind, value: object, path: Path) -> Value:
             if value is None or (isinstance(value, str) and value in words)
             else read(inner, value, path)
         )
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise _wrong(path, value, "a table of names, or NAME=VALUE,NAME=VALUE")
+        _, inner = arguments
+        return {str(name): read(inner, one, (*path, str(name))) for name, one in value.items()}
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise _wrong(path, value, "a list")
@@ -355,6 +361,10 @@ def _parsed(kind: Kind, text: str, path: Path) -> object:
         return text if text in NOTHING else _parsed(inner, text, path)
     if origin is tuple and not text.startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
+    if origin is Mapping and not text.startswith("{"):
+        pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+        whole = all(is_given for _, is_given, _ in pairs)
+        return {name.strip(): one.strip() for name, _, one in pairs} if whole else text
     is_plain = kind is str or (isinstance(kind, type) and issubclass(kind, StrEnum))
     if is_plain or (kind is int and path[-1].endswith(_SIZE)):
         return text
@@ -432,13 +442,14 @@ def _require_models(settings: Settings, values: Mapping[Path, Any]) -> None:
                 )
     of_one: tuple[Path, ...] = (
         ("fleet", "model"),
+        ("fleet", "adapters"),
         ("server", "model_name"),
         ("server", "model_aliases"),
     )
     for path in of_one if settings.models else ():
         if values.get(path):
             names = ", ".join(settings.models)
-            remedy = "its name: NAME=MODEL" if path[-1] == "model" else f"{MODELS}.NAME.aliases"
+            remedy = _OF_NAMED.get(path[-1], f"{MODELS}.NAME.aliases")
             raise Misfit(
                 f"{dotted(path)} is {_shown(values[path])}, beside models with names of their own "
                 f"({names}); remove it, or give {remedy}",
@@ -502,6 +513,8 @@ def show(value: Value) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return ",".join(map(show, value)) or "[]"
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={show(one)}" for name, one in value.items()) or "none"
     if is_dataclass(value):
         return msgspec.json.encode(value).decode()
     return f"{value:g}" if isinstance(value, float) else str(value)

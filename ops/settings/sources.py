@@ -60,14 +60,16 @@ _PATHS: Final = (
 """Fields that hold a path. They are made absolute, so that every process means the same one."""
 
 
-_OF_EVERY_ROLE: Final = frozenset({("fleet", "model"), ("fleet", "store")})
+_OF_EVERY_ROLE: Final = frozenset({("fleet", "model"), ("fleet", "store"), ("fleet", "adapters")})
 """Fields of the fleet that single roles read: what they serve, and where it is."""
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
     "control_address kv_address advertised_kv_address lending supervisor_pid models "
-    "model_digest model_store directory control_socket members_file".split()
+    "model_digest model_adapters model_store directory control_socket members_file".split()
 )
 """Fields of a role that runs without `triolet serve`."""
+WORKERS_ADAPTERS: Final = ("engine", "adapters")
+"""What a worker is told; `fleet.adapters` is what users set."""
 
 
 @dataclass(slots=True)
@@ -149,7 +151,8 @@ class Sources:
           ConfigError: the sources set it.
         """
         for path, origin in self.origins.items():
-            if path[-1] in OF_LONE_ROLES and len(path) == 2:
+            is_own = path[-1] in OF_LONE_ROLES and len(path) == 2
+            if is_own or path[1:] == WORKERS_ADAPTERS:
                 raise ConfigError(
                     f"{dotted(path)} ({origin}) is for a role that runs alone; `triolet serve` "
                     "sets it itself: leave it out"
@@ -174,8 +177,7 @@ class Sources:
           ConfigError: the role does not read it.
         """
         own = (role.value, "process")
-        of_fleet = (("fleet", "model"), ("fleet", "store"))
-        self._refuse_unread(role.value, lambda path: path[0] in own or path in of_fleet)
+        self._refuse_unread(role.value, lambda path: path[0] in own or path in _OF_EVERY_ROLE)
 
     def _refuse_unread(self, command: str, is_read: Callable[[FieldPath], bool]) -> None:
         read = {origin for path, origin in self.origins.items() if is_read(path)}

@@ -141,6 +141,7 @@ class PoolEngine:
     """
 
     speedup = 1.0
+    adapters: frozenset[bytes] = frozenset()
 
     def __init__(self, num_blocks: int, block_size: int, bytes_per_block: int) -> None:
         self.block_size = block_size

@@ -400,6 +400,7 @@ def _served(plan: FleetPlan, place: int, control: Mapping[str, str]) -> ServedMo
         spare_addresses=tuple(control[one.name] for one in spares),
         tool_parser=server.tool_parser,
         reasoning_parser=server.reasoning_parser,
+        adapters=server.model_adapters,
     )
 
 

@@ -369,6 +369,7 @@ def generation_requests(
                 markers=_markers(plan) or None,
                 watch=plan.watch,
                 auto=plan.auto,
+                adapter=plan.model.adapter_key,
             )
             for index, request_id in enumerate(request_ids)
         ]

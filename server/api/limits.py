@@ -151,7 +151,7 @@ async def reserved(
             one.request_id,
             0 if one.origin_id else len(one.prompt_ids),
             one.sampling.max_tokens,
-            model.name,
+            model.base_name,
             "" if one.auto is None else one.auto.largest,
         )
         for one in requests

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+from triolet.adapters.keys import digest_bytes
 from triolet.auto import AUTO
-from triolet.config import ANY_MODEL
+from triolet.config import ANY_MODEL, SEPARATOR
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError
 
@@ -18,7 +19,7 @@ from .errors import echo
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from triolet.config import ServerConfig
+    from triolet.config import AdapterConfig, ServerConfig
 
     from ..cache.store import ResponseStore
     from ..contract.generation import Charges
@@ -54,6 +55,7 @@ class ServedModel:
       embedding: how inputs become vectors.
       card: what clients that show models are told.
       page_words: what the chat page says.
+      adapter: the LoRA adapter that computes its answers; None for the base alone.
     """
 
     config: ServerConfig
@@ -64,22 +66,39 @@ class ServedModel:
     embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
     card: ModelCard = field(default_factory=ModelCard)
     page_words: PageWords = field(default_factory=PageWords)
+    adapter: AdapterConfig | None = None
 
     @property
     def name(self) -> str:
         """What answers call it."""
+        return self.names[0]
+
+    @property
+    def base_name(self) -> str:
+        """The name of the model without its adapter, which has prices and workers."""
         return self.config.model_name
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name that is listed, its own first."""
         aliases = (one for one in self.config.model_aliases if one != ANY_MODEL)
-        return (self.name, *aliases)
+        behind = "" if self.adapter is None else f"{SEPARATOR}{self.adapter.name}"
+        return tuple(f"{name}{behind}" for name in (self.base_name, *aliases))
 
     @property
     def digest(self) -> str:
-        """sha256:… of its version; empty for a directory that is in no store."""
-        return self.config.model_digest
+        """sha256:… of its version, or of its adapter; empty for a directory that is in no store."""
+        return self.config.model_digest if self.adapter is None else self.adapter.digest
+
+    @property
+    def adapter_key(self) -> bytes:
+        """What frames call its adapter; empty for the base alone."""
+        return b"" if self.adapter is None else digest_bytes(self.adapter.digest)
+
+    @property
+    def with_adapters(self) -> list[ServedModel]:
+        """The same with each of its adapters."""
+        return [replace(self, adapter=one) for one in self.config.model_adapters]
 
     @property
     def system_fingerprint(self) -> str | None:
@@ -112,10 +131,14 @@ def state_of(status: FleetStatus) -> ModelState:
 
 
 class ModelTable:
-    """All models of a server by their names.
+    """All models of a server by their names, each alone and with each of its adapters.
 
     Args:
       models: the first answers requests that name none.
+
+    Attributes:
+      first: of them.
+      listed: every model, and behind each the same with its adapters.
 
     Raises:
       ConfigError: two of them have one name.
@@ -124,9 +147,10 @@ class ModelTable:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self.first = models[0]
         self._models = tuple(models)
+        self.listed = [one for model in models for one in (model, *model.with_adapters)]
         self._by_name: dict[str, ServedModel] = {}
         self._any: ServedModel | None = None
-        for model in models:
+        for model in self.listed:
             for name in model.names:
                 other = self._by_name.setdefault(name, model)
                 if other is not model:
@@ -154,8 +178,17 @@ class ModelTable:
         return self._any is not None
 
     def find(self, name: str) -> ServedModel | None:
-        """Return the model that is called so, or the one that answers to every name."""
-        return self._by_name.get(name, self._any)
+        """Return the model that is called so, or the one that answers to every name: but no base
+        for an adapter that it does not have."""
+        found = self._by_name.get(name)
+        if found is None and not self._names_an_adapter(name):
+            found = self._any
+        return found
+
+    def _names_an_adapter(self, name: str) -> bool:
+        before, _, behind = name.rpartition(SEPARATOR)
+        base = self._by_name.get(before) if behind else None
+        return base is not None and bool(base.config.model_adapters)
 
     def is_listed(self, name: str) -> bool:
         """Whether a model is called exactly so."""

@@ -1,7 +1,7 @@
 """The fleet with a cache of answers in front of it.
 
 An answer's name is a digest. Two requests have one name if and only if they are of one tenant and
-salt, go to one model, and their answers cannot differ.
+salt, go to one model with one adapter, and their answers cannot differ.
 """
 
 from __future__ import annotations
@@ -164,6 +164,7 @@ def name_of(request: GenerationRequest, fingerprint: str, model: str = "") -> by
         (
             request.scheduling.tenant,
             request.cache_salt,
+            request.adapter,
             fingerprint,
             model,
             sampling,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
+from triolet.adapters.keys import cache_key
 from triolet.sampling import SamplingParams
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 
@@ -119,6 +120,7 @@ class GenerationRequest:
         request have one.
       watch: begins what ends the completion by its text, beside stop strings; None for nothing.
       form: of the vector that it ends with; None for a request for tokens.
+      adapter: digest of the LoRA adapter that computes it; empty for the base alone.
       markers: tokens that the reader of the text has to see, and how the text shows each, whether
         special tokens are left out or not; None for no such tokens.
       auto: how its model was chosen; None where its client named it.
@@ -142,6 +144,12 @@ class GenerationRequest:
     watch: Callable[[], TextWatch] | None = None
     form: VectorForm | None = None
     auto: AutoChoice | None = None
+    adapter: bytes = b""
+
+    @property
+    def cache_key(self) -> bytes:
+        """Under what workers find KV of its prompt again."""
+        return cache_key(self.cache_salt, self.adapter)
 
 
 def input_request(
@@ -152,6 +160,7 @@ def input_request(
     priority: int = 0,
     client_request_id: str = "",
     scheduling: Scheduling = DEFAULT_SCHEDULING,
+    adapter: bytes = b"",
 ) -> GenerationRequest:
     """Return the request for the vector of one input."""
     return GenerationRequest(
@@ -163,6 +172,7 @@ def input_request(
         client_request_id=client_request_id,
         scheduling=scheduling,
         form=form,
+        adapter=adapter,
     )
 
 

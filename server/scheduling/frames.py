@@ -63,6 +63,7 @@ def reserve_frame(
         cache_share=request.spec.scheduling.cache_share,
         weight=request.spec.scheduling.weight,
         kv_key=attempt.kv_key,
+        adapter=request.spec.adapter,
     )
 
 
@@ -89,6 +90,7 @@ def prefill_frame(
         tenant=tenant_digest(request.spec.scheduling),
         cache_share=request.spec.scheduling.cache_share,
         kv_key=attempt.kv_key,
+        adapter=request.spec.adapter,
     )
 
 
@@ -104,6 +106,7 @@ def embed_frame(request: Request, attempt: Attempt, now: float) -> Embed:
         is_normalized=form.is_normalized,
         priority=attempt.rank,
         remaining_s=max(request.deadline - now, 0.0),
+        adapter=request.spec.adapter,
     )
 
 

@@ -18,6 +18,7 @@ from trio.lowlevel import ParkingLot
 from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
 from transport.handshake import check_version, check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
+from triolet.adapters.keys import adapters_mark, digest_bytes
 from triolet.errors import ConfigError
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
@@ -245,6 +246,7 @@ class Links:
             model=config.model_name,
             model_digest=config.model_digest,
             takes_unversioned=takes_unversioned,
+            adapters=adapters_mark(digest_bytes(one.digest) for one in config.model_adapters),
         )
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
         self._workers = [

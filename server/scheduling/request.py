@@ -229,7 +229,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.output = self.relay.mailbox
-        self.chain = PrefixChain(self.spec.prompt_ids, self.spec.cache_salt)
+        self.chain = PrefixChain(self.spec.prompt_ids, self.spec.cache_key)
 
     def step(self, step: Step) -> None:
         """Move on.
@@ -314,7 +314,7 @@ class Request:
     def whole_chain(self) -> PrefixChain:
         """Names the blocks of prompt and completion, with which the next turn of a chat begins."""
         token_ids = (*self.spec.prompt_ids, *self.relay.token_ids)
-        return PrefixChain(token_ids, self.spec.cache_salt)
+        return PrefixChain(token_ids, self.spec.cache_key)
 
     def usage(self, now: float) -> Usage:
         """Return counts and times as of now."""

@@ -35,12 +35,12 @@ class PrefixChain:
 
     Args:
       token_ids: of the prompt.
-      salt: of the cache.
+      cache_key: under which its KV is found again: of salt and adapter.
     """
 
-    def __init__(self, token_ids: Iterable[int], salt: bytes) -> None:
+    def __init__(self, token_ids: Iterable[int], cache_key: bytes) -> None:
         self._packed = array("I", token_ids).tobytes()
-        self._salt = salt
+        self._cache_key = cache_key
         self._names: dict[int, tuple[int, ...]] = {}
 
     def names(self, block_size: int) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ class PrefixChain:
 
     def _chain(self, block_bytes: int) -> tuple[int, ...]:
         names = []
-        name = hash(self._salt)
+        name = hash(self._cache_key)
         for end in range(block_bytes, len(self._packed) + 1, block_bytes):
             name = hash((name, self._packed[end - block_bytes : end]))
             names.append(name)

@@ -13,7 +13,7 @@
 #ifndef DIM
 #define DIM 16
 #endif
-enum { LAYERS = 2, HEADS = 6, KV_HEADS = 2, HIDDEN = 80, WIDE = 70, VOCABULARY = 77 };
+enum { LAYERS = 2, HEADS = 6, KV_HEADS = 2, HIDDEN = 80, WIDE = 70, VOCABULARY = 77, RANK = 6 };
 enum { BLOCK = 5, BLOCKS = 64, MOST = 128, THREADS = 2 };
 
 static uint32_t state = 7;
@@ -90,9 +90,43 @@ static Layer layer_of(int is_bf16, int is_int8, int has_extras) {
     return to;
 }
 
+/* What one adapter adds to a linear layer, of rank 6. */
+static LowRank low_of(int is_bf16, const Linear *base, int64_t inputs, int64_t outputs,
+                      int is_gate_up, int64_t *low_stride) {
+    LowRank to;
+    to.down = linear_of(is_bf16, 0, RANK, inputs, 0, base->steps * (is_bf16 ? 2 : 1), 0);
+    *low_stride = to.down.panels * PANEL;
+    to.up = linear_of(is_bf16, 0, outputs, RANK, is_gate_up, 0, 0);
+    return to;
+}
+
+static LayerAdapter adapter_of(int is_bf16, const Layer *layer, int64_t *low_stride) {
+    LayerAdapter to = {0};
+    to.qkv = low_of(is_bf16, &layer->qkv, HIDDEN, (HEADS + 2 * KV_HEADS) * DIM, 0, low_stride);
+    to.gate_up = low_of(is_bf16, &layer->gate_up, HIDDEN, 2 * WIDE, 1, low_stride);
+    to.down = low_of(is_bf16, &layer->down, WIDE, HIDDEN, 0, low_stride);
+    return to; /* the output layer is left as it is */
+}
+
+static void free_adapter(const LayerAdapter *of) {
+    free_linear(&of->qkv.down), free_linear(&of->qkv.up);
+    free_linear(&of->gate_up.down), free_linear(&of->gate_up.up);
+    free_linear(&of->down.down), free_linear(&of->down.up);
+}
+
+/* All rows but the first have the adapter, in groups of two sizes. */
+static Adapted rows_of(const LayerAdapter *adapter, int64_t rows, int64_t *memory, Group *groups) {
+    int64_t *places = memory, *with = memory + rows, count = rows - 1;
+    places[0] = -1;
+    for (int64_t i = 0; i < count; i++) places[1 + i] = i, with[i] = 1 + i;
+    groups[0] = (Group){adapter, 0, count / 3};
+    groups[1] = (Group){adapter, count / 3, count};
+    return (Adapted){count, 2, with, places, groups};
+}
+
 /* One step: `counts[i]` tokens of sequence i from position `starts[i]` on; each samples. */
-static void step_of(const Model *model, int64_t sequences, const int64_t *starts,
-                    const int64_t *counts) {
+static void step_of(const Model *model, const LayerAdapter *adapted, int64_t sequences,
+                    const int64_t *starts, const int64_t *counts) {
     const int64_t group = HEADS / KV_HEADS, most = TILE_ROWS / group;
     int64_t tokens = 0, tasks = 0, task_tokens = 0, table = 0;
     for (int64_t i = 0; i < sequences; i++) {
@@ -137,9 +171,17 @@ static void step_of(const Model *model, int64_t sequences, const int64_t *starts
                  .last_tasks = last,
                  .sampled = sampled,
                  .logits = room(sequences * width * 4 - missing_bytes),
-                 .workspace = room(triolet_workspace_bytes(model, tokens, THREADS)),
+                 .workspace = room(triolet_workspace_bytes(model, tokens, adapted ? tokens - 1 : 0,
+                                                             THREADS)),
                  .part_s = part_s};
+    Group groups[4];
+    int64_t *rows = room(2 * (tokens + sequences) * 8);
+    if (adapted) {
+        step.adapted = rows_of(adapted, tokens, rows, groups);
+        step.last_adapted = rows_of(adapted, sequences, rows + 2 * tokens, groups + 2);
+    }
     triolet_compute(model, &step, THREADS);
+    free(rows);
     for (int64_t i = 0; i < sequences; i++)
         for (int64_t id = 0; id < VOCABULARY; id++)
             if (!isfinite(step.logits[i * width + id])) {
@@ -160,13 +202,19 @@ static void run_model(int is_bf16, int is_int8, int is_tied) {
     const int64_t pool_numbers = (int64_t)BLOCKS * LAYERS * 2 * BLOCK * KV_HEADS * DIM;
     char *pool = room(pool_numbers * (is_bf16 ? 2 : 4));
     memset(pool, 0xff, (size_t)(pool_numbers * (is_bf16 ? 2 : 4))); /* all NaN */
+    LayerAdapter *adapter = room(LAYERS * (int64_t)sizeof(LayerAdapter));
+    int64_t low_stride = 0;
+    for (int i = 0; i < LAYERS; i++) adapter[i] = adapter_of(is_bf16, &layers[i], &low_stride);
     const Model model = {is_bf16, LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, BLOCK, 1e-5, 0.25,
-                         embedding, layers, norm, head, cosines, sines, pool};
-    step_of(&model, 1, (int64_t[]){0}, (int64_t[]){1});
-    step_of(&model, 3, (int64_t[]){0, 0, 0}, (int64_t[]){37, 5, 58});
-    step_of(&model, 2, (int64_t[]){37, 5}, (int64_t[]){22, 50});
+                         embedding, layers, norm, head, cosines, sines, pool, low_stride};
+    step_of(&model, NULL, 1, (int64_t[]){0}, (int64_t[]){1});
+    step_of(&model, adapter, 3, (int64_t[]){0, 0, 0}, (int64_t[]){37, 5, 58});
+    step_of(&model, NULL, 2, (int64_t[]){37, 5}, (int64_t[]){22, 50});
     for (int64_t i = 0; i < 4; i++)
-        step_of(&model, 3, (int64_t[]){59 + i, 55 + i, 58 + i}, (int64_t[]){1, 1, 1});
+        step_of(&model, i % 2 ? adapter : NULL, 3, (int64_t[]){59 + i, 55 + i, 58 + i},
+                (int64_t[]){1, 1, 1});
+    for (int i = 0; i < LAYERS; i++) free_adapter(&adapter[i]);
+    free(adapter);
     for (int i = 0; i < LAYERS; i++) {
         free_linear(&layers[i].qkv), free_linear(&layers[i].output);
         free_linear(&layers[i].gate_up), free_linear(&layers[i].down);

@@ -25,8 +25,12 @@ from engine.native.library import Library, load_build
 from engine.native.model import plan_tasks
 from engine.native.structs import (
     PARTS,
+    AdaptedFields,
+    GroupFields,
+    LayerAdapterFields,
     LayerFields,
     LinearFields,
+    LowRankFields,
     ModelFields,
     PackingFields,
     StepFields,
@@ -258,6 +262,10 @@ def declared(name: str) -> list[str]:
     ("name", "fields"),
     [
         ("Linear", LinearFields),
+        ("LowRank", LowRankFields),
+        ("LayerAdapter", LayerAdapterFields),
+        ("Group", GroupFields),
+        ("Adapted", AdaptedFields),
         ("Layer", LayerFields),
         ("Model", ModelFields),
         ("Step", StepFields),

@@ -16,6 +16,7 @@ from transport.frames import (
     AnyFrame,
     Capacity,
     Drain,
+    Embed,
     KvChunk,
     KvManifest,
     Peer,
@@ -57,19 +58,30 @@ def test_blocks_hold_tokens() -> None:
         decode(encode(welcome), MAX_BYTES)
 
 
-@pytest.mark.parametrize("frame_type", [Reserve, Prefill, KvChunk, KvManifest])
-def test_a_key_or_mac_is_left_out_where_it_is_empty(
-    frame_type: type[Reserve | Prefill | KvChunk | KvManifest],
+@pytest.mark.parametrize(
+    ("frame_type", "names"),
+    [
+        (Reserve, ("kv_key", "adapter")),
+        (Prefill, ("kv_key", "adapter")),
+        (KvChunk, ("mac",)),
+        (KvManifest, ("mac",)),
+        (Embed, ("adapter",)),
+    ],
+)
+def test_last_fields_are_left_out_where_they_are_empty(
+    frame_type: type[AnyFrame], names: tuple[str, ...]
 ) -> None:
-    name = "kv_key" if frame_type in (Reserve, Prefill) else "mac"
-    assert frame_type.__struct_fields__[-1] == name
+    assert frame_type.__struct_fields__[-len(names) :] == names
 
     @given(frames(frame_type))
     def check(frame: AnyFrame) -> None:
-        bare = msgspec.structs.replace(frame, **{name: b""})
-        fields = msgspec.msgpack.decode(encode(bare))
-        assert len(fields) == len(frame_type.__struct_fields__)  # the tag, and all but one
-        assert decode(encode(bare), MIB) == bare
+        for count in range(1, len(names) + 1):
+            full = msgspec.structs.replace(frame, **dict.fromkeys(names, b"f" * 16))
+            bare = msgspec.structs.replace(full, **dict.fromkeys(names[-count:], b""))
+            fields = msgspec.msgpack.decode(encode(bare))
+            left = len(frame_type.__struct_fields__) - count
+            assert len(fields) == 1 + left  # the tag before them
+            assert decode(encode(bare), MIB) == bare
 
     check()
 

@@ -140,6 +140,7 @@ class Client:
         remaining_s: float = 600.0,
         key: AttemptKey | None = None,
         eos_token_ids: tuple[int, ...] = (),
+        adapter: bytes = b"",
     ) -> Answer:
         """Reserve, and if that is granted, prefill."""
         if key is None:
@@ -159,6 +160,7 @@ class Client:
                 allowed,
                 remaining_s,
                 eos_token_ids,
+                adapter=adapter,
             ),
         )
         await self.wait_until(lambda: answer.grant or answer.refuse or answer.ended[Role.DECODE])
@@ -168,7 +170,7 @@ class Client:
             target = KvTarget(welcome.peer, welcome.kv_address)
             held_blocks = answer.grant.held_blocks
             shared = (sampling, priority, remaining_s, held_blocks, eos_token_ids)
-            self.send(Role.PREFILL, Prefill(*key, prompt_ids, target, *shared))
+            self.send(Role.PREFILL, Prefill(*key, prompt_ids, target, *shared, adapter=adapter))
         return answer
 
     async def finish(self, answer: Answer) -> Answer:

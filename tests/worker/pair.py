@@ -204,6 +204,7 @@ class Pair:
         fork_of: AttemptKey | None = None,
         keeper: Keeper = ANYBODY,
         weight: float = 1.0,
+        adapter: bytes = b"",
         **sampling: object,
     ) -> AttemptKey:
         """Send RESERVE, and PREFILL if that is granted and decode does not compute the prompt."""
@@ -225,6 +226,7 @@ class Pair:
             cache_share=keeper.share,
             weight=weight,
             kv_key=kv_key(KV_SECRET, key),
+            adapter=adapter,
         )
         self.to_worker(Role.DECODE, reserve)
         if self.heard[key].is_local:
@@ -233,7 +235,7 @@ class Pair:
             held_blocks = self.heard[key].held_blocks
             shared = (params, priority, remaining_s, held_blocks)
             kv = kv_key(KV_SECRET, key)
-            frame = Prefill(*key, packed, self.target, *shared, (), salt, *keeper, kv)
+            frame = Prefill(*key, packed, self.target, *shared, (), salt, *keeper, kv, adapter)
             self.to_worker(Role.PREFILL, frame)
         else:
             self.live.discard(key)

@@ -264,3 +264,23 @@ def test_a_prompt_that_is_here_counts_for_what_it_lacks() -> None:
     pair.run()
     pair.check_empty()
     assert all(len(pair.heard[key].tokens) == 6 for key in keys)
+
+
+def test_other_adapters_find_nothing() -> None:
+    pair = Pair()
+    adapters = [bytes([number]) * 32 for number in (1, 2)]
+    for node in pair.nodes.values():
+        node.engine.adapters = frozenset(adapters)
+    prompt = list(range(22))
+    answered(pair, prompt)
+    for adapter in adapters:
+        for held_blocks, cached_tokens in ((0, 0), (5, 20)):
+            key = pair.ask(prompt, adapter=adapter)
+            pair.run()
+            first = pair.heard[key].first
+            assert first is not None
+            assert (pair.heard[key].held_blocks, first.cached_tokens) == (
+                held_blocks,
+                cached_tokens,
+            )
+    pair.check_empty()

@@ -146,9 +146,11 @@ def test_a_fork_may_leave_at_any_time(num_rounds: int) -> None:
 
 def test_who_is_not_the_prompts_own_is_no_fork() -> None:
     pair = Pair(max_num_seqs=8)
-    prompt = range(5, 5 + 10)
+    prompt, adapter = range(5, 5 + 10), b"a" * 32
+    pair.nodes[Role.DECODE].engine.adapters = frozenset({adapter})
     first = pair.ask(prompt, seed=0)
     others = [
+        pair.ask(prompt, fork_of=first, adapter=adapter),
         pair.ask(prompt, fork_of=AttemptKey(first.request_id, 1)),
         pair.ask(range(5, 5 + 11), fork_of=first),
         pair.ask(prompt, fork_of=first, salt=b"s" * 16),

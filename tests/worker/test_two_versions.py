@@ -22,6 +22,7 @@ from tests.server.tiny_text import tiny_text
 from transport.frames import Capacity, Goodbye, Peer, Welcome
 from transport.handshake import check_version, version_of, versioned
 from transport.memory_network import MemoryNetwork
+from triolet.adapters.keys import adapters_mark
 from triolet.config import ServedModelConfig
 from triolet.ids import PeerId, Role
 
@@ -254,3 +255,25 @@ def test_versions_have_to_be_equal_and_beside_others_named(
     if not is_taken:
         assert isinstance(answer, Goodbye)
         assert "decode-0" in answer.reason
+
+
+def test_a_server_takes_workers_with_its_own_adapters_alone() -> None:
+    worker, server = PeerId(Role.PREFILL, "prefill-0", 1), PeerId(Role.SERVER, "server", 2)
+    first, second = (bytes([number]) * 32 for number in (1, 2))
+    marks = [adapters_mark(one) for one in ([], [first], [second, first])]
+    for theirs in marks:
+        fingerprint = versioned(f"weights:by=native{theirs}", OLD)
+        welcome = Welcome(Peer.of(worker), 1, fingerprint, Capacity(1, 1, 1, 1, 1, 1, 1))
+        assert version_of(fingerprint) == OLD
+        for ours in marks:
+            answer = check_version(
+                welcome,
+                me=server,
+                model="chat",
+                model_digest=OLD,
+                takes_unversioned=False,
+                adapters=ours,
+            )
+            assert (answer is None) is (theirs == ours)
+            if answer is not None:
+                assert "has other LoRA adapters than" in answer.reason

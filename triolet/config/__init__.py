@@ -4,6 +4,7 @@ Reads no file, flag or environment (ops/settings does). Each part of the product
 dataclass it needs.
 """
 
+from .adapters import SEPARATOR, AdapterConfig, require_adapter_names
 from .auto import MAX_RUNGS, AutoConfig, ModelLimits, WakePolicy, require_ladder
 from .control import ControlConfig, ControlledModelConfig
 from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
@@ -91,6 +92,8 @@ __all__ = [
     "NO_GUESSES",
     "OFF",
     "SCHEMES",
+    "SEPARATOR",
+    "AdapterConfig",
     "AdmissionConfig",
     "AutoConfig",
     "BatchConfig",
@@ -142,6 +145,7 @@ __all__ = [
     "WorkerConfig",
     "has_password",
     "require",
+    "require_adapter_names",
     "require_ladder",
     "shown_url",
 ]

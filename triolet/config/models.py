@@ -3,8 +3,10 @@ told."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping  # noqa: TC003 (get_type_hints reads the annotations)
+from dataclasses import dataclass, field
 
+from .adapters import AdapterConfig, require_adapter_names
 from .link import require
 from .parsers import ReasoningParser, ToolParser
 from .supervisor import MAX_WORKERS
@@ -33,6 +35,9 @@ class ModelConfig:
     """Whether its workers stay, whatever other models need."""
     keep_alive_s: float | None = None
     """Its workers end after so long without a request; None keeps them until memory is needed."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters by name, each a directory as PEFT saves it or a version of the store; requests
+    name `MODEL:ADAPTER`."""
 
     def __post_init__(self) -> None:
         for name, least in (("prefill", 0), ("decode", 1)):
@@ -41,6 +46,7 @@ class ModelConfig:
             require(count is None or least <= count <= MAX_WORKERS, name, count, allowed)
         keep_alive_s = self.keep_alive_s
         require(keep_alive_s is None or keep_alive_s > 0, "keep_alive_s", keep_alive_s, "> 0")
+        require_adapter_names(self.adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +65,4 @@ class ServedModelConfig:
     spare_addresses: tuple[str, ...] = ()
     tool_parser: ToolParser = ToolParser.AUTO
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
+    adapters: tuple[AdapterConfig, ...] = ()

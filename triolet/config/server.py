@@ -10,6 +10,7 @@ from typing import Final
 from ..errors import ConfigError
 from ..loopback import is_loopback
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
+from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .auto import AutoConfig
 from .link import LinkConfig, require
 from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
@@ -334,6 +335,8 @@ class ServerConfig:
     control_socket: str | None = None
     """Where the fleet's control is reached, which loads and ends models; none where the workers of
     all models run all the time."""
+    model_adapters: tuple[AdapterConfig, ...] = ()
+    """LoRA adapters of the model; filled in from `fleet.adapters`."""
     models: tuple[ServedModelConfig, ...] = ()
     """Every model where there are several; empty for the one that the fields above describe."""
     model_aliases: tuple[str, ...] = ()
@@ -513,6 +516,7 @@ class ServerConfig:
                 spare_addresses=one.spare_addresses,
                 tool_parser=one.tool_parser,
                 reasoning_parser=one.reasoning_parser,
+                model_adapters=one.adapters,
             )
             for one in self.models
         ) or (self,)

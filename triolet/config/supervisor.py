@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping  # noqa: TC003 (get_type_hints reads the annotations)
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from ..units import KIB, MILLISECONDS, SECONDS
+from .adapters import require_adapter_names
 from .link import require
 
 MAX_SERVERS: Final = 16
@@ -31,6 +33,10 @@ class FleetConfig:
     """Hugging Face directory, GGUF file, `demo`, `smollm2`, or `auto`: smollm2 if it can be had;
     or a version of the store, such as `chat@stable`. None is the demo model. A role that runs alone
     serves it too."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters by name, each a directory as PEFT saves it or a version of the store; requests
+    name `MODEL:ADAPTER`. Of models with names: `models.NAME.adapters`. A role that runs alone must
+    be given the same."""
     store: str | None = None
     """Folder of the model store; none is `$XDG_DATA_HOME/triolet/models`, where models are the
     user's own."""
@@ -45,6 +51,7 @@ class FleetConfig:
     one is left for the others. On Linux."""
 
     def __post_init__(self) -> None:
+        require_adapter_names(self.adapters)
         for name, least, most in (
             ("servers", 1, MAX_SERVERS),
             ("prefill", 0, MAX_WORKERS),

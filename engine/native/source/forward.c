@@ -13,6 +13,7 @@
 
 #include "attention.h"
 #include "limits.h"
+#include "low_rank.h"
 #include "packing.h"
 
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
@@ -26,13 +27,14 @@ typedef struct {
     char *attended;  /* numbers [tokens][num_heads][head_dim] */
     char *joined;    /* numbers [tokens][input of down] */
     char *tiles;     /* one for each thread */
+    LowRows low;     /* of rows with adapters */
     int64_t hidden_stride;
     int64_t heads_stride;
     int64_t joined_stride;
 } Buffers;
 
-static int64_t place_buffers(const Model *model, int64_t tokens, int64_t threads, char *memory,
-                             Buffers *to) {
+static int64_t place_buffers(const Model *model, int64_t tokens, int64_t adapted, int64_t threads,
+                             char *memory, Buffers *to) {
     const Layer *layer = &model->layers[0];
     const int64_t size = model->is_bf16 ? 2 : 4;
     const int64_t heads_bytes = tokens * model->num_heads * model->head_dim * size;
@@ -47,6 +49,14 @@ static int64_t place_buffers(const Model *model, int64_t tokens, int64_t threads
     to->queries = next, next += ALIGNED(heads_bytes);
     to->attended = next, next += ALIGNED(heads_bytes);
     to->joined = next, next += ALIGNED(tokens * to->joined_stride * size);
+    int64_t input = layer->qkv.steps, output = to->hidden_stride;
+    if (input < layer->output.steps) input = layer->output.steps;
+    if (input < layer->down.steps) input = layer->down.steps;
+    if (output < to->heads_stride) output = to->heads_stride;
+    if (output < 2 * to->joined_stride) output = 2 * to->joined_stride;
+    to->low.input = next, next += ALIGNED(adapted * input * 4);
+    to->low.low = next, next += ALIGNED(adapted * model->low_stride * size);
+    to->low.values = (float *)next, next += ALIGNED(adapted * output * 4);
     to->tiles = next, next += threads * place_tile(model, next, &tile);
     return next - memory;
 }
@@ -198,15 +208,23 @@ static void mark(const Step *step, int part, double *since) {
     *since = now;
 }
 
+/* What adapters add to one linear layer of a layer. */
+#define ADAPT(name, rows, input)                                                                  \
+    adapt(is_bf16, model, rows, index, offsetof(LayerAdapter, name), &layer->name, input, &at->low)
+
 /* One layer, by all threads of the enclosing region. */
 INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, const Step *step,
                           const Buffers *at, int64_t threads, Tile *tile, double *since) {
     const Layer *layer = &model->layers[index];
     const int is_last = index + 1 == model->num_layers;
     const int64_t rows = is_last ? step->num_sampled : step->num_tokens;
+    const Adapted *adapted = is_last ? &step->last_adapted : &step->adapted;
+    Added added;
     norm_rows(is_bf16, model, layer->attention_norm, step->num_tokens, at);
     mark(step, PART_REST, since);
-    linear(is_bf16, STORE, &layer->qkv, at->normed, step->num_tokens, at->heads, at->heads_stride);
+    added = ADAPT(qkv, &step->adapted, at->normed);
+    linear(is_bf16, STORE, &layer->qkv, &added, at->normed, step->num_tokens, at->heads,
+           at->heads_stride);
     mark(step, PART_PRODUCTS, since);
     rotate_and_store(is_bf16, model, index, step, at);
     if (is_last) {
@@ -218,18 +236,23 @@ INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, 
            is_last ? step->num_sampled : step->num_tasks, is_last ? 1 : step->task_tokens, threads,
            at->queries, at->attended, tile);
     mark(step, PART_ATTENTION, since);
-    linear(is_bf16, ADD, &layer->output, at->attended, rows, at->hidden, at->hidden_stride);
+    added = ADAPT(output, adapted, at->attended);
+    linear(is_bf16, ADD, &layer->output, &added, at->attended, rows, at->hidden,
+           at->hidden_stride);
     mark(step, PART_PRODUCTS, since);
     norm_rows(is_bf16, model, layer->mlp_norm, rows, at);
     mark(step, PART_REST, since);
-    linear(is_bf16, GATE, &layer->gate_up, at->normed, rows, at->joined, at->joined_stride);
-    linear(is_bf16, ADD, &layer->down, at->joined, rows, at->hidden, at->hidden_stride);
+    added = ADAPT(gate_up, adapted, at->normed);
+    linear(is_bf16, GATE, &layer->gate_up, &added, at->normed, rows, at->joined,
+           at->joined_stride);
+    added = ADAPT(down, adapted, at->joined);
+    linear(is_bf16, ADD, &layer->down, &added, at->joined, rows, at->hidden, at->hidden_stride);
     mark(step, PART_PRODUCTS, since);
 }
 
 INLINE void compute(const int is_bf16, const Model *model, const Step *step, int64_t threads) {
     Buffers at;
-    place_buffers(model, step->num_tokens, threads, step->workspace, &at);
+    place_buffers(model, step->num_tokens, step->adapted.num_rows, threads, step->workspace, &at);
 #pragma omp parallel num_threads(threads)
     {
         const unsigned before = flush_subnormals();
@@ -248,8 +271,8 @@ INLINE void compute(const int is_bf16, const Model *model, const Step *step, int
             keep_chosen(is_bf16, model, step, &at);
         }
         mark(step, PART_REST, &since);
-        linear(is_bf16, STORE, &model->lm_head, at.normed, step->num_chosen, step->logits,
-               model->lm_head.panels * PANEL);
+        linear(is_bf16, STORE, &model->lm_head, &NOTHING_ADDED, at.normed, step->num_chosen,
+               step->logits, model->lm_head.panels * PANEL);
         mark(step, PART_HEAD, &since);
         restore_subnormals(before);
     }
@@ -288,9 +311,10 @@ EXPORT int64_t triolet_runs_here(void) {
 #endif
 }
 
-EXPORT int64_t triolet_workspace_bytes(const Model *model, int64_t tokens, int64_t threads) {
+EXPORT int64_t triolet_workspace_bytes(const Model *model, int64_t tokens, int64_t adapted,
+                                       int64_t threads) {
     Buffers at;
-    return place_buffers(model, tokens, threads, NULL, &at);
+    return place_buffers(model, tokens, adapted, threads, NULL, &at);
 }
 
 EXPORT void triolet_compute(const Model *model, const Step *step, int64_t threads) {

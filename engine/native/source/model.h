@@ -33,6 +33,20 @@ typedef struct {
     const float *mlp_norm;
 } Layer;
 
+/* A product of low rank that an adapter adds to a linear layer: up(down(input)), its scale within
+ * `up`. Layers that share their input have their ranks one after the other. */
+typedef struct {
+    Linear down; /* weight NULL: the adapter leaves this layer as it is */
+    Linear up;   /* its panels are those of the linear layer */
+} LowRank;
+
+typedef struct {
+    LowRank qkv;
+    LowRank output;
+    LowRank gate_up;
+    LowRank down;
+} LayerAdapter;
+
 typedef struct {
     int64_t is_bf16;
     int64_t num_layers;
@@ -50,7 +64,24 @@ typedef struct {
     const float *cosines; /* [max_model_len][head_dim / 2] */
     const float *sines;
     void *pool; /* numbers [blocks][num_layers][2][block_size][num_kv_heads][head_dim] */
+    int64_t low_stride; /* numbers of the widest `down` of any adapter; 0 without adapters */
 } Model;
+
+/* Some rows of one adapter. */
+typedef struct {
+    const LayerAdapter *layers; /* [num_layers] */
+    int64_t first;              /* index into `rows` */
+    int64_t end;
+} Group;
+
+/* The rows of a step, or of its last layer, that have an adapter. */
+typedef struct {
+    int64_t num_rows;
+    int64_t num_groups;
+    const int64_t *rows;   /* [num_rows], those of a group next to one another */
+    const int64_t *places; /* of each row of the step its index into `rows`, or -1 */
+    const Group *groups;
+} Adapted;
 
 /* Neighbouring positions of one sequence that attend together. */
 typedef struct {
@@ -78,6 +109,8 @@ typedef struct {
     int64_t num_chosen;     /* of the sampled tokens, those that want logits */
     const int64_t *chosen;  /* ascending, indices into `sampled` */
     float *states;          /* [num_sampled][hidden_size] after the last norm; or NULL */
+    Adapted adapted;        /* of all tokens */
+    Adapted last_adapted;   /* of the sampled ones */
 } Step;
 
 /* What `part_s` tells apart. */

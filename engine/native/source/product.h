@@ -88,16 +88,28 @@ INLINE void multiply_add(const int is_bf16, int64_t rows, const char *input, int
 
 typedef enum { STORE, ADD, GATE } Finish;
 
+/* What adapters add to the outputs of some rows, before a finish. */
+typedef struct {
+    const int64_t *places; /* of each row its index into `values`, or -1; NULL: no row has any */
+    const float *values;   /* [.][stride] */
+    int64_t stride;
+} Added;
+
+static const Added NOTHING_ADDED = {NULL, NULL, 0};
+
 /* What becomes of a finished panel: floats stored or added, or gate and up joined to numbers. */
 INLINE void finish_row(const int is_bf16, const Finish finish, const float *sums,
-                       const Linear *layer, void *output, int64_t row, int64_t stride,
-                       int64_t panel) {
+                       const Linear *layer, const Added *added, void *output, int64_t row,
+                       int64_t stride, int64_t panel) {
+    const int64_t place = added->places ? added->places[row] : -1;
     vf part[NV];
     for (int n = 0; n < NV; n++) {
         const int64_t at = panel * PANEL + n * VL;
         part[n] = v_load(sums + n * VL);
         if (layer->scales) part[n] = v_mul(part[n], v_load(layer->scales + at));
         if (layer->bias) part[n] = v_add(part[n], v_load(layer->bias + at));
+        if (place >= 0)
+            part[n] = v_add(part[n], v_load(added->values + place * added->stride + at));
     }
     if (finish == GATE) {
         for (int n = 0; n < NV / 2; n++) {
@@ -116,8 +128,8 @@ INLINE void finish_row(const int is_bf16, const Finish finish, const float *sums
 
 /* Rows `first` to `end` times one panel of numbers. */
 INLINE void plain_panel(const int is_bf16, const Finish finish, const Linear *layer,
-                        const char *input, int64_t first, int64_t end, void *output,
-                        int64_t stride, int64_t panel) {
+                        const Added *added, const char *input, int64_t first, int64_t end,
+                        void *output, int64_t stride, int64_t panel) {
     const int64_t row_bytes = layer->steps * 4;
     const char *weight = (const char *)layer->weight + panel * row_bytes * PANEL;
     for (int64_t row = first; row < end; row += MR) {
@@ -127,15 +139,16 @@ INLINE void plain_panel(const int is_bf16, const Finish finish, const Linear *la
         multiply(is_bf16, count, input + row * row_bytes, row_bytes, weight, layer->steps, fetch,
                  sums, PANEL);
         for (int64_t r = 0; r < count; r++)
-            finish_row(is_bf16, finish, sums + r * PANEL, layer, output, row + r, stride, panel);
+            finish_row(is_bf16, finish, sums + r * PANEL, layer, added, output, row + r, stride,
+                       panel);
     }
 }
 
 /* The same of an int8 panel. Pieces of it become numbers, exactly, and are multiplied as numbers
  * are; only the finished sum meets the scale. */
 INLINE void int8_panel(const int is_bf16, const Finish finish, const Linear *layer,
-                       const char *input, int64_t first, int64_t end, void *output, int64_t stride,
-                       int64_t panel) {
+                       const Added *added, const char *input, int64_t first, int64_t end,
+                       void *output, int64_t stride, int64_t panel) {
     const int64_t row_bytes = layer->steps * 4, width = VL * (is_bf16 ? 2 : 1);
     const int8_t *weight = (const int8_t *)layer->weight + panel * layer->steps * NV * width;
     float sums[PIECE_ROWS * PANEL], piece[PIECE * PANEL];
@@ -153,14 +166,15 @@ INLINE void int8_panel(const int is_bf16, const Finish finish, const Linear *lay
                          (const char *)piece, sums + (row - first) * PANEL, PANEL);
     }
     for (int64_t row = first; row < end; row++)
-        finish_row(is_bf16, finish, sums + (row - first) * PANEL, layer, output, row, stride,
-                   panel);
+        finish_row(is_bf16, finish, sums + (row - first) * PANEL, layer, added, output, row,
+                   stride, panel);
 }
 
 /* All rows of a step through a linear layer, shared among the threads of the enclosing region.
  * input: numbers [rows][steps words]; output: floats, or for GATE numbers, [rows][stride]. */
-INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer, const char *input,
-                   int64_t rows, void *output, int64_t stride) {
+INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer,
+                   const Added *added, const char *input, int64_t rows, void *output,
+                   int64_t stride) {
     int64_t near = NEAR / (layer->steps * 4) / MR * MR;
     if (layer->scales && near > PIECE_ROWS) near = PIECE_ROWS;
     if (near < MR) near = MR;
@@ -173,9 +187,11 @@ INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer, 
         const int64_t panel = job % layer->panels, first = job / layer->panels * near;
         const int64_t end = first + near < rows ? first + near : rows;
         if (layer->scales)
-            int8_panel(is_bf16, finish, layer, input, first, end, output, stride, panel);
+            int8_panel(is_bf16, finish, layer, added, input, first, end, output, stride,
+                       panel);
         else
-            plain_panel(is_bf16, finish, layer, input, first, end, output, stride, panel);
+            plain_panel(is_bf16, finish, layer, added, input, first, end, output, stride,
+                        panel);
     }
 }
 

@@ -28,14 +28,14 @@ _PREFIXES: Final = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 def list_tags(services: Services) -> Response:
     """Return every model under each of its names."""
     return json_response(
-        {"models": [_listed(one, m) for m in services.models for one in listed_names(m)]}
+        {"models": [_listed(one, m) for m in services.models.listed for one in listed_names(m)]}
     )
 
 
 def list_running(services: Services) -> Response:
     """Return those that workers have, with how long each stays loaded."""
     running: list[dict[str, Any]] = []
-    for model in services.models:
+    for model in services.models.listed:
         if model.fleet.status().is_ready:
             more = {"expires_at": NEVER, "context_length": model.fleet.max_model_len}
             running += [_listed(one, model) | more for one in listed_names(model)]

@@ -110,10 +110,11 @@ async def embed(
             priority=fields.priority or 0,
             client_request_id=shown_request_id(),
             scheduling=scheduling,
+            adapter=model.adapter_key,
         )
         for ids in inputs
     ]
-    asked = [Asked(one.request_id, len(one.prompt_ids), 0, model.name) for one in requests]
+    asked = [Asked(one.request_id, len(one.prompt_ids), 0, model.base_name) for one in requests]
     with await reserve_for(asked, services):
         run = model.fleet.embed(requests)
         live.hold(run)

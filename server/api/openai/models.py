@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 def list_models(services: Services) -> Response:
     """Return every model under each of its names."""
-    cards = [_card(name, model, services) for model in services.models for name in model.names]
+    cards = [
+        _card(name, model, services) for model in services.models.listed for name in model.names
+    ]
     if is_auto(AUTO, services):
         cards.append(_auto_card(services))
     page = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
@@ -97,7 +99,8 @@ def _card(name: str, model: ServedModel, services: Services) -> dict[str, Any]:
         "object": "model",
         "created": services.started_at,
         "owned_by": "triolet",
-        "root": model.name,
+        "root": model.base_name,
+        "parent": None if model.adapter is None else model.base_name,
         "max_model_len": model.fleet.max_model_len,
         "digest": model.digest or None,
         "state": model.state.value,

@@ -1,0 +1,167 @@
+"""LoRA adapters as tensors, in the form that the forward pass uses.
+
+Layers that share their input share a product, as in engine/layers.py: the A of query, key and value
+lie one below the other, and their B are the blocks of a diagonal. So an adapter adds two thin
+products to each of a layer's four. Its scale is within B.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+from safetensors import safe_open
+
+from triolet.adapters.files import Place, read_adapter
+from triolet.adapters.keys import digest_bytes
+from triolet.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from triolet.adapters.files import AdapterFiles
+    from triolet.config import AdapterConfig
+
+    from ..model_config import ModelConfig
+
+PRODUCTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "output": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""A layer's products and the modules that each stacks, in order."""
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to one product.
+
+    Attributes:
+      down: [ranks, inputs].
+      up: [outputs, ranks], the scale within.
+    """
+
+    down: Tensor
+    up: Tensor
+
+
+class Adapter(NamedTuple):
+    """One adapter.
+
+    Attributes:
+      name: what requests call it, for errors.
+      layers: for each layer of the base what it adds, by product; nothing where it leaves one.
+    """
+
+    name: str
+    layers: Sequence[Mapping[str, LowRank]]
+
+
+def load_adapters(
+    configs: Iterable[AdapterConfig],
+    max_rank: int,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[bytes, Adapter]:
+    """Read adapters of a base.
+
+    Args:
+      configs: where they are, and the digests that they must have.
+      max_rank: the largest rank.
+      model: the base's shape.
+      dtype: to convert them to.
+      device: to put them on.
+
+    Returns:
+      Each by its digest.
+
+    Raises:
+      ModelError: one is broken, has changed, or belongs to a base of another shape.
+    """
+    loaded = {}
+    for config in configs:
+        files = read_adapter(Path(config.path), config.base, max_rank)
+        if files.digest != config.digest:
+            raise ModelError(
+                f"adapter {config.name}: {files.path} is {files.digest} and was {config.digest} "
+                "when the fleet started: its files have changed; restart the fleet to serve them"
+            )
+        layers = _read_layers(files, model, dtype, device)
+        loaded[digest_bytes(files.digest)] = Adapter(config.name, layers)
+    return loaded
+
+
+def _read_layers(
+    files: AdapterFiles, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> list[dict[str, LowRank]]:
+    shapes = _shapes(model)
+    for place, matrix in files.matrices.items():
+        if place.layer >= model.num_layers:
+            raise ModelError(
+                f"{files.weights}: tensor {matrix.name} is of layer {place.layer}, and the base "
+                f"has {model.num_layers}; give the adapter to the base that it was made for"
+            )
+        outputs, inputs = shapes[place.module]
+        wanted = (files.rank, inputs) if place.matrix == "A" else (outputs, files.rank)
+        if matrix.shape != wanted:
+            raise ModelError(
+                f"{files.weights}: tensor {matrix.name} is {list(matrix.shape)}, and the base "
+                f"wants {list(wanted)}; give the adapter to the base that it was made for"
+            )
+    with safe_open(files.weights, framework="pt", device="cpu") as opened:
+
+        def read(layer: int, module: str, matrix: str) -> Tensor:
+            tensor: Tensor = opened.get_tensor(files.matrices[Place(layer, module, matrix)].name)
+            return tensor.float() * (files.scale if matrix == "B" else 1.0)
+
+        return [
+            {
+                product: LowRank(
+                    torch.cat([read(index, one, "A") for one in present]).to(device, dtype),
+                    _diagonal(
+                        [(shapes[one][0], one in present) for one in modules],
+                        [read(index, one, "B") for one in present],
+                    ).to(device, dtype),
+                )
+                for product, modules in PRODUCTS.items()
+                if (present := [m for m in modules if Place(index, m, "A") in files.matrices])
+            }
+            for index in range(model.num_layers)
+        ]
+
+
+def _shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return outputs and inputs of each module."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    return {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+
+
+def _diagonal(outputs: Sequence[tuple[int, bool]], blocks: Sequence[Tensor]) -> Tensor:
+    """Return blocks along a diagonal, rows of zeros for outputs that have none.
+
+    Args:
+      outputs: of each module how many, and whether it has a block.
+      blocks: [outputs, rank] of those that have one.
+    """
+    found = torch.zeros(sum(count for count, _ in outputs), sum(one.shape[1] for one in blocks))
+    row, column, left = 0, 0, iter(blocks)
+    for count, has_block in outputs:
+        if has_block:
+            block = next(left)
+            found[row : row + count, column : column + block.shape[1]] = block
+            column += block.shape[1]
+        row += count
+    return found

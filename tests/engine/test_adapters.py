@@ -1,0 +1,210 @@
+"""Adapters answer as their merged weights do, and no row's bits depend on another's adapter."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from engine.batch import StepRow
+from engine.native.model import NativeModel
+from tests.adapters import Written, write_adapter, write_merged
+from triolet.adapters.files import read_adapter
+from triolet.adapters.keys import digest_bytes
+from triolet.config import AdapterConfig, Dtype, EngineConfig, WeightFormat
+from triolet.errors import ConfigError, ModelError
+from triolet.units import MIB
+
+from .driver import GREEDY, Running, generate, ids, open_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from engine.batch import Sampled
+    from engine.load import Engine
+
+    from .checkpoints import Checkpoint
+
+PROMPTS = [[5, 9, 200, 31], list(range(3, 70)), [77] * 17, list(range(200, 230))]
+NUM_TOKENS = 12
+ATTENTION = ("q_proj", "v_proj")
+
+
+def config_of(backend: str, *adapters: Written, dtype: Dtype = Dtype.FLOAT32) -> EngineConfig:
+    """Return the config of an engine with adapters, each called by the name of its directory."""
+    return EngineConfig(
+        backend=backend,
+        dtype=dtype,
+        kv_pool_bytes=4 * MIB,
+        adapters=tuple(told(one) for one in adapters),
+    )
+
+
+def told(adapter: Written) -> AdapterConfig:
+    """Return what workers are told of an adapter of a base that is in no store."""
+    digest = read_adapter(adapter.path, "", 64).digest
+    return AdapterConfig(adapter.path.name, str(adapter.path), "", digest)
+
+
+def digest_of(adapter: Written) -> bytes:
+    return digest_bytes(told(adapter).digest)
+
+
+def generate_mixed(
+    engine: Engine, asked: Sequence[tuple[Sequence[int], bytes]], chunk: int = 64
+) -> list[list[Sampled]]:
+    """Return completions of prompts with their adapters, all rows of all in each step."""
+    sequences = [
+        Running(engine, index, prompt, NUM_TOKENS) for index, (prompt, _) in enumerate(asked)
+    ]
+    done = [0] * len(asked)
+    while any(len(one.results) < NUM_TOKENS for one in sequences):
+        rows, of = [], []
+        for index, (one, (prompt, adapter)) in enumerate(zip(sequences, asked, strict=True)):
+            if len(one.results) == NUM_TOKENS:
+                continue
+            if one.results:
+                token_ids, start = [one.output_ids[-1]], len(prompt) + len(one.results) - 1
+            else:
+                start = done[index]
+                token_ids = list(prompt[start : start + chunk])
+                done[index] += len(token_ids)
+            is_last = bool(one.results) or done[index] == len(prompt)
+            spec = one.spec(engine, GREEDY) if is_last else None
+            is_decode = bool(one.results)
+            rows.append(
+                StepRow(token_ids, start, one.blocks, spec, is_decode=is_decode, adapter=adapter)
+            )
+            of.append(one)
+        for one, sampled in zip(of, engine.runner.step(rows), strict=True):
+            if sampled is not None:
+                one.results.append(sampled)
+    for index in range(len(asked)):
+        engine.ledger.release(index)
+    return [one.results for one in sequences]
+
+
+@pytest.mark.parametrize("family", ["llama-biases", "qwen3"])
+@pytest.mark.parametrize("fields", [{}, {"use_rslora": True, "lora_alpha": 3}])
+def test_an_adapter_answers_as_its_merged_weights_do(
+    checkpoint: Callable[[str], Checkpoint],
+    tmp_path: Path,
+    family: str,
+    fields: dict[str, object],
+    backend: str,
+) -> None:
+    base = checkpoint(family).path
+    adapter = write_adapter(tmp_path / "all", base, 1, rank=5, spread=0.2, **fields)
+    merged = open_engine(write_merged(tmp_path / "merged", base, adapter), config_of(backend))
+    engine = open_engine(base, config_of(backend, adapter))
+    expected = generate(merged, PROMPTS, NUM_TOKENS)
+    found = generate_mixed(engine, [(prompt, digest_of(adapter)) for prompt in PROMPTS])
+    assert [ids(one) for one in found] == [ids(one) for one in expected]
+    plain = generate(engine, PROMPTS, NUM_TOKENS)
+    assert [ids(one) for one in plain] != [ids(one) for one in expected]
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+def test_a_rows_bits_depend_on_no_other_rows_adapter(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, dtype: Dtype, backend: str
+) -> None:
+    base = checkpoint("llama").path
+    whole = write_adapter(tmp_path / "whole", base, 1)
+    part = write_adapter(tmp_path / "part", base, 2, ATTENTION, rank=17)
+    engine = open_engine(base, config_of(backend, whole, part, dtype=dtype))
+    without = open_engine(base, config_of(backend, dtype=dtype))
+    kinds = [b"", digest_of(whole), digest_of(part)]
+    asked = [(prompt, kind) for prompt in PROMPTS for kind in kinds]
+    alone = [generate_mixed(engine, [one])[0] for one in asked]
+    assert generate_mixed(engine, asked) == alone
+    assert generate_mixed(engine, asked[::-1], chunk=16) == alone[::-1]
+    for index in range(0, len(alone), len(kinds)):
+        assert len({str(ids(one)) for one in alone[index : index + len(kinds)]}) == len(kinds)
+    assert alone[:: len(kinds)] == [generate_mixed(without, [(p, b"")])[0] for p in PROMPTS]
+    if isinstance(engine.runner.model, NativeModel):
+        for engine.runner.model.num_threads in (2, 3):
+            assert generate_mixed(engine, asked) == alone
+
+
+def test_both_backends_agree(checkpoint: Callable[[str], Checkpoint], tmp_path: Path) -> None:
+    base = checkpoint("qwen3").path
+    adapters = [write_adapter(tmp_path / str(seed), base, seed) for seed in (1, 2)]
+    asked = [(prompt, digest_of(one)) for prompt in PROMPTS for one in adapters]
+    native, torch_path = (
+        generate_mixed(open_engine(base, config_of(backend, *adapters)), asked)
+        for backend in ("native", "sdpa")
+    )
+    assert [ids(one) for one in native] == [ids(one) for one in torch_path]
+
+
+def test_weights_in_int8_take_adapters(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    base = checkpoint("llama").path
+    adapter = write_adapter(tmp_path / "one", base, 1)
+    config = config_of("native", adapter)
+    engines = [
+        open_engine(
+            base,
+            EngineConfig(
+                backend="native",
+                weights=WeightFormat.INT8,
+                kv_pool_bytes=4 * MIB,
+                adapters=adapters,
+            ),
+        )
+        for adapters in (config.adapters, ())
+    ]
+    plain = [generate_mixed(engine, [(PROMPTS[1], b"")])[0] for engine in engines]
+    assert plain[0] == plain[1]
+    adapted = generate_mixed(engines[0], [(PROMPTS[1], digest_of(adapter)), (PROMPTS[1], b"")])
+    assert adapted[1] == plain[0]
+    assert ids(adapted[0]) != ids(plain[0])
+
+
+def test_the_fingerprint_names_the_set_of_adapters(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    base = checkpoint("llama").path
+    first = write_adapter(tmp_path / "first", base, 1)
+    second = write_adapter(tmp_path / "second", base, 2)
+
+    def fingerprint(*adapters: Written) -> str:
+        return open_engine(base, config_of("auto", *adapters)).fingerprint
+
+    assert fingerprint(first, second) == fingerprint(second, first)
+    assert len({fingerprint(), fingerprint(first), fingerprint(second, first)}) == 3
+
+
+def test_a_base_of_other_shapes_is_refused(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "one", checkpoint("llama").path, 1)
+    with pytest.raises(ModelError, match=r"k_proj.lora_B.*give the adapter to the base"):
+        open_engine(checkpoint("qwen3").path, config_of("auto", adapter))
+
+
+def test_files_that_have_changed_are_refused(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    base = checkpoint("llama").path
+    adapter = write_adapter(tmp_path / "one", base, 1)
+    config = told(adapter)
+    shutil.rmtree(adapter.path)
+    write_adapter(adapter.path, base, 2)
+    with pytest.raises(ModelError, match="its files have changed"):
+        open_engine(base, EngineConfig(kv_pool_bytes=4 * MIB, adapters=(config,)))
+
+
+def test_backends_without_adapters_refuse_them(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    from engine.backend import check_adapters
+
+    adapter = write_adapter(tmp_path / "sql", checkpoint("llama").path, 1)
+    config = config_of("triton", adapter)
+    with pytest.raises(ConfigError, match=r"'triton'.*\(sql\); use backend 'sdpa'"):
+        check_adapters("triton", config)
+    check_adapters("sdpa", config)
