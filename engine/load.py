@@ -112,9 +112,8 @@ def load_engine(
     Args:
       model_dir: a Hugging Face directory, or that of a GGUF file.
       config: what to compute with.
-      on_progress: told (stage, share of it done), on the thread that loads; stages are `config`,
-        `digest`, `kv_pool`, `weights`, `graphs` (where decode steps are captured), `warm_up`, in
-        this order.
+      on_progress: told (stage, share of it done), on the thread that loads: `config`, `digest`,
+        `kv_pool`, `weights`, `graphs` (where decode steps are captured), then `warm_up`.
       open_checkpoint: opens the directory's weights; benchmarks pass one that fills tensors with
         random numbers on the device.
       find_golden: finds the golden tokens that the model has to compute; None for none.
@@ -125,8 +124,7 @@ def load_engine(
     """
     on_progress("config", 0.0)
     model_config, eos_token_ids = load_model_config(model_dir), load_eos_token_ids(model_dir)
-    device = _device(config)
-    checkpoint = open_checkpoint(model_dir)
+    device, checkpoint = _device(config), open_checkpoint(model_dir)
     config = replace(config, device=str(device), dtype=dtype_for(config, checkpoint.dtype))
     backend = choose_backend(config, model_config, device.type)
     config, layout, max_model_len, reason = _sized(config, model_config, device)

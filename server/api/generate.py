@@ -332,12 +332,9 @@ def generation_requests(
     context = context_of(model.fleet.max_model_len, limits)
     requests: list[GenerationRequest] = []
     for prompt_ids in plan.prompts:
+        default = least(plan.default_max_tokens, limits.max_output_tokens)
         max_tokens = completion_budget(
-            len(prompt_ids),
-            plan.max_tokens,
-            least(plan.default_max_tokens, limits.max_output_tokens),
-            context,
-            plan.param,
+            len(prompt_ids), plan.max_tokens, default, context, plan.param
         )
         max_tokens = capped(max_tokens, fields, len(prompt_ids), scheduling, model)
         params = sampling_params(
@@ -369,7 +366,7 @@ def generation_requests(
                 markers=_markers(plan) or None,
                 watch=plan.watch,
                 auto=plan.auto,
-                adapter=plan.model.adapter_key,
+                adapter=model.adapter_key,
             )
             for index, request_id in enumerate(request_ids)
         ]

@@ -92,8 +92,8 @@ MUTANTS: Final = (
            "if not _SHARD_NAME.fullmatch(name):", "if not name:",
            "engine/test_weights.py::test_a_lying_index_is_a_clean_error"),
     Mutant("A6", "server/api/served_models.py",
-           "return self._by_name.get(name, self._any)",
-           "return self._by_name.get(name, self._any) or (open(name) and self._any)",
+           "found = self._by_name.get(name)\n",
+           "found = self._by_name.get(name) or (open(name) and self._any)\n",
            "security/test_files_and_connections.py::"
            "test_no_word_of_a_client_finds_a_model_or_a_file"),
     Mutant("A6", "server/api/operations/pages.py", "    file = files.get(name)\n",
