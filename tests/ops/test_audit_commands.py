@@ -158,7 +158,7 @@ async def test_a_restart_is_recorded_with_its_roles_and_its_end(
             supervisor = Supervisor(answer)
             await nursery.start(answer_commands, fleet.supervisor_socket, supervisor.restart)
             try:
-                await trio.to_thread.run_sync(run_restart, ["decode"], None, log)
+                await trio.to_thread.run_sync(run_restart, [], ["decode"], None, log)
             except CommandFailed:
                 assert isinstance(answer, Refused)
             nursery.cancel_scope.cancel()

@@ -143,13 +143,14 @@ async def test_models_are_one_line_of_json(tmp_path: Path) -> None:
         async with await trio.open_unix_socket(str(tmp_path / "s")) as stream:
             await stream.send_all(b'{"request":"models"}\n')
             said = b"".join([piece async for piece in stream])
+    shown = {"name": "a.decode-0", "role": "decode", "pid": 7, "is_ready": True, "gpu_memory": None}
     assert json.loads(said) == {
         "event": "models",
         "models": [
             {
                 "name": "a",
                 "state": "running",
-                "workers": [{"name": "a.decode-0", "role": "decode", "pid": 7, "is_ready": True}],
+                "workers": [shown],
                 "failure": None,
                 "worker_seconds": 0.0,
             }

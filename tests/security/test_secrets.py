@@ -37,7 +37,7 @@ async def test_a_request_that_fails_inside_tells_nothing_of_its_words(
 
     configure_logs("debug", "server")
     headers = {"Authorization": f"Bearer {KEY}", "Cookie": SECRET, "Referer": SECRET}
-    async with surface(FakeFleet(break_down), tenancy=tenancy_of(a=KEY)) as server:
+    async with surface(FakeFleet(break_down), tenancy=tenancy_of(a=KEY), fault=FAULT) as server:
         for path, body in REQUESTS:
             for more in ({}, {"stream": True}):
                 answer = await server.post(f"{path}?k={SECRET}", body | more, headers=headers)

@@ -174,7 +174,9 @@ def ask(
     """Ask as a peer with the password does."""
     connection = http.client.HTTPConnection(*server.server_address[:2], timeout=TIMEOUT_S)  # type: ignore[arg-type]
     shown = base64.b64encode(f"peer:{PASSWORD}".encode()).decode()
-    connection.request(method, path, headers={"authorization": f"Basic {shown}", **headers})
+    connection.request(
+        method, path, headers={"host": "peer", "authorization": f"Basic {shown}", **headers}
+    )
     answer = connection.getresponse()
     found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
     connection.close()

@@ -239,13 +239,16 @@ async def small_window(server: Surface) -> RawClient:
 
 
 @asynccontextmanager
-async def no_exception_logged() -> AsyncIterator[None]:
-    """Clients may have got their answers; a traceback in the log is a bug all the same."""
+async def only_known_exceptions_logged(fault: str) -> AsyncIterator[None]:
+    """Clients may have got their answers; a traceback in the log is a bug all the same, unless it
+    has the words of a fault that the test has made."""
     logged: list[str] = []
 
     def note(_: object, __: str, entry: EventDict) -> EventDict:
         if entry.get("exc_info"):
-            logged.append("".join(traceback.format_exception(*sys.exc_info())))
+            said = "".join(traceback.format_exception(*sys.exc_info()))
+            if not fault or fault not in said:
+                logged.append(said)
         return entry
 
     processors = structlog.get_config()["processors"]
@@ -267,9 +270,11 @@ async def surface(
     quotas: Quotas | None = None,
     storage: Storage | None = None,
     others: Sequence[ServedModel] = (),
+    fault: str = "",
     **changes: object,
 ) -> AsyncIterator[Surface]:
-    """Run a server with some settings changed; nothing may be left of it at the end."""
+    """Run a server with some settings changed; nothing may be left of it at the end, and nothing
+    but a `fault` may have gone wrong inside."""
     config = replace(CONFIG, **changes)  # type: ignore[arg-type]
     fleet = fleet or FakeFleet()
     grammars = FakeGrammars()
@@ -294,7 +299,7 @@ async def surface(
     )
     listening = open_listening_socket(config)
     url, port = base_url(listening), listening.getsockname()[1]
-    async with no_exception_logged(), trio.open_nursery() as nursery:
+    async with only_known_exceptions_logged(fault), trio.open_nursery() as nursery:
         await nursery.start(edge.run, listening)
         await nursery.start(services.kept.run)
         yield Surface(fleet, grammars, services, edge, listening, url, port)
