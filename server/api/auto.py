@@ -80,7 +80,8 @@ async def plan_request(
 
 
 def _size(plan: Plan) -> Size:
-    return Size(max(map(len, plan.prompts)), plan.max_tokens, plan.default_max_tokens)
+    most_unasked = least(plan.default_max_tokens, current_tenant().plan.max_output_tokens)
+    return Size(max(map(len, plan.prompts)), plan.max_tokens, most_unasked)
 
 
 async def count_prompt(

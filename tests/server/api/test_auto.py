@@ -300,6 +300,16 @@ async def test_a_tenant_has_a_ladder_of_its_own_and_what_it_saves_is_counted() -
     ]
 
 
+async def test_a_tenant_that_gets_short_answers_needs_little_room_for_them() -> None:
+    alice = tenant("alice", "key-of-alice", plan=Plan("p", max_output_tokens=2))
+    async with ladder(
+        replace(LADDER, completion_tokens=255), tenancy=Tenancy(tenants_of(alice))
+    ) as models:
+        headers = {"authorization": "Bearer key-of-alice"}
+        assert (await ask(models, headers=headers)).json["model"] == MODEL
+        assert models.demo.generations[0].request.sampling.max_tokens == 2
+
+
 class Observed(QuotaObserver):
     """Writes down what is told of costs."""
 
