@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from triolet.adapters.files import read_adapter
 from triolet.config import AdapterConfig
 from triolet.errors import ConfigError, StoreError
+from triolet.home import expanded
 from triolet.ids import Role
 from triolet.store.aliases import Aliases
 from triolet.store.reference import is_reference, parse_reference
@@ -60,7 +61,7 @@ def with_adapters(settings: Settings) -> Iterator[Settings]:
 
 def _directory(given: str, store_given: str | None, held: ExitStack) -> Path:
     """Return the directory of an adapter, or of the version of the store that is named."""
-    path, store = Path(given).expanduser().absolute(), store_of(store_given)
+    path, store = expanded(Path(given)).absolute(), store_of(store_given)
     is_meant = is_reference(given) and (store_given is not None or store.is_there)
     if path.exists() or not is_meant:
         return path

@@ -113,6 +113,7 @@ def test_a_start_with_adapters_that_cannot_be_served_is_refused(adapter: Path) -
     at = f"fleet.adapters=sql={adapter}"
     for assignments, said in (
         (["fleet.adapters=sql=/nowhere/sql"], "adapter sql: /nowhere/sql/.*_config.json cannot"),
+        (["fleet.adapters=sql=~no-such-user/sql"], "adapter sql: ~no-such-user/sql begins with"),
         ([at, "worker.engine.max_adapter_rank=2"], "r is 4, and ranks up to 2 are served"),
         ([at, "worker.engine.max_adapters=0"], "has 1, and worker.engine.max_adapters allows 0"),
     ):
@@ -128,6 +129,8 @@ def test_an_adapter_is_served_from_the_store(
     command = ("model", "import", str(copy), "--name", "chat-sql", *where)
     assert main((*command, "--weights", "int8")) != 0
     assert "leave out --sampling and --weights" in capsys.readouterr().err
+    assert main(("model", "import", "~no-such-user/a", "--name", "a", *where)) != 0
+    assert "which has no home directory here; write the path out" in capsys.readouterr().err
     assert main((*command, "--tag", "v1")) == 0
     shutil.rmtree(copy)
     given = settings_of(f"fleet.store={tmp_path / 'store'}", "fleet.adapters=sql=chat-sql:v1")
