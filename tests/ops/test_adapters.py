@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,9 @@ from tests.adapters import write_adapter
 from triolet.adapters.files import CONFIG_FILE, read_adapter
 from triolet.errors import ConfigError
 from triolet.ids import Role
+from triolet.store.layout import ModelStore
+from triolet.store.sources import Source
+from triolet.store.sources import Sources as Places
 
 if TYPE_CHECKING:
     from triolet.config import AdapterConfig
@@ -140,6 +144,15 @@ def test_an_adapter_is_served_from_the_store(
         (told,) = told_of(stored)[2]
         assert (told.name, told.digest) == ("sql", wanted)
         assert read_adapter(Path(told.path), "", 64).digest == wanted
+    store = ModelStore(tmp_path / "store")
+    [version] = store.entries()
+    Places(store).note(Source(version.name, version.digest, "oci://registry/chat-sql"))
+    [noted] = Places(store).folder.iterdir()
+    for is_served in (False, True):
+        os.utime(noted, (1, 1))
+        with with_adapters(given, is_served=is_served):
+            [used] = Places(store).all()
+        assert (used.at_ns > 10**9) == is_served, "an eviction takes the longest unused"
     unknown = replace(given, fleet=replace(given.fleet, adapters={"sql": "chat-sql:v2"}))
     with (
         pytest.raises(ConfigError, match=r"adapter sql: chat-sql:v2 is no directory here, and"),
