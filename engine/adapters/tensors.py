@@ -80,7 +80,8 @@ def load_adapters(
       Each by its digest.
 
     Raises:
-      ModelError: one is broken, has changed, or belongs to a base of another shape.
+      ModelError: one is broken, has changed, belongs to a base of another shape, or has numbers
+        that are not finite.
     """
     loaded = {}
     for config in configs:
@@ -115,8 +116,15 @@ def _read_layers(
     with safe_open(files.weights, framework="pt", device="cpu") as opened:
 
         def read(layer: int, module: str, matrix: str) -> Tensor:
-            tensor: Tensor = opened.get_tensor(files.matrices[Place(layer, module, matrix)].name)
-            return tensor.float() * (files.scale if matrix == "B" else 1.0)
+            name = files.matrices[Place(layer, module, matrix)].name
+            tensor: Tensor = opened.get_tensor(name).float()
+            scaled = tensor * (files.scale if matrix == "B" else 1.0)
+            if not bool(scaled.isfinite().all()):
+                raise ModelError(
+                    f"{files.weights}: tensor {name} has numbers that are not finite (its training "
+                    "diverged, or it was damaged); use an earlier checkpoint of the adapter"
+                )
+            return scaled
 
         return [
             {

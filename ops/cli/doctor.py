@@ -123,7 +123,7 @@ def check_stored(settings: Settings, num_workers: int) -> tuple[Finding, int]:
     try:
         with (
             with_stored_model(settings, is_served=False) as found_model,
-            with_adapters(found_model) as stored,
+            with_adapters(found_model, is_served=False) as stored,
         ):
             for worker in (stored.prefill, stored.decode):
                 engine = with_pool_share(worker.engine, num_workers, num_gpus)

@@ -142,7 +142,10 @@ class Journal:
 
     def account(self) -> Account:
         """Return the worker-seconds as they were written down last."""
-        rows = self._connection.execute("SELECT run, model, digest, seconds FROM worker_seconds")
+        # In the order in which they were first seen.
+        rows = self._connection.execute(
+            "SELECT run, model, digest, seconds FROM worker_seconds ORDER BY rowid"
+        )
         return Account({(run, Version(model, digest)): s for run, model, digest, s in rows})
 
     def write_account(self, account: Account) -> None:

@@ -102,8 +102,9 @@ class Control:
 
     def news(self) -> tuple[ModelNews, ...]:
         """Return what servers are told."""
+        seconds = self.account.by_model()
         return tuple(
-            msgspec.structs.replace(one, worker_seconds=self.account.of_model(one.name))
+            msgspec.structs.replace(one, worker_seconds=seconds.get(one.name, {}))
             for one in self.controller.outlook.news(trio.current_time())
         )
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 EARLIER: Final = ""
 """Stands for all fleets but the last."""
 
+VERSIONS_TOLD: Final = 5
+"""Of each model, to servers: their number rises for ever, and a line has MAX_LINE_BYTES."""
+
 
 class Version(NamedTuple):
     """What seconds are counted for.
@@ -55,6 +58,14 @@ class Account:
             sums[version] = sums.get(version, 0.0) + seconds
         return sums
 
-    def of_model(self, model: str) -> dict[str, float]:
-        """Return the worker-seconds of each version of a model, by digest."""
-        return {digest: s for (name, digest), s in self.seconds().items() if name == model}
+    def by_model(self) -> dict[str, dict[str, float]]:
+        """Return the worker-seconds of the last VERSIONS_TOLD versions of each model, by digest."""
+        present = {version for run, version in self.known if run != EARLIER}
+        found: dict[str, dict[str, float]] = {}
+        # Those of the present run come last, whenever they were first seen.
+        for version, seconds in sorted(self.seconds().items(), key=lambda one: one[0] in present):
+            of_model = found.setdefault(version.model, {})
+            of_model[version.digest] = seconds
+            if len(of_model) > VERSIONS_TOLD:
+                del of_model[next(iter(of_model))]
+        return found

@@ -7,12 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from triolet.adapters.files import read_adapter
 from triolet.config import AdapterConfig
 from triolet.errors import ConfigError, StoreError
+from triolet.home import expanded
 from triolet.ids import Role
 from triolet.store.aliases import Aliases
 from triolet.store.reference import is_reference, parse_reference
+from triolet.store.sources import Sources
 from triolet.store.view import opened
 
 from ..settings.form import of_role
@@ -23,14 +27,18 @@ if TYPE_CHECKING:
 
     from ..settings.form import Settings
 
+log = structlog.get_logger(__name__)
+
 
 @contextmanager
-def with_adapters(settings: Settings) -> Iterator[Settings]:
+def with_adapters(settings: Settings, *, is_served: bool = True) -> Iterator[Settings]:
     """Give settings whose server and workers are told of the model's adapters. Versions of the
     store stay there until the end; what exists on disk under the name is meant first.
 
     Args:
       settings: of one model, as the store has filled them in.
+      is_served: versions of the store count as used now, and the log says which they are; else they
+        are only looked at.
 
     Raises:
       ConfigError: an adapter cannot be had, or asks for what is not served.
@@ -50,7 +58,7 @@ def with_adapters(settings: Settings) -> Iterator[Settings]:
     with ExitStack() as held:
         for name, given in settings.fleet.adapters.items():
             try:
-                path = _directory(given, settings.fleet.store, held)
+                path = _directory(given, settings.fleet.store, held, is_served=is_served)
                 digest = read_adapter(path, base, max_rank).digest
             except ConfigError as error:
                 raise ConfigError(f"adapter {name}: {error}") from error
@@ -58,9 +66,9 @@ def with_adapters(settings: Settings) -> Iterator[Settings]:
         yield _told(settings, tuple(adapters))
 
 
-def _directory(given: str, store_given: str | None, held: ExitStack) -> Path:
+def _directory(given: str, store_given: str | None, held: ExitStack, *, is_served: bool) -> Path:
     """Return the directory of an adapter, or of the version of the store that is named."""
-    path, store = Path(given).expanduser().absolute(), store_of(store_given)
+    path, store = expanded(Path(given)).absolute(), store_of(store_given)
     is_meant = is_reference(given) and (store_given is not None or store.is_there)
     if path.exists() or not is_meant:
         return path
@@ -71,6 +79,10 @@ def _directory(given: str, store_given: str | None, held: ExitStack) -> Path:
         raise StoreError(f"{given} is no directory here, and {error}") from None
     aliases.require_signed(reference, digest)
     view, _ = held.enter_context(opened(store, digest))
+    if is_served:
+        # An eviction takes the longest unused first.
+        Sources(store).touch(reference.name, digest)
+        log.info("adapter_version", reference=str(reference), digest=digest, store=str(store.root))
     return view
 
 

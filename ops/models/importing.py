@@ -16,6 +16,7 @@ from triolet.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from triolet.config import WeightFormat
 from triolet.errors import ModelError
 from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
+from triolet.home import expanded
 from triolet.store.aliases import Aliases
 from triolet.store.ingest import Way, directory_files, ingest, source_file
 from triolet.store.manifest import MAX_DOCUMENT_BYTES, WEIGHT_TYPE, Facts
@@ -84,7 +85,7 @@ def import_model(
     """
     require_name(wanted.name)
     tag = None if wanted.tag is None else tag_of(wanted.name, wanted.tag)
-    path = Path(wanted.model).expanduser()
+    path = expanded(Path(wanted.model))
     parts = _of_adapter(path, wanted) if (path / CONFIG_FILE).is_file() else _of_model(wanted)
     total = sum(one.found.st_size for one in parts.files)
     with store.writing() as writer:

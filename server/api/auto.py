@@ -80,7 +80,8 @@ async def plan_request(
 
 
 def _size(plan: Plan) -> Size:
-    return Size(max(map(len, plan.prompts)), plan.max_tokens, plan.default_max_tokens)
+    most_unasked = least(plan.default_max_tokens, current_tenant().plan.max_output_tokens)
+    return Size(max(map(len, plan.prompts)), plan.max_tokens, most_unasked)
 
 
 async def count_prompt(
@@ -113,6 +114,7 @@ async def _decide(
         return Choice(kept, Reason.KEPT), await _tried(kept, fields, services, try_on)
     config = services.config.auto
     rungs = [_rung(model, services) for model in current_ladder(services)]
+    contexts = {rung.model: rung.context_tokens for rung in rungs}
     tried: dict[str, T] = {}
     sizes: dict[str, Size] = {}
     too_long: dict[str, RequestError] = {}
@@ -132,9 +134,10 @@ async def _decide(
         except RequestError as error:
             if error.code != "context_length_exceeded":
                 raise
-            # By its bytes alone: it has no number of tokens, but more than there is room for.
+            # By its bytes alone: it has no number of tokens, but more than there is room for. The
+            # model's context may have changed since; with a smaller one it would be tried again.
             too_long[choice.model] = error
-            sizes[choice.model] = Size(services.models.named(choice.model).fleet.max_model_len)
+            sizes[choice.model] = Size(contexts[choice.model])
             continue
         tried[choice.model], sizes[choice.model] = found, size_of(found)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from triolet.adapters.keys import SHA256
 from triolet.errors import LocalProtocolError
 from triolet.service_class import Band
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from triolet.ids import AttemptKey
     from triolet.service_class import Scheduling
 
-    from ..contract.generation import AutoChoice, Charges, Cost, GenerationRequest
+    from ..contract.generation import Charges, Cost, GenerationRequest
     from .outcome import Failure
     from .output import Mailbox, RelayEnd, RelayText
     from .routing import Pair
@@ -548,7 +549,7 @@ class RequestTable:
             queue_s=round(terminal.usage.queue_s, 4),
             ttft_s=None if terminal.usage.ttft_s is None else round(terminal.usage.ttft_s, 4),
             elapsed_s=round(elapsed_s, 4),
-            **_usage_record(cost, request.spec.auto),
+            **_usage_record(cost, request.spec),
         )
         request.terminal = terminal
         request.output.close(terminal, now)
@@ -564,9 +565,12 @@ class RequestTable:
             self._observer.choices_ended(choices.num, choices.longest_tokens)
 
 
-def _usage_record(cost: Cost | None, choice: AutoChoice | None) -> dict[str, object]:
-    """Return what the log says of a request's cost, and of how its model was chosen."""
+def _usage_record(cost: Cost | None, spec: GenerationRequest) -> dict[str, object]:
+    """Return what the log says of a request's cost, its adapter, and how its model was chosen."""
     record: dict[str, object] = {} if cost is None else {"cost": cost.charged}
+    if spec.adapter:
+        record["adapter_digest"] = f"{SHA256}{spec.adapter.hex()}"
+    choice = spec.auto
     if choice is not None:
         record |= {"auto": choice.reason, "auto_largest": choice.largest}
         if cost is not None:

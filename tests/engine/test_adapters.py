@@ -6,11 +6,12 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from safetensors.torch import save_file
 
 from engine.batch import StepRow
 from engine.native.model import NativeModel
 from tests.adapters import Written, write_adapter, write_merged
-from triolet.adapters.files import read_adapter
+from triolet.adapters.files import WEIGHTS_FILE, read_adapter
 from triolet.adapters.keys import digest_bytes
 from triolet.config import AdapterConfig, Dtype, EngineConfig, WeightFormat
 from triolet.errors import ConfigError, ModelError
@@ -196,6 +197,19 @@ def test_files_that_have_changed_are_refused(
     write_adapter(adapter.path, base, 2)
     with pytest.raises(ModelError, match="its files have changed"):
         open_engine(base, EngineConfig(kv_pool_bytes=4 * MIB, adapters=(config,)))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, number: float
+) -> None:
+    base = checkpoint("llama").path
+    adapter = write_adapter(tmp_path / "one", base, 1)
+    name = min(adapter.tensors)
+    adapter.tensors[name][1, 2] = number
+    save_file(adapter.tensors, adapter.path / WEIGHTS_FILE)
+    with pytest.raises(ModelError, match=rf"tensor {name} has numbers that are not finite"):
+        open_engine(base, config_of("sdpa", adapter))
 
 
 def test_backends_without_adapters_refuse_them(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,9 @@ from tests.adapters import write_adapter
 from triolet.adapters.files import CONFIG_FILE, read_adapter
 from triolet.errors import ConfigError
 from triolet.ids import Role
+from triolet.store.layout import ModelStore
+from triolet.store.sources import Source
+from triolet.store.sources import Sources as Places
 
 if TYPE_CHECKING:
     from triolet.config import AdapterConfig
@@ -113,6 +117,7 @@ def test_a_start_with_adapters_that_cannot_be_served_is_refused(adapter: Path) -
     at = f"fleet.adapters=sql={adapter}"
     for assignments, said in (
         (["fleet.adapters=sql=/nowhere/sql"], "adapter sql: /nowhere/sql/.*_config.json cannot"),
+        (["fleet.adapters=sql=~no-such-user/sql"], "adapter sql: ~no-such-user/sql begins with"),
         ([at, "worker.engine.max_adapter_rank=2"], "r is 4, and ranks up to 2 are served"),
         ([at, "worker.engine.max_adapters=0"], "has 1, and worker.engine.max_adapters allows 0"),
     ):
@@ -128,6 +133,8 @@ def test_an_adapter_is_served_from_the_store(
     command = ("model", "import", str(copy), "--name", "chat-sql", *where)
     assert main((*command, "--weights", "int8")) != 0
     assert "leave out --sampling and --weights" in capsys.readouterr().err
+    assert main(("model", "import", "~no-such-user/a", "--name", "a", *where)) != 0
+    assert "which has no home directory here; write the path out" in capsys.readouterr().err
     assert main((*command, "--tag", "v1")) == 0
     shutil.rmtree(copy)
     given = settings_of(f"fleet.store={tmp_path / 'store'}", "fleet.adapters=sql=chat-sql:v1")
@@ -137,6 +144,15 @@ def test_an_adapter_is_served_from_the_store(
         (told,) = told_of(stored)[2]
         assert (told.name, told.digest) == ("sql", wanted)
         assert read_adapter(Path(told.path), "", 64).digest == wanted
+    store = ModelStore(tmp_path / "store")
+    [version] = store.entries()
+    Places(store).note(Source(version.name, version.digest, "oci://registry/chat-sql"))
+    [noted] = Places(store).folder.iterdir()
+    for is_served in (False, True):
+        os.utime(noted, (1, 1))
+        with with_adapters(given, is_served=is_served):
+            [used] = Places(store).all()
+        assert (used.at_ns > 10**9) == is_served, "an eviction takes the longest unused"
     unknown = replace(given, fleet=replace(given.fleet, adapters={"sql": "chat-sql:v2"}))
     with (
         pytest.raises(ConfigError, match=r"adapter sql: chat-sql:v2 is no directory here, and"),

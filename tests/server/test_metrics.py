@@ -197,7 +197,7 @@ def test_worker_seconds_of_versions_add_up_to_those_of_the_processes(metrics: Me
     account.note("run", {Version(*one): sum(seconds) for one, seconds in processes.items()})
     presences = {name: Presence() for name in ("chat", "code", "asleep")}
     for name, presence in presences.items():
-        news = ModelNews(name, "", ModelState.SERVING, 0.0, 1, account.of_model(name))
+        news = ModelNews(name, "", ModelState.SERVING, 0.0, 1, account.by_model().get(name, {}))
         presence.note(decode_told(encode_line(Models((news,)))).models[0], 0.0)
     metrics.versions.watch(lambda: {name: one.worker_seconds for name, one in presences.items()})
     shown = {

@@ -32,6 +32,8 @@ MODULES: Final[Mapping[str, str]] = {
 FLOATS: Final = frozenset({"F32", "F16", "BF16"})
 MAX_CONFIG_BYTES: Final = 1 << 20
 """Of adapter_config.json: PEFT writes some 1 KiB, and lists of modules some 100 KiB."""
+MAX_ALPHA: Final = 1e6
+"""Adapters are mostly trained with 8 to 256. One of 10^39 is no number of float32 any more."""
 _TENSOR: Final = re.compile(
     r"base_model\.model\.model\.layers\.(\d{1,5})\.(self_attn|mlp)\.(\w+)\.lora_([AB])\.weight"
 )
@@ -50,6 +52,8 @@ _REFUSED: Final[Mapping[str, str]] = {
     "target_parameters": "parameters that are no linear layers",
     "use_qalora": "QALoRA, which pools inputs",
     "use_bdlora": "block-diagonal matrices",
+    "alora_invocation_tokens": "activated LoRA, which leaves the tokens before these as they are",
+    "arrow_config": "a choice among adapters for each token",
     "megatron_config": "layers of Megatron",
 }
 """Fields that change what an adapter computes, and what each asks for."""
@@ -198,8 +202,14 @@ def _rank_and_scale(path: Path, fields: Mapping[str, Any], max_rank: int) -> tup
             f"{path}: r is {rank}, and ranks up to {max_rank} are served; raise "
             "worker.engine.max_adapter_rank, or train a smaller adapter"
         )
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ModelError(f"{path}: lora_alpha is {alpha!r}; wanted is a number")
+    if (
+        isinstance(alpha, bool)
+        or not isinstance(alpha, int | float)
+        or not abs(alpha) <= MAX_ALPHA  # NaN neither
+    ):
+        raise ModelError(
+            f"{path}: lora_alpha is {repr(alpha)[:80]}; wanted is a number up to {MAX_ALPHA:g}"
+        )
     if type(is_rs) is not bool:
         raise ModelError(f"{path}: use_rslora is {is_rs!r}; wanted is true or false")
     return rank, alpha / math.sqrt(rank) if is_rs else alpha / rank

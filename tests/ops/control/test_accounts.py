@@ -15,9 +15,9 @@ from ops.control.journal import FILE_NAME, KEPT_OPERATIONS, opened_journal
 from ops.control.memory import expected_bytes, forget_pages, held_bytes
 from ops.control.models import Model
 from ops.control.operations import Operation, Status, Wanted
-from ops.control.worker_seconds import Account, Version
+from ops.control.worker_seconds import VERSIONS_TOLD, Account, Version
 from triolet.config import ControlledModelConfig
-from triolet.control_protocol import ModelState
+from triolet.control_protocol import LineBuffer, ModelNews, Models, ModelState, encode_line
 from triolet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +37,25 @@ def test_seconds_of_a_version_are_added_over_fleets() -> None:
     account.note("third", {CHAT_2: 0.25, CODE: 0.0})
     assert account.seconds() == {CHAT_1: 6.0, CHAT_2: 0.75, CODE: 3.0}
     assert {run for run, _ in account.known} == {"", "third"}, "it does not grow with fleets"
+
+
+def test_servers_are_told_of_the_last_versions_in_a_line_that_they_take() -> None:
+    models, versions = 1000, VERSIONS_TOLD + 3
+    account = Account()
+    for run in range(versions):
+        told = {Version(f"m{n}", f"sha256:{run:064x}"): 1e6 / 3 for n in range(models)}
+        account.note(str(run), told)
+    again = Version("m0", f"sha256:{0:064x}")
+    account.note("again", {again: 1.0})
+    seconds = account.by_model()
+    assert {len(one) for one in seconds.values()} == {VERSIONS_TOLD}
+    assert seconds["m0"][again.digest] == pytest.approx(1e6 / 3 + 1.0), "it runs now"
+    assert list(seconds["m1"]) == [f"sha256:{run:064x}" for run in range(versions)][-VERSIONS_TOLD:]
+    news = [
+        ModelNews(f"m{n}".ljust(200, "x"), "x" * 71, ModelState.SERVING, 0.0, 1, seconds[f"m{n}"])
+        for n in range(models)
+    ]
+    LineBuffer().feed(encode_line(Models(tuple(news)))[:-1])
 
 
 def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -83,6 +83,15 @@ async def test_an_unknown_adapter_is_told_which_there_are(aliases: tuple[str, ..
         assert tagged.status == 200
 
 
+async def test_other_servers_names_of_adapters_are_told_how_they_are_named_here() -> None:
+    async with surface(FakeFleet(), **WITH_ADAPTERS) as server:
+        path, body = COMPLETIONS[0]
+        for name in ("lora", "lora_path"):
+            answer = await server.post(path, body | {name: "sql"})
+            assert (answer.status, answer.error["param"]) == (400, name)
+            assert "part of model, as MODEL:ADAPTER" in answer.error["message"]
+
+
 def test_kept_answers_of_adapters_are_told_apart() -> None:
     plain = GenerationRequest(bytes(16), (1, 2, 3), SamplingParams(), 1.0)
     names = {

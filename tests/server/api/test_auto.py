@@ -143,6 +143,22 @@ async def test_a_text_too_long_for_any_number_of_tokens_of_a_model_goes_to_a_lar
         assert (await ask(models)).error["message"] == "cannot fit"
 
 
+async def test_a_model_is_tried_once_though_its_context_shrinks_meanwhile() -> None:
+    """It is that of the workers that are there: a smaller one may come while a text is rendered."""
+    async with ladder() as models:
+        tries = 0
+
+        async def refuse(*args: object, **fields: object) -> tuple[int, ...]:
+            nonlocal tries
+            tries += 1
+            assert tries == 1
+            models.demo.status().max_model_len = 128
+            raise RequestError("cannot fit", status=400, code="context_length_exceeded")
+
+        models.server.services.models.named(MODEL).text.encode = refuse  # type: ignore[method-assign]
+        assert (await ask(models)).json["model"] == CODE
+
+
 async def test_a_context_that_an_ollama_client_asks_for_is_part_of_the_choice() -> None:
     async with ladder() as models:
         for num_ctx, shown in ((256, MODEL), (257, CODE), (4096, CODE), (4097, None)):
@@ -282,6 +298,16 @@ async def test_a_tenant_has_a_ladder_of_its_own_and_what_it_saves_is_counted() -
         (MODEL, charged[0], 10 * usage[0] + 40 * usage[1]),
         (CODE, charged[1], charged[1]),
     ]
+
+
+async def test_a_tenant_that_gets_short_answers_needs_little_room_for_them() -> None:
+    alice = tenant("alice", "key-of-alice", plan=Plan("p", max_output_tokens=2))
+    async with ladder(
+        replace(LADDER, completion_tokens=255), tenancy=Tenancy(tenants_of(alice))
+    ) as models:
+        headers = {"authorization": "Bearer key-of-alice"}
+        assert (await ask(models, headers=headers)).json["model"] == MODEL
+        assert models.demo.generations[0].request.sampling.max_tokens == 2
 
 
 class Observed(QuotaObserver):

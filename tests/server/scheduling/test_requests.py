@@ -34,6 +34,17 @@ def test_its_line_in_the_log_names_the_version_of_its_model() -> None:
         assert (line["model"], line["model_digest"]) == ("chat", shown)
 
 
+def test_its_line_in_the_log_names_its_adapter() -> None:
+    """Beside the base: whoever reads the log tells the answers of two adapters apart."""
+    world = World()
+    for number, (adapter, shown) in enumerate(((b"", None), (b"\xab" * 32, "sha256:" + "ab" * 32))):
+        with capture_logs() as logs:
+            world.submit(replace(make_request(number, max_tokens=3), adapter=adapter))
+            world.settle()
+        [line] = [one for one in logs if one["event"] == "request_ended"]
+        assert line.get("adapter_digest") == shown
+
+
 class Priced(RecordingCharges):
     """Charges every request the same."""
 
