@@ -231,7 +231,7 @@ def test_nothing_but_what_is_named_is_served(store: ModelStore, source: ModelSto
             f"/v2/chat/blobs/{weights_of(store).upper()}",
             "/v2/../v2/chat/manifests/v1",
             "//etc/passwd",
-            "http://[/v2/",
+            "oci://[/v2/",
             "/",
         ):
             assert ask(server, path)[0] == 404, path

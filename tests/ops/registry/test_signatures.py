@@ -103,7 +103,7 @@ def test_a_list_on_several_pages_is_read_to_its_end(store: ModelStore, liar: Lyi
     liar.lie(path, Lie(200, b'{"manifests":[]}', first))
     assert pulled(store, liar.location).signers == (key_id(ALICE),)
     liar.lie("/referrers/next?n=1", Lie(200, b"<html>"))
-    with pytest.raises(RegistryFailed, match=r"its list of signature of .* cannot be read"):
+    with pytest.raises(RegistryFailed, match=r"its list of referrers .signature. of .* cannot be"):
         pulled(store, liar.location)
 
 
