@@ -183,12 +183,14 @@ def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
     for num_sent in (2, 0):
         assert main(push) == 0
         assert f", {num_sent} signatures and measurements sent" in capsys.readouterr().err
-    pulled(there, location)
+    assert pulled(there, location).notes == ()
     assert golden_for(there.root, digest, golden.key) is not None
+    assert pulled(there, location).notes == (), "they are the same"
     own = Golden(golden.key, (Prompt((1,), (2, 4)),))
     with there.writing() as writer:
         keep_measured(writer, digest, [own])
-    pulled(there, location)
+    (note,) = pulled(there, location).notes
+    assert f"there differ from those here for {golden.key} (" in note
     (kept,) = measured_of(there, digest, GOLDEN_TYPE)
     assert isinstance(kept, Kept)
     assert kept.said == own
