@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from triolet.audit_log.events import Action
+from triolet.config import ServerConfig
 from triolet.errors import ConfigError, ModelError
 from triolet.ids import Role
 
@@ -54,7 +55,10 @@ def probe(
     from ..models.stored import with_stored_model
 
     settings = sources.settings()
-    settings = replace(settings, models={}, fleet=replace(settings.fleet, model=ref))
+    # Of a configuration that fleets read too: what it says of other models and of their clients
+    # is not about this version.
+    fleet = replace(settings.fleet, model=ref, adapters={})
+    settings = replace(settings, models={}, fleet=fleet, server=ServerConfig())
     with with_stored_model(settings, is_served=False) as stored:
         digest = stored.decode.model_digest
         if not digest:

@@ -18,7 +18,7 @@ from triolet.store.manifest import (
     digest_of,
     read_manifest,
 )
-from triolet.store.measured import without_known
+from triolet.store.measured import contradicted, without_known
 from triolet.store.partial import Partials
 from triolet.store.receipts import receipt_of
 from triolet.store.reference import Reference, require_name
@@ -122,7 +122,8 @@ def pull(
     note_source(store, registry, wanted.name, digest, wanted.tag)
     signers = {*referrers.signers, *signatures_of(store, digest).keys}
     keys = tuple(sorted(signers))
-    return found._replace(signers=keys, notes=(*referrers.notes, *sources.notes))
+    others = contradicted(store, digest, referrers.artefacts)
+    return found._replace(signers=keys, notes=(*referrers.notes, *others, *sources.notes))
 
 
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:

@@ -95,6 +95,8 @@ def fetch_referrers(registry: Registry, digest: str) -> FoundReferrers:
             manifest = find_manifest(registry, listed.digest)
             if manifest is None:
                 raise ReferrerFault("it is listed, and not there")
+            if len(manifest) > MAX_PART_BYTES:  # whatever the list says: the store reads no more
+                raise ReferrerFault(f"its manifest has {len(manifest)} bytes")
             layer = _fetch_layer(registry, kind, layer_of(manifest, kind, digest))
             artefact = Artefact(manifest, layer)
             if kind == SIGNATURE_TYPE:
@@ -217,6 +219,11 @@ def _fetch_layer(registry: Registry, kind: str, layer: Descriptor) -> bytes:
     found = registry.call("GET", path, f"{WORDS[kind]} {layer.digest}", {200, 404})
     if found.status != 200:
         raise ReferrerFault("its layer is not there")
+    # Bytes of another digest are refused where that is checked.
+    if digest_of(found.content) == layer.digest and len(found.content) != layer.size:
+        raise ReferrerFault(
+            f"its layer has {len(found.content)} bytes, and its manifest says {layer.size}"
+        )
     return found.content
 
 

@@ -164,7 +164,9 @@ class ShareServer(ThreadingHTTPServer):
         for connection, over_at in list(self._over_at.items()):
             if now > over_at:
                 with suppress(OSError):  # it has just ended by itself
-                    connection.shutdown(socket.SHUT_RDWR)
+                    # The one of `SSLSocket` takes TLS away first: what the connection's thread
+                    # sends in this moment would go without it.
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         """Say what ended a connection: that it broke is nothing; the peer goes on from there."""
@@ -213,6 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "content-length" in self.headers or "transfer-encoding" in self.headers:
             self.close_connection = True  # it is not read, so no request can follow it
         if not self.server.may_ask(self.headers.get("authorization", "")):
+            self.close_connection = True  # nobody without it keeps a connection
             challenge = {"www-authenticate": 'Basic realm="triolet"'}
             self._refuse(401, "UNAUTHORIZED", "the password is missing or wrong", challenge)
             return

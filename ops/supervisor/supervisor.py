@@ -221,7 +221,7 @@ class Supervisor:
         """
         if self._restarting:
             raise RestartFailed("a restart or a scaling is under way already; wait for its end")
-        among = [self._to_change(name) for name in models] or self._running
+        among = [self._to_change(name) for name in dict.fromkeys(models)] or self._running
         for group in among:
             if group.phase is not Phase.RUNNING:
                 raise RestartFailed(

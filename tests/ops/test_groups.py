@@ -438,7 +438,7 @@ async def test_the_workers_of_one_model_are_restarted_alone_and_in_order(tmp_pat
             *("a.decode-spare", "a.decode-0", "a.decode-spare"),
         ]
         assert [fleet.lives(name) for name in names] == [1, 1, 2, 2, 1, 0]
-        await fleet.restart(Role.DECODE, models=("b", "a"))
+        await fleet.restart(Role.DECODE, models=("b", "a", "b"))
         assert [fleet.lives(name) for name in names] == [1, 1, 2, 3, 2, 0]
         for model, words in (
             ("c", "the workers of c do not run; `triolet model load c` starts"),

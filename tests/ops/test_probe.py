@@ -167,6 +167,18 @@ def test_golden_tokens_that_no_worker_can_check_are_refused(
     assert golden_of(store)[0] == golden
 
 
+def test_a_configuration_of_a_whole_fleet_is_none_of_a_probe_s_concern(
+    store: ModelStore, packed: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "triolet.toml"
+    file.write_text(
+        '[models.small]\nref = "chat"\n[models.large]\nref = "chat"\n'
+        '[auto]\nladder = ["small", "large"]\n'
+        f'[server.tenants]\nfile = "{tmp_path / "none.json"}"\n'
+    )
+    assert probe(store, packed, "--config", str(file)) == 0
+
+
 def test_a_directory_has_nothing_to_keep_them_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from ops.supervisor.restart_policy import Ending, GiveUp, Restart, RestartPolicy
 from triolet.config import SupervisorConfig
+from triolet.errors import ConfigError
 
 CONFIG = SupervisorConfig(
     restart_delay_s=0.1, max_restart_delay_s=1.0, stable_s=30.0, max_failed_starts=3
@@ -94,3 +95,9 @@ def test_a_cause_that_cannot_heal_gives_up_at_once(was_ready: bool) -> None:
 )
 def test_an_ending_reads_as_what_happened(ending: Ending, text: str) -> None:
     assert str(ending) == text
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_control_is_not_tried_again_at_once_and_for_ever(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=r"control_retry_s is .*; allowed: > 0"):
+        SupervisorConfig(control_retry_s=seconds)

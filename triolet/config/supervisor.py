@@ -121,6 +121,9 @@ class SupervisorConfig:
     max_line_bytes: int = 64 * KIB
     """Longest line of a child's output that is read; the rest of a longer one is dropped."""
 
+    def __post_init__(self) -> None:
+        require(self.control_retry_s > 0, "control_retry_s", self.control_retry_s, "> 0")
+
 
 @dataclass(frozen=True, slots=True)
 class FetchConfig:

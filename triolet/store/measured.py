@@ -232,6 +232,31 @@ def without_known(
     return kept
 
 
+def contradicted(
+    store: ModelStore, digest: str, artefacts: Sequence[tuple[str, Artefact]]
+) -> list[str]:
+    """Return a sentence for each artefact from elsewhere with other golden tokens than the store
+    has for the same key: one of the machines that made them computes wrongly.
+
+    Args:
+      store: that has the version.
+      digest: of the version.
+      artefacts: valid ones, each with its type.
+    """
+    kept = [one for one in measured_of(store, digest, GOLDEN_TYPE) if isinstance(one, Kept)]
+    here = {one.said.key: one for one in kept}
+    notes = []
+    for kind, one in artefacts:
+        said = read_measured(one, kind, digest) if kind == GOLDEN_TYPE else None
+        if said is not None and said.key in here and said != here[said.key].said:
+            notes.append(
+                f"golden tokens {one.digest} there differ from those here for {said.key} "
+                f"({here[said.key].path}), which stay: `triolet model probe` on a machine that is "
+                "known to be sound says which are right"
+            )
+    return notes
+
+
 def golden_for(root: Path, digest: str, key: Key) -> tuple[Golden, Path] | None:
     """Return the golden tokens that a worker has to compute and the file that says so; None if
     there are none for its key.

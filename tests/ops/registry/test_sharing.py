@@ -32,6 +32,7 @@ from .lying_registry import Lie
 from .test_tls import NAME, write_certificate
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -233,7 +234,7 @@ def test_nothing_but_what_is_named_is_served(store: ModelStore, source: ModelSto
             f"/v2/chat/blobs/{weights_of(store).upper()}",
             "/v2/../v2/chat/manifests/v1",
             "//etc/passwd",
-            "http://[/v2/",
+            "oci://[/v2/",
             "/",
         ):
             assert ask(server, path)[0] == 404, path
@@ -306,6 +307,44 @@ def test_connections_are_bounded_in_number_and_time(
     ):
         slow.sendall(b"GET /v2/ HTTP/1.1\r\nx-a: ")
         assert slow.recv(1) == b"", "a request that never ends is cut"
+
+
+def test_nobody_keeps_a_connection_without_the_password(source: ModelStore) -> None:
+    with shared(source, "chat") as server:
+        address = ("127.0.0.1", int(server.server_address[1]))
+        shown = base64.b64encode(f"peer:{PASSWORD}".encode())
+        lines = b"GET /v2/ HTTP/1.1\r\nhost: a\r\n"
+        with socket.create_connection(address, TIMEOUT_S) as raw:
+            raw.sendall((lines + b"\r\n") * 2)
+            answer = b"".join(iter(lambda: raw.recv(65_536), b""))
+        assert answer.count(b"HTTP/1.1 401 ") == 1
+        with socket.create_connection(address, TIMEOUT_S) as raw:
+            raw.sendall((lines + b"authorization: Basic " + shown + b"\r\n\r\n") * 2 + lines)
+            raw.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: raw.recv(65_536), b""))
+        assert answer.count(b"HTTP/1.1 200 ") == 2
+
+
+def test_a_connection_that_is_cut_keeps_its_tls(
+    source: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `SSLSocket.shutdown` takes it away: a thread that sends meanwhile would send plain bytes.
+    write_certificate(tmp_path)
+    place = Place("127.0.0.1", 0, tmp_path / "ca.pem", tmp_path / "key.pem", is_insecure=False)
+    taken: list[int] = []
+
+    def note(self: ssl.SSLSocket, how: int) -> None:
+        taken.append(how)
+        socket.socket.shutdown(self, how)
+
+    monkeypatch.setattr("ssl.SSLSocket.shutdown", note)
+    monkeypatch.setattr("ops.registry.sharing.REQUEST_S", 0.05)
+    with (
+        shared(source, "chat", place=place) as server,
+        socket.create_connection(("127.0.0.1", int(server.server_address[1])), TIMEOUT_S) as slow,
+    ):
+        assert slow.recv(1) == b"", "no handshake comes, and it is cut"
+    assert socket.SHUT_RDWR not in taken
 
 
 @pytest.mark.parametrize(

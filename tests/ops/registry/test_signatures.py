@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,12 +21,19 @@ from triolet.store.measured import (
     Kept,
     Key,
     Prompt,
+    as_artefact,
     golden_for,
     keep_measured,
     measured_of,
 )
 from triolet.store.reference import parse_reference
-from triolet.store.referrers import GOLDEN_TYPE, LAYER_TYPES, SIGNATURE_TYPE, artefact
+from triolet.store.referrers import (
+    GOLDEN_TYPE,
+    LAYER_TYPES,
+    MAX_PART_BYTES,
+    SIGNATURE_TYPE,
+    artefact,
+)
 from triolet.store.signatures import key_id, sign, signature, signatures_of
 
 from .conftest import digest_in, pulled
@@ -103,9 +111,7 @@ def test_a_list_on_several_pages_is_read_to_its_end(store: ModelStore, liar: Lyi
     liar.lie(path, Lie(200, b'{"manifests":[]}', first))
     assert pulled(store, liar.location).signers == (key_id(ALICE),)
     liar.lie("/referrers/next?n=1", Lie(200, b"<html>"))
-    with pytest.raises(
-        RegistryFailed, match=r"its list of referrers .signature. of .* cannot be read"
-    ):
+    with pytest.raises(RegistryFailed, match=r"its list of referrers .signature. of .* cannot be"):
         pulled(store, liar.location)
 
 
@@ -177,26 +183,54 @@ def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
     for num_sent in (2, 0):
         assert main(push) == 0
         assert f", {num_sent} signatures and measurements sent" in capsys.readouterr().err
-    pulled(there, location)
+    assert pulled(there, location).notes == ()
     assert golden_for(there.root, digest, golden.key) is not None
+    assert pulled(there, location).notes == (), "they are the same"
     own = Golden(golden.key, (Prompt((1,), (2, 4)),))
     with there.writing() as writer:
         keep_measured(writer, digest, [own])
-    pulled(there, location)
+    (note,) = pulled(there, location).notes
+    assert f"there differ from those here for {golden.key} (" in note
     (kept,) = measured_of(there, digest, GOLDEN_TYPE)
     assert isinstance(kept, Kept)
     assert kept.said == own
 
 
-def test_measurements_that_lie_are_left(store: ModelStore, liar: LyingRegistry) -> None:
-    wrong = artefact(GOLDEN_TYPE, b'{"key":1}', liar.digest, 10)
-    rows = [{"artifactType": GOLDEN_TYPE, "digest": wrong.digest, "size": len(wrong.manifest)}]
+def lists_golden(liar: LyingRegistry, one: Artefact, size: int) -> None:
+    """Have the registry list golden tokens as if their manifest had a size, and serve them."""
+    rows = [{"artifactType": GOLDEN_TYPE, "digest": one.digest, "size": size}]
     path = f"/referrers/{liar.digest}?artifactType="
     for kind in LAYER_TYPES:
         answer = canonical({"manifests": rows if kind == GOLDEN_TYPE else []})
         liar.lie(path + kind.replace("+", "%2B"), Lie(200, answer))
-    liar.lie(f"/manifests/{wrong.digest}", Lie(200, wrong.manifest))
-    liar.lie(f"/blobs/{digest_of(wrong.layer)}", Lie(200, wrong.layer))
+    liar.lie(f"/manifests/{one.digest}", Lie(200, one.manifest))
+    liar.lie(f"/blobs/{digest_of(one.layer)}", Lie(200, one.layer))
+
+
+def test_measurements_that_lie_are_left(store: ModelStore, liar: LyingRegistry) -> None:
+    wrong = artefact(GOLDEN_TYPE, b'{"key":1}', liar.digest, 10)
+    lists_golden(liar, wrong, len(wrong.manifest))
     (note,) = pulled(store, liar.location).notes
     assert note.startswith(f"golden tokens {wrong.digest} there is not valid and is not kept: ")
     assert store.referrers() == ()
+
+
+@pytest.mark.parametrize("part", ["manifest", "layer"])
+def test_measurements_that_the_store_could_not_read_again_are_left(
+    store: ModelStore, liar: LyingRegistry, part: str
+) -> None:
+    # Otherwise they were damaged here, and no worker of the version would start.
+    said = Golden(Key("native", "bfloat16", "a"), (Prompt((1,), (2, 3)),))
+    _, right = as_artefact(said, liar.digest, 10)
+    manifest, layer = json.loads(right.manifest), right.layer
+    if part == "manifest":
+        manifest["annotations"] = {"x": "x" * MAX_PART_BYTES}
+    else:
+        layer += b" " * MAX_PART_BYTES
+        manifest["layers"][0]["digest"] = digest_of(layer)
+    wrong = right._replace(manifest=canonical(manifest), layer=layer)
+    lists_golden(liar, wrong, len(right.manifest))
+    (note,) = pulled(store, liar.location).notes
+    assert re.search(rf"its {part} has \d+ bytes", note)
+    assert store.referrers() == ()
+    assert golden_for(store.root, liar.digest, said.key) is None
