@@ -114,8 +114,7 @@ def load_engine(
       config: what to compute with.
       on_progress: told (stage, share of it done), on the thread that loads: `config`, `digest`,
         `kv_pool`, `weights`, `graphs` (where decode steps are captured), then `warm_up`.
-      open_checkpoint: opens the directory's weights; benchmarks pass one that fills tensors with
-        random numbers on the device.
+      open_checkpoint: opens the directory's weights; benchmarks pass one of random numbers.
       find_golden: finds the golden tokens that the model has to compute; None for none.
 
     Raises:
@@ -130,8 +129,9 @@ def load_engine(
     config, layout, max_model_len, reason = _sized(config, model_config, device)
     on_progress("digest", 0.0)
     snapshots = Snapshots(config.snapshots, checkpoint.files, is_on=open_checkpoint is open_weights)
-    key = Key(backend, config.chosen_dtype.value, arithmetic(backend, device, model_config))
-    fingerprint = _fingerprint(snapshots.weights_digest(), config, model_config, key.arithmetic)
+    computed_by = arithmetic(backend, device, model_config)
+    key = _key(backend, config, computed_by)
+    fingerprint = _fingerprint(snapshots.weights_digest(), config, model_config, computed_by)
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, _num_blocks(config, layout), device, config.gpu.pinned_bytes)
     runner = build_runner(
@@ -160,6 +160,14 @@ def load_engine(
         _gpu_memory(device),
         frozenset(digest_bytes(one.digest) for one in config.adapters),
     )
+
+
+def _key(backend: str, config: EngineConfig, computed_by: str) -> Key:
+    """Return what golden tokens hold for. The bits of a row depend on the shape of its step, unless
+    the backend computes them alike in all."""
+    if not ALL_TRAITS[backend].is_path_invariant:
+        computed_by += f",{config.block_size}-token-blocks,{config.max_num_seqs}-rows"
+    return Key(backend, config.chosen_dtype.value, computed_by)
 
 
 def _sized(

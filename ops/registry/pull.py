@@ -22,7 +22,7 @@ from triolet.store.measured import contradicted, without_known
 from triolet.store.partial import Partials
 from triolet.store.receipts import receipt_of
 from triolet.store.reference import Reference, require_name
-from triolet.store.referrers import keep_artefacts
+from triolet.store.referrers import GOLDEN_TYPE, keep_artefacts
 from triolet.store.signatures import signatures_of
 from triolet.store.verify import is_whole
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from triolet.store.sources import Source
 
     from .client import Registry
+    from .referrers import FoundReferrers
 
 
 class WantedVersion(NamedTuple):
@@ -107,7 +108,7 @@ def pull(
     content = fetch_manifest(registry, registry.location.reference)
     digest = digest_of(content)
     manifest = _model_manifest(content, digest, str(registry.location))
-    referrers = fetch_referrers(registry, digest)
+    referrers = _without_unsigned_golden(store, wanted.name, fetch_referrers(registry, digest))
     if wanted.tag is not None:
         reference = Reference(wanted.name, wanted.tag)
         Aliases(store).require_signed(reference, digest, referrers.signers)
@@ -124,6 +125,19 @@ def pull(
     keys = tuple(sorted(signers))
     others = contradicted(store, digest, referrers.artefacts)
     return found._replace(signers=keys, notes=(*referrers.notes, *others, *sources.notes))
+
+
+def _without_unsigned_golden(store: ModelStore, name: str, found: FoundReferrers) -> FoundReferrers:
+    """Leave out golden tokens where the model takes only signed versions: nothing signs them, and
+    wrong ones keep its workers from serving."""
+    kept = [(kind, one) for kind, one in found.artefacts if kind != GOLDEN_TYPE]
+    if len(kept) == len(found.artefacts) or not Aliases(store).requires_signatures(name):
+        return found
+    note = (
+        f"golden tokens there are not kept: {name} takes only signed versions here, and nothing "
+        "signs golden tokens; `triolet model probe` makes them on this machine"
+    )
+    return found._replace(artefacts=kept, notes=(*found.notes, note))
 
 
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:

@@ -219,6 +219,13 @@ class Aliases:
         with self._reading() as connection:
             return () if connection is None else _required(connection, *_scope(scope))
 
+    def requires_signatures(self, name: str) -> bool:
+        """Return whether a tag or an alias of a model takes only signed versions, or all do."""
+        with self._reading() as connection:
+            return connection is not None and bool(
+                connection.execute("SELECT 1 FROM requirements WHERE name = ?", (name,)).fetchone()
+            )
+
     def require_keys(self, scope: Reference, keys: Collection[str]) -> None:
         """Require signatures; what points to a version without one would stay, and is refused.
 

@@ -173,7 +173,9 @@ def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
     location, digest = f"oci://{registry.host}/measured/chat:v1", digest_in(source)
     assert main(("model", "push", "chat:v1", location, "--store", str(source.root))) == 0
     here, there = (ModelStore(tmp_path / name) for name in ("here", "there"))
-    pulled(here, location)
+    guarded = ModelStore(tmp_path / "guarded")
+    for store in (here, guarded):
+        pulled(store, location)
     golden = Golden(Key("native", "bfloat16", "a"), (Prompt((1,), (2, 3)),))
     capacity = Capacity(Key("native", "bfloat16", "a", "box"), 1.0, 1.0, 1.0, 1.0, 1.0)
     with here.writing() as writer:
@@ -186,6 +188,10 @@ def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
     assert pulled(there, location).notes == ()
     assert golden_for(there.root, digest, golden.key) is not None
     assert pulled(there, location).notes == (), "they are the same"
+    Aliases(guarded).require_keys(parse_reference("chat@stable"), [key_id(ALICE)])
+    (note,) = pulled(guarded, location).notes
+    assert note.startswith("golden tokens there are not kept: chat takes only signed versions")
+    assert golden_for(guarded.root, digest, golden.key) is None
     own = Golden(golden.key, (Prompt((1,), (2, 4)),))
     with there.writing() as writer:
         keep_measured(writer, digest, [own])
