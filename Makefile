@@ -163,10 +163,15 @@ soak: install-dev  ## everything at once while workers die, with audits all alon
 bench-model: install-dev  ## write the random-weight model of the benchmarks, into build/bench/ (ARGS=15m for the small one)
 	$(BIN)/python -m loadtest.bench.model $(ARGS)
 
+# What benchmarks need of it: ARGS is theirs.
+.PHONY: benchmark-model
+benchmark-model: install-dev
+	$(BIN)/python -m loadtest.bench.model
+
 bench-peers: install-dev  ## install the engines that benchmarks compare with, into build/bench/peers/ (ARGS=vllm for one)
 	$(BIN)/python -m loadtest.bench.engines $(ARGS)
 
-bench-engine: bench-model  ## prefill and decode tokens/s beside other engines (ARGS=--full, ARGS="--peers vllm", ARGS="--gguf FILE")
+bench-engine: benchmark-model  ## prefill and decode tokens/s beside other engines (ARGS=--full, ARGS="--peers vllm", ARGS="--gguf FILE")
 	$(BIN)/python -m loadtest.bench.engine $(ARGS)
 
 sanitize: install-dev  ## the kernels under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -175,10 +180,10 @@ sanitize: install-dev  ## the kernels under AddressSanitizer and UndefinedBehavi
 bench-front: install-dev  ## CPU, delay and memory of streamed tokens beside uvicorn with FastAPI and Starlette
 	$(BIN)/python -m loadtest.bench.front $(ARGS)
 
-bench-serve: bench-model  ## whole servers over HTTP side by side: 1, 8, 32 streams and a real trace (ARGS="--trace FILE")
+bench-serve: benchmark-model  ## whole servers over HTTP side by side: 1, 8, 32 streams and a real trace (ARGS="--trace FILE")
 	$(BIN)/python -m loadtest.bench.serve $(ARGS)
 
-bench-start: bench-model  ## how long clients wait for a killed, a sleeping and a new model, with and without templates and snapshots
+bench-start: benchmark-model  ## how long clients wait for a killed, a sleeping and a new model, with and without templates and snapshots
 	$(BIN)/python -m loadtest.bench.start $(ARGS)
 
 bench-wire: install-dev  ## the KV path beside bare sockets, and its share of a prompt's time
@@ -202,7 +207,7 @@ bench-guess: install-dev  ## what guessing ahead brings where text is copied and
 bench-structured: install-dev  ## 500 random schemas validated, what keeping to one costs, and hostile ones beside a stream
 	$(BIN)/python -m loadtest.bench.structured $(ARGS)
 
-bench-embeddings: bench-model  ## vectors in batches beside vectors one by one, two fleets side by side, 16 clients
+bench-embeddings: benchmark-model  ## vectors in batches beside vectors one by one, two fleets side by side, 16 clients
 	$(BIN)/python -m loadtest.bench.embeddings $(ARGS)
 
 bench-batches: install-dev  ## a batch of 500 lines while every process is killed; what interactive requests notice of one
@@ -217,7 +222,7 @@ bench-cache: install-dev  ## what the prefix cache finds of real conversations, 
 gpu-lease:  ## pack, list or run the stages for a GPU, without a network there (docs/gpu.md; ARGS="run --out DIR --part 1")
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_lease.lease $(or $(ARGS),list)
 
-bench-interference: bench-model  ## gaps of running streams while long prompts arrive: one core each, mixed steps, vLLM
+bench-interference: benchmark-model  ## gaps of running streams while long prompts arrive: one core each, mixed steps, vLLM
 	$(BIN)/python -m loadtest.bench.interference $(ARGS)
 
 .PHONY: overload overload-real
