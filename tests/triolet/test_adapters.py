@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -113,12 +115,26 @@ def test_how_a_training_began_matters_only_where_it_changed_the_base(
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"{", "is no JSON"), (b"[]", "is no JSON object"), (b" " * (1 << 21), "is no JSON object")],
+    [
+        (b"{", "is no JSON"),
+        (b"[]", "is no JSON object"),
+        (b" " * (1 << 21), "of at most 1048576 bytes"),
+    ],
 )
 def test_a_broken_config_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = write(tmp_path / "a")
     (path / CONFIG_FILE).write_bytes(content)
     with pytest.raises(ModelError, match=said):
+        read_adapter(path, BASE, 64)
+
+
+def test_two_tensors_of_one_place_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a")
+    name = f"{PREFIX}self_attn.q_proj.lora_A.weight"
+    found = load_file(path / WEIGHTS_FILE)
+    other = re.sub(r"layers\.(\d)", r"layers.0\1", name)
+    save_file(found | {other: found[name]}, path / WEIGHTS_FILE)
+    with pytest.raises(ModelError, match="are of one place"):
         read_adapter(path, BASE, 64)
 
 
@@ -130,6 +146,10 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
     (path / WEIGHTS_FILE).unlink()
     with pytest.raises(ModelError, match=rf"{WEIGHTS_FILE} cannot be read.*save_pretrained"):
         read_adapter(path, BASE, 64)
+    os.mkfifo(path / WEIGHTS_FILE)
+    with pytest.raises(ModelError, match=rf"{WEIGHTS_FILE} is no ordinary file of at most"):
+        read_adapter(path, BASE, 64)
+    (path / WEIGHTS_FILE).unlink()
     for length in (0, 5, 60, len(whole) - 1):
         (path / WEIGHTS_FILE).write_bytes(whole[:length])
         with pytest.raises(ModelError, match="is not a sound safetensors file"):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import stat
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -32,6 +34,8 @@ MODULES: Final[Mapping[str, str]] = {
 FLOATS: Final = frozenset({"F32", "F16", "BF16"})
 MAX_CONFIG_BYTES: Final = 1 << 20
 """Of adapter_config.json: PEFT writes some 1 KiB, and lists of modules some 100 KiB."""
+MAX_WEIGHTS_BYTES: Final = 4 << 30
+"""Rank 64 for every matrix of a model of 70 billion parameters, in float32, takes 3 GiB."""
 MAX_ALPHA: Final = 1e6
 """Adapters are mostly trained with 8 to 256. One of 10^39 is no number of float32 any more."""
 _TENSOR: Final = re.compile(
@@ -129,13 +133,7 @@ def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
     fields = _read_config(path / CONFIG_FILE)
     rank, scale = _rank_and_scale(path / CONFIG_FILE, fields, max_rank)
     weights = path / WEIGHTS_FILE
-    try:
-        content = weights.read_bytes()
-    except OSError as error:
-        raise ModelError(
-            f"{weights} cannot be read: {error.strerror or error}; give a directory with "
-            f"{CONFIG_FILE} and {WEIGHTS_FILE}, as PEFT's save_pretrained writes it"
-        ) from error
+    content = _content(weights, MAX_WEIGHTS_BYTES)
     matrices = _read_matrices(weights, content, rank)
     _require_whole(weights, matrices, fields)
     named: dict[str, Any] = {
@@ -150,24 +148,33 @@ def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
     return AdapterFiles(path, rank, scale, matrices, SHA256 + digest.hexdigest())
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
-    """Return the fields of an adapter's config that computes nothing beside plain LoRA."""
+def _content(path: Path, most: int) -> bytes:
+    """Return the bytes of a file of at most so many; a pipe is not waited for."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_CONFIG_BYTES + 1)
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            content = file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= most else None
     except OSError as error:
         raise ModelError(
             f"{path} cannot be read: {error.strerror or error}; give a directory with "
             f"{CONFIG_FILE} and {WEIGHTS_FILE}, as PEFT's save_pretrained writes it"
         ) from error
+    if content is None:
+        raise ModelError(
+            f"{path} is no ordinary file of at most {most} bytes; give an adapter as PEFT's "
+            "save_pretrained writes it"
+        )
+    return content
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    """Return the fields of an adapter's config that computes nothing beside plain LoRA."""
     try:
-        fields = json.loads(content) if len(content) <= MAX_CONFIG_BYTES else None
+        fields = json.loads(_content(path, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is no JSON: {error}; save the adapter again") from error
     if not isinstance(fields, dict):
-        raise ModelError(
-            f"{path} is no JSON object of at most {MAX_CONFIG_BYTES} bytes; save the adapter again"
-        )
+        raise ModelError(f"{path} is no JSON object; save the adapter again")
     if fields.get("peft_type") != "LORA":
         raise ModelError(
             f"{path}: peft_type is {fields.get('peft_type')!r}; only 'LORA' is served; merge other "
@@ -243,6 +250,11 @@ def _read_matrices(path: Path, content: bytes, rank: int) -> dict[Place, Matrix]
             raise ModelError(
                 f"{path}: tensor {name} is {one.dtype} {list(one.shape)}; {CONFIG_FILE} wants "
                 f"floats {wanted}: check that the two files belong together"
+            )
+        if place in found:
+            raise ModelError(
+                f"{path}: tensors {found[place].name} and {name} are of one place; save the "
+                "adapter again"
             )
         found[place] = one
     return found
