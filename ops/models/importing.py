@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from triolet.store.ingest import SourceFile
     from triolet.store.layout import ModelStore
 
+MODEL_CONFIG: Final = "config.json"
 _OF_ADAPTERS: Final = (CONFIG_FILE, WEIGHTS_FILE)
 MAX_SAMPLING_BYTES: Final = 64 << 10
 """Six numbers."""
@@ -122,6 +123,11 @@ class _Parts(NamedTuple):
 
 def _of_adapter(path: Path, wanted: Wanted) -> _Parts:
     """Look at a LoRA adapter, which is served beside a base."""
+    if (path / MODEL_CONFIG).exists():
+        raise ModelError(
+            f"{path} has {CONFIG_FILE} and {MODEL_CONFIG}, so that it is an adapter and a model; "
+            "import a copy without the file of the one that is not meant"
+        )
     if wanted.sampling is not None or wanted.weights is not WeightFormat.DTYPE:
         raise ModelError(
             f"{path} is a LoRA adapter, which has no sampling defaults and no weight format of its "

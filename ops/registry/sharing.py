@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "content-length" in self.headers or "transfer-encoding" in self.headers:
             self.close_connection = True  # it is not read, so no request can follow it
         if not self.server.may_ask(self.headers.get("authorization", "")):
-            self.close_connection = True  # nobody without it keeps a connection
+            self.close_connection = True  # without it no connection is kept
             challenge = {"www-authenticate": 'Basic realm="triolet"'}
             self._refuse(401, "UNAUTHORIZED", "the password is missing or wrong", challenge)
             return

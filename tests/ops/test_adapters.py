@@ -131,6 +131,10 @@ def test_an_adapter_is_served_from_the_store(
     copy = shutil.copytree(adapter, tmp_path / "copy")
     where = ("--store", str(tmp_path / "store"))
     command = ("model", "import", str(copy), "--name", "chat-sql", *where)
+    (copy / "config.json").write_text("{}")
+    assert main(command) != 0
+    assert "so that it is an adapter and a model" in capsys.readouterr().err
+    (copy / "config.json").unlink()
     assert main((*command, "--weights", "int8")) != 0
     assert "leave out --sampling and --weights" in capsys.readouterr().err
     assert main(("model", "import", "~no-such-user/a", "--name", "a", *where)) != 0

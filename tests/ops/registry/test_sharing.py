@@ -1,4 +1,4 @@
-"""Versions from peer to peer: what one shares, what another one takes, and who lies."""
+"""Versions from peer to peer: what one shares, what another takes, and lies."""
 
 from __future__ import annotations
 

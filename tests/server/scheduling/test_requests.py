@@ -35,7 +35,7 @@ def test_its_line_in_the_log_names_the_version_of_its_model() -> None:
 
 
 def test_its_line_in_the_log_names_its_adapter() -> None:
-    """Beside the base: whoever reads the log tells the answers of two adapters apart."""
+    """Beside the base: the log tells the answers of two adapters apart."""
     world = World()
     for number, (adapter, shown) in enumerate(((b"", None), (b"\xab" * 32, "sha256:" + "ab" * 32))):
         with capture_logs() as logs:
