@@ -123,6 +123,7 @@ async def _decide(
         try:
             choice = choose(rungs, asked, config.wake)
         except RequestError as error:
+            show_version("")  # of one that was tried
             widest = max(rungs, key=attrgetter("context_tokens"))
             raise too_long.get(widest.model, error) from None
         if choice.model in tried:

@@ -139,6 +139,7 @@ async def test_a_text_too_long_for_any_number_of_tokens_of_a_model_goes_to_a_lar
         assert (await ask(models)).json["model"] == CODE
         refused = await ask(models, max_tokens=4095)
         assert "is 4096 tokens, of code" in refused.error["message"], "of the one that counted it"
+        assert "x-triolet-model-version" not in refused.headers
         models.server.services.models.named(CODE).text.encode = refuse  # type: ignore[method-assign]
         assert (await ask(models)).error["message"] == "cannot fit"
 
