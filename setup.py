@@ -16,6 +16,8 @@ SOURCES = NATIVE / "source"
 FLAGS = runpy.run_path(str(NATIVE / "builds.py"))
 
 setup(
+    # A build takes a core for ten seconds, and no build waits for another.
+    options={"build_ext": {"parallel": True}},
     ext_modules=[
         Extension(
             f"engine.native._{build}",
