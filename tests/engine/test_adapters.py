@@ -6,9 +6,12 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
+from engine.adapters.tensors import layers_of
 from engine.batch import StepRow
+from engine.model_config import load_model_config
 from engine.native.model import NativeModel
 from tests.adapters import Written, write_adapter, write_merged
 from triolet.adapters.files import WEIGHTS_FILE, read_adapter
@@ -197,6 +200,23 @@ def test_files_that_have_changed_are_refused(
     write_adapter(adapter.path, base, 2)
     with pytest.raises(ModelError, match="its files have changed"):
         open_engine(base, EngineConfig(kv_pool_bytes=4 * MIB, adapters=(config,)))
+
+
+def test_numbers_are_those_of_the_digest_though_the_file_is_replaced(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    base = checkpoint("llama")
+    first, second = (write_adapter(tmp_path / str(seed), base.path, seed) for seed in (1, 2))
+    model, place = load_model_config(base.path), torch.device("cpu")
+    before = layers_of(read_adapter(first.path, "", 64), model, torch.float32, place)
+    read = read_adapter(first.path, "", 64)
+    (second.path / WEIGHTS_FILE).replace(first.path / WEIGHTS_FILE)
+    after = layers_of(read, model, torch.float32, place)
+    for expected, found in zip(before, after, strict=True):
+        assert found.keys() == expected.keys()
+        for product, low in found.items():
+            assert torch.equal(low.down, expected[product].down)
+            assert torch.equal(low.up, expected[product].up)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
