@@ -102,7 +102,13 @@ def with_pool_share(engine: EngineConfig, num_workers: int, num_gpus: int) -> En
 
 def _check_draft(speculation: SpeculationConfig, engine: EngineConfig) -> None:
     pool_bytes = speculation.draft_pool_bytes
-    own = replace(engine, backend=AUTO_BACKEND, kv_pool_bytes=pool_bytes, max_model_len=None)
+    own = replace(
+        engine,
+        backend=AUTO_BACKEND,
+        kv_pool_bytes=pool_bytes,
+        max_model_len=None,
+        adapters=(),
+    )
     try:
         check_model(Path(speculation.source), own)
     except ConfigError as error:

@@ -16,6 +16,8 @@ from triolet.adapters.files import Place, read_adapter
 from triolet.adapters.keys import digest_bytes
 from triolet.errors import ModelError
 
+from .shapes import PRODUCTS, module_shapes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -28,13 +30,6 @@ if TYPE_CHECKING:
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """By the names of triolet.adapters.files.FLOATS."""
-PRODUCTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "output": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
-"""A layer's products and the modules that each stacks, in order."""
 
 
 class LowRank(NamedTuple):
@@ -105,7 +100,7 @@ def layers_of(
     Raises:
       ModelError: it belongs to a base of another shape, or has numbers that are not finite.
     """
-    shapes = _shapes(model)
+    shapes = module_shapes(model)
     for place, matrix in files.matrices.items():
         if place.layer >= model.num_layers:
             raise ModelError(
@@ -145,21 +140,6 @@ def layers_of(
         }
         for index in range(model.num_layers)
     ]
-
-
-def _shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return outputs and inputs of each module."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    return {
-        "q_proj": (queries, hidden),
-        "k_proj": (keys, hidden),
-        "v_proj": (keys, hidden),
-        "o_proj": (hidden, queries),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
 
 
 def _diagonal(outputs: Sequence[tuple[int, bool]], blocks: Sequence[Tensor]) -> Tensor:

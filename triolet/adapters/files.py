@@ -118,6 +118,14 @@ class AdapterFiles:
         return self.path / WEIGHTS_FILE
 
 
+def place_of(name: str) -> Place | None:
+    """Return where a tensor belongs by its name; None if that is no matrix of LoRA."""
+    matched = _TENSOR.fullmatch(name)
+    if matched is None or MODULES.get(matched[3]) != matched[2]:
+        return None
+    return Place(int(matched[1]), matched[3], matched[4])
+
+
 def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
     """Read an adapter, check that it is one which can be computed, and digest it.
 
@@ -230,14 +238,13 @@ def _read_matrices(path: Path, rank: int) -> dict[Place, Matrix]:
         ) from error
     found: dict[Place, Matrix] = {}
     for name, entry in sorted(tensors.items()):  # they come in no order
-        matched = _TENSOR.fullmatch(name)
-        if matched is None or MODULES.get(matched[3]) != matched[2]:
+        place = place_of(name)
+        if place is None:
             raise ModelError(
                 f"{path}: tensor {name} is none of LoRA for {', '.join(MODULES)}; train on these "
                 "alone, or merge the adapter into the base (PEFT's merge_and_unload) and serve that"
             )
         one = Matrix(name, entry["dtype"], tuple(entry["shape"]), entry["data"])
-        place = Place(int(matched[1]), matched[3], matched[4])
         has_rank = len(one.shape) == 2 and one.shape[0 if place.matrix == "A" else 1] == rank
         if one.dtype not in FLOATS or not has_rank:
             wanted = f"[{rank}, inputs]" if place.matrix == "A" else f"[outputs, {rank}]"

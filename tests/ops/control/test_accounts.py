@@ -133,5 +133,6 @@ def test_memory_of_a_process_is_as_the_kernel_says(tmp_path: Path) -> None:
     small = ControlledModelConfig("chat", str(tmp_path), num_workers=2, pool_bytes=7)
     none = ControlledModelConfig("chat", str(tmp_path / "none"), num_workers=2, pool_bytes=7)
     assert expected_bytes(small) - expected_bytes(none) == 5000
+    assert expected_bytes(replace(small, adapter_bytes=90)) - expected_bytes(small) == 90
     forget_pages(small)
     assert weights.read_bytes() == bytes(5000)
