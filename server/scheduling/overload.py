@@ -190,9 +190,11 @@ class AimdLimiter:
             return True
         owed = sum(self._outstanding.owed(one) for one in ServiceClass if one <= service_class)
         limit = self.limit_tokens * (UNDER_SHARE_ROOM if is_under_share else 1)
-        is_admitted = not owed or owed + num_tokens <= limit
-        self._has_refused = self._has_refused or not is_admitted
-        return is_admitted
+        return not owed or owed + num_tokens <= limit
+
+    def refused(self) -> None:
+        """Note that a request was refused by the limit."""
+        self._has_refused = True
 
     def took(self) -> None:
         """Note that more is owed than before."""
@@ -268,6 +270,36 @@ UNKNOWN_RETRY_S: Final = 1.0
 """`Retry-After` where the rate of the queue is unknown."""
 
 
+class _Waits(NamedTuple):
+    """What a new request would wait.
+
+    Attributes:
+      counted: the class as which it waits.
+      queue_s: in the queue; None where no rate is known.
+      wait_s: for all but its own prompt; None likewise.
+      is_return: it was refused, and comes when it was told to.
+    """
+
+    counted: ServiceClass
+    queue_s: float | None
+    wait_s: float | None
+    is_return: bool
+
+
+class _Objection(NamedTuple):
+    """Why a request is refused.
+
+    Attributes:
+      reason: as it is counted.
+      room_in_s: until there will be room.
+      wait_s: until its first token, where it would come too late.
+    """
+
+    reason: str
+    room_in_s: float
+    wait_s: float | None = None
+
+
 class Overload:
     """The decisions of one server, in numbers.
 
@@ -318,19 +350,11 @@ class Overload:
         scheduling, num_tokens = demand.scheduling, demand.num_tokens
         own = scheduling.service_class
         slo_s = self._config.slo.of(own)
-        is_return = self.returns.is_due(demand.key, now)
-        # New requests of higher classes leave room for requests that return when they were told to.
-        counted = min(own, ServiceClass.DEFAULT) if is_return else own
-        queue_s = self.prediction.wait_s(counted, tokens_ahead, now)
-        is_under_share = demand.is_under_share
-        if self.brownout.refuses(own, num_tokens, is_under_share=is_under_share):
-            raise self._refusal(demand, "brownout", self._room_s(own, tokens_ahead, now), now)
-        wait_s = self._wait_s(counted, queue_s, now, num_tokens)
-        is_idle = tokens_ahead <= 0 and not self._backlog(own, num_tokens)
-        if self._config.admission.is_on and wait_s is not None and not is_idle:
-            self._refuse_late(demand, wait_s, now, is_return=is_return)
-        if not self.limiter.admits(own, demand.all_tokens, is_under_share=is_under_share):
-            raise self._refusal(demand, "guard", self._room_s(own, tokens_ahead, now), now)
+        waits = self._waits(demand, tokens_ahead, now)
+        objection = self._objection(demand, waits, tokens_ahead, now)
+        if objection is not None:
+            raise self._refusal(demand, objection, now)
+        counted, queue_s, wait_s = waits.counted, waits.queue_s, waits.wait_s
         own_s = self.prediction.own_s(num_tokens)
         first_by = None
         if self._config.admission.is_on:
@@ -348,6 +372,11 @@ class Overload:
             idle_s=self.idle_s,
             key=demand.key,
         )
+
+    def would_refuse(self, demand: Demand, tokens_ahead: float, now: float) -> bool:
+        """Return whether `judge` would refuse a request. Changes and counts nothing."""
+        waits = self._waits(demand, tokens_ahead, now)
+        return self._objection(demand, waits, tokens_ahead, now) is not None
 
     def took(self, forecast: Forecast, now: float) -> None:
         """Count a request that was taken on."""
@@ -478,17 +507,38 @@ class Overload:
         rest_s = self.prediction.residence_s(own, backlog, now) + own_s
         return now + rest_s > forecast.first_token_by
 
-    def _refuse_late(self, demand: Demand, wait_s: float, now: float, *, is_return: bool) -> None:
-        config, own = self._config.admission, demand.scheduling.service_class
-        slo_s = self._config.slo.of(own)
-        share = config.return_share if is_return else self._new_request_share(demand, now)
-        bound_s = share * (demand.deadline_s - self.prediction.own_s(demand.num_tokens))
-        if slo_s is not None:
-            bound_s = min(bound_s, share * slo_s)
-        if wait_s > bound_s:
-            reason = "returned" if is_return else "deadline"
-            # Half of what may wait goes first, or a request that returns would meet a full queue.
-            raise self._refusal(demand, reason, wait_s - bound_s / 2, now, wait_s)
+    def _waits(self, demand: Demand, tokens_ahead: float, now: float) -> _Waits:
+        own = demand.scheduling.service_class
+        is_return = self.returns.is_due(demand.key, now)
+        # New requests of higher classes leave room for requests that return when they were told to.
+        counted = min(own, ServiceClass.DEFAULT) if is_return else own
+        queue_s = self.prediction.wait_s(counted, tokens_ahead, now)
+        wait_s = self._wait_s(counted, queue_s, now, demand.num_tokens)
+        return _Waits(counted, queue_s, wait_s, is_return)
+
+    def _objection(
+        self, demand: Demand, waits: _Waits, tokens_ahead: float, now: float
+    ) -> _Objection | None:
+        """Return why a request is to be refused; None if it is not."""
+        own, is_under_share = demand.scheduling.service_class, demand.is_under_share
+        if self.brownout.refuses(own, demand.num_tokens, is_under_share=is_under_share):
+            return _Objection("brownout", self._room_s(own, tokens_ahead, now))
+        config, wait_s = self._config.admission, waits.wait_s
+        is_idle = tokens_ahead <= 0 and not self._backlog(own, demand.num_tokens)
+        if config.is_on and wait_s is not None and not is_idle:
+            slo_s = self._config.slo.of(own)
+            share = config.return_share if waits.is_return else self._new_request_share(demand, now)
+            bound_s = share * (demand.deadline_s - self.prediction.own_s(demand.num_tokens))
+            if slo_s is not None:
+                bound_s = min(bound_s, share * slo_s)
+            if wait_s > bound_s:
+                reason = "returned" if waits.is_return else "deadline"
+                # Half of what may wait goes first, or a request that returns would meet a full
+                # queue.
+                return _Objection(reason, wait_s - bound_s / 2, wait_s)
+        if not self.limiter.admits(own, demand.all_tokens, is_under_share=is_under_share):
+            return _Objection("guard", self._room_s(own, tokens_ahead, now))
+        return None
 
     def _new_request_share(self, demand: Demand, now: float) -> float:
         """Return the share of its deadline that a new request may wait: less while refused requests
@@ -503,10 +553,12 @@ class Overload:
         kept = config.deadline_share - config.new_request_share
         return config.deadline_share - self.returns.shown_share * kept
 
-    def _refusal(
-        self, demand: Demand, reason: str, room_in_s: float, now: float, wait_s: float | None = None
-    ) -> RequestError:
+    def _refusal(self, demand: Demand, objection: _Objection, now: float) -> RequestError:
+        """Return the error for a request that is refused; counts and remembers it."""
+        reason, room_in_s, wait_s = objection
         own = demand.scheduling.service_class
+        if reason == "guard":
+            self.limiter.refused()
         # Room is kept from new requests of every class but the critical one.
         counted = min(own, ServiceClass.DEFAULT)
         rate = self.prediction.class_rate(counted, now)
