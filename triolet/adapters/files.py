@@ -231,7 +231,8 @@ def _rank_and_scale(path: Path, fields: Mapping[str, Any], max_rank: int) -> tup
 def _read_matrices(path: Path, rank: int) -> dict[Place, Matrix]:
     """Return the matrices of a file, which is read once."""
     try:
-        tensors = dict(deserialize(_content(path, MAX_WEIGHTS_BYTES)))
+        content = _content(path, MAX_WEIGHTS_BYTES)
+        tensors = dict(deserialize(content))  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise ModelError(
             f"{path} is not a sound safetensors file: {error}; save the adapter again"
