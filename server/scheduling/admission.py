@@ -163,7 +163,7 @@ class Admission:
         is_under = is_under_share(self._queue, [place])
         ahead = self._queue.tokens_ahead(place)
         whole = demand._replace(together_tokens=demand.num_tokens, is_under_share=is_under)
-        return self.overload.would_refuse(whole, ahead, now)
+        return bool(self.overload.look(whole, ahead, now).refused_for)
 
     def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
         """Return the most tokens that the answer to such a prompt may have at the moment; None for
