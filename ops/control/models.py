@@ -105,7 +105,8 @@ class Model:
 
     def note_requests(self, now: float) -> None:
         """Take in that what servers say of its requests has changed."""
-        self.busy_since = (self.busy_since or now) if self.num_requests else None
+        since = now if self.busy_since is None else self.busy_since
+        self.busy_since = since if self.num_requests else None
 
     @property
     def live(self) -> Operation | None:
