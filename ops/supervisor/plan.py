@@ -61,11 +61,13 @@ class ModelPlan:
       model_dir: absolute path.
       settings: of its workers, and of a server as if this were its only model.
       dtypes: what each kind of worker computes in.
+      adapter_bytes: what the adapters take in the memory of one worker of each kind.
     """
 
     model_dir: Path
     settings: Settings
     dtypes: Mapping[Role, Dtype] = field(default_factory=dict)
+    adapter_bytes: Mapping[Role, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -363,12 +365,13 @@ def _of_servers(plan: FleetPlan, control: Mapping[str, str], directory: Path) ->
 
 def _of_control(plan: FleetPlan, directory: Path) -> Settings:
     """Return the settings with what control is told of the models."""
-    models = tuple(_controlled(model) for model in plan.models)
+    models = tuple(controlled(model) for model in plan.models)
     control = replace(plan.settings.control, directory=str(directory), models=models)
     return replace(plan.settings, control=control)
 
 
-def _controlled(model: ModelPlan) -> ControlledModelConfig:
+def controlled(model: ModelPlan) -> ControlledModelConfig:
+    """Return what control is told of a model."""
     own = model.settings.models[model.name]
     pools = [
         count * (model.settings.worker(role).engine.kv_pool_bytes or 0)
@@ -380,6 +383,7 @@ def _controlled(model: ModelPlan) -> ControlledModelConfig:
         digest=model.settings.server.model_digest,
         num_workers=sum(count for _, count in model.counts),
         pool_bytes=sum(pools),
+        adapter_bytes=sum(count * model.adapter_bytes.get(role, 0) for role, count in model.counts),
         pinned=own.pinned,
         keep_alive_s=own.keep_alive_s,
     )

@@ -19,6 +19,7 @@ from ..exit_codes import EXIT_BAD_INPUT
 from .group import Group, Phase, see_out
 from .plan import CONTROL_NAME
 from .restart import Limits, take_steps
+from .rolling import Move, Step
 from .slot import RestartFailed, Slot, StartAbandoned
 from .starter import Starter
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from .model_status import ModelStatus
     from .process_spec import ProcessSpec
     from .restart_policy import GiveUp
-    from .rolling import Step
     from .view import Watcher
 
 RUN_ID_BYTES: Final = 8
@@ -122,10 +122,6 @@ class Supervisor:
     def _groups(self) -> list[Group]:
         return [self._servers, self._control, *self._models.values()]
 
-    @property
-    def _running(self) -> list[Group]:
-        return [group for group in self._groups if group.phase is Phase.RUNNING]
-
     def _launch(self, group: Group) -> None:
         assert self._nursery is not None, "run has begun"
         group.begin()
@@ -165,7 +161,28 @@ class Supervisor:
                 await self.stopping.wait()
             if self.stopping.is_set():
                 return
+            if self._control.phase is Phase.STOPPED:  # a restart may have started it
+                self._launch(self._control)
+
+    async def _start_control(self, tell: Callable[[Step], Awaitable[None]]) -> None:
+        """Start control, which was given up, before its pause is over.
+
+        Raises:
+          RestartFailed: it did not become ready.
+        """
+        await tell(Step(Move.START, CONTROL_NAME))
+        await self._control.wait_gone()
+        if self._control.phase is Phase.STOPPED and not self.stopping.is_set():
             self._launch(self._control)
+        try:
+            await self._control.wait_ready()
+        except StartAbandoned as error:
+            failure = self._control.failure
+            why = str(error) if failure is None else failure.message
+            raise RestartFailed(
+                f"control did not become ready: {why}; the others run, and it is started again in "
+                f"{self._config.control_retry_s:g} s"
+            ) from error
 
     @property
     def _worker_exit_s(self) -> float:
@@ -175,7 +192,7 @@ class Supervisor:
     async def wait_all_ready(self) -> None:
         """Wait until every process is ready that was started and whose model has not failed."""
         await self._begun.wait()
-        for group in self._running:
+        for group in [one for one in self._groups if one.phase is Phase.RUNNING]:
             try:
                 await group.wait_ready()
             except StartAbandoned:
@@ -221,7 +238,8 @@ class Supervisor:
         """
         if self._restarting:
             raise RestartFailed("a restart or a scaling is under way already; wait for its end")
-        among = [self._to_change(name) for name in dict.fromkeys(models)] or self._running
+        running = [group for group in self._groups if group.phase is Phase.RUNNING]
+        among = [self._to_change(name) for name in dict.fromkeys(models)] or running
         for group in among:
             if group.phase is not Phase.RUNNING:
                 raise RestartFailed(
@@ -232,32 +250,25 @@ class Supervisor:
             self._starter.renew()
         except OSError as error:
             raise RestartFailed(f"cannot start a template of new processes: {error}") from error
-        self._restarting = tuple(
+        chosen = tuple(
             group for group in among if not {spec.role for spec in group.specs}.isdisjoint(roles)
         )
+        is_all = not models and Role.CONTROL in roles
+        paused = is_all and bool(self._control.specs) and self._control not in chosen
+        self._restarting = (*chosen, self._control) if paused else chosen
         if not self._restarting:
             raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
         limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
-        failure: RestartFailed | None = None
 
-        async def cancel_at_stop(scope: trio.CancelScope) -> None:
-            await self.stopping.wait()
-            scope.cancel()
+        async def take() -> None:
+            await take_steps(chosen, roles, is_met, tell, limits)
+            if paused:
+                await self._start_control(tell)
 
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(cancel_at_stop, nursery.cancel_scope)
-                try:
-                    await take_steps(self._restarting, roles, is_met, tell, limits)
-                except RestartFailed as error:
-                    failure = error
-                nursery.cancel_scope.cancel()
+            await _until(self.stopping, take)
         finally:
             self._restarting = ()
-        if self.stopping.is_set():
-            raise RestartFailed("the fleet was stopped meanwhile")
-        if failure is not None:
-            raise failure
 
     async def start_model(self, name: str, tell: Callable[[str], Awaitable[None]]) -> None:
         """Start the workers of a model and wait until they are ready. Idempotent.
@@ -398,3 +409,28 @@ async def stop_on_signals(
         task_status.started()
         async for _ in signals:
             supervisor.stop()
+
+
+async def _until(stopping: trio.Event, do: Callable[[], Awaitable[None]]) -> None:
+    """Do something unless an event comes before its end.
+
+    Raises:
+      RestartFailed: the event came, or it failed.
+    """
+    failure: RestartFailed | None = None
+
+    async def cancel_at_stop(scope: trio.CancelScope) -> None:
+        await stopping.wait()
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cancel_at_stop, nursery.cancel_scope)
+        try:
+            await do()
+        except RestartFailed as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if stopping.is_set():
+        raise RestartFailed("the fleet was stopped meanwhile")
+    if failure is not None:
+        raise failure
