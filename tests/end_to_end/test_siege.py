@@ -21,15 +21,20 @@ from loadtest.hostile_clients import (
 from triolet.units import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from .fleet_process import FleetProcess
 
 pytestmark = pytest.mark.slow
 
 MAX_GROWTH_BYTES = 64 * MIB
 SHARE = 0.1
-SHARES = {large_bodies: SHARE, foreign_names: 0.04}
+SHARES: dict[Callable[..., Awaitable[None]], float] = {large_bodies: SHARE, foreign_names: 0.04}
 """Each of the large bodies, four at a time, and 400 names, of which none may become a label."""
-SHARES_WHOLE = {large_bodies: 1.0, foreign_names: SHARE}
+SHARES_WHOLE: dict[Callable[..., Awaitable[None]], float] = {
+    large_bodies: 1.0,
+    foreign_names: SHARE,
+}
 
 
 @pytest.mark.proof
