@@ -25,6 +25,8 @@ else:
 pytestmark = pytest.mark.slow
 
 NUM_SCHEMAS = 8
+NUM_OBJECTS, NUM_OBJECTS_WHOLE = 4, 10
+"""Each by a seed of its own; where the grammar leaves objects open, they are cut at 500 tokens."""
 ASK: dict[str, Any] = {
     "model": "demo",
     "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -73,9 +75,11 @@ def test_answers_keep_to_their_schemas(client: openai.OpenAI) -> None:
     assert reasons.count("stop") > NUM_SCHEMAS // 2
 
 
+@pytest.mark.proof
 def test_objects_end_where_their_schema_lists_keys_and_does_not_close_them(
-    client: openai.OpenAI,
+    client: openai.OpenAI, whole: bool
 ) -> None:
+    num_objects = NUM_OBJECTS_WHOLE if whole else NUM_OBJECTS
     schema = {
         "type": "object",
         "properties": {
@@ -96,7 +100,8 @@ def test_objects_end_where_their_schema_lists_keys_and_does_not_close_them(
         return list(answer)
 
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(keys, range(10))) == [["name", "age", "pet"]] * 10
+        found = list(threads.map(keys, range(num_objects)))
+    assert found == [["name", "age", "pet"]] * num_objects
 
 
 def test_the_same_seed_keeps_to_a_regex_in_the_same_words(client: openai.OpenAI) -> None:
