@@ -98,6 +98,15 @@ def whole(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def one_authority() -> Iterator[None]:
+    """HTTP clients, official ones too, read all authorities of the system when they are made, 25 ms
+    of CPU time for each; no test goes where one is needed. Tests of TLS name their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(Path(__file__).with_name("authority.pem")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Commands record what they do; no test appends to the audit log of the user that runs it."""
     with pytest.MonkeyPatch.context() as patch:

@@ -11,6 +11,7 @@ import typer
 from triolet.control_protocol import ADMIN_SOCKET
 
 from ..exit_codes import CommandFailed
+from ..http_trust import verify_for
 from ..running_fleets import find_fleet
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ ANSWER_TIMEOUT_S: Final = 30.0
 """For one answer of control, which writes to the audit log first."""
 WAIT_S: Final = 1800.0
 """For the end of an operation: control gives a start 15 minutes, and a wait for room five."""
+LOCAL_URL: Final = "http://localhost"
+"""For the names of a request that goes to a Unix socket."""
 HELP: Final = {
     "load": "Start the workers of a model, and wait until they are ready.",
     "wake": "The same, for a model that sleeps.",
@@ -61,10 +64,8 @@ def run_order(path: Path, name: str, action: str) -> None:
       CommandFailed: it was refused, has failed or does not end, or control does not answer.
     """
     began, shown = time.monotonic(), ""
-    transport = httpx2.HTTPTransport(uds=str(path))
-    with httpx2.Client(
-        transport=transport, base_url="http://localhost", timeout=ANSWER_TIMEOUT_S
-    ) as client:
+    transport = httpx2.HTTPTransport(uds=str(path), verify=verify_for(LOCAL_URL))
+    with httpx2.Client(transport=transport, base_url=LOCAL_URL, timeout=ANSWER_TIMEOUT_S) as client:
         operation = _ask(client, "POST", f"/admin/models/{name}/{action}")
         while True:
             if operation["progress"] != shown:

@@ -6,12 +6,11 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai.types.responses import Response
 
 from loadtest.campaign.batches import run_batch
 from tests import forked
+from tests.lazily import lazily
 
 from . import paced
 from .fleet_process import PATIENCE_S, wait_until
@@ -21,9 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from openai.types import Batch
+    import openai
+    from openai.types import Batch, responses
 
     from .fleet_process import FleetProcess
+else:
+    openai = lazily("openai")
+    responses = lazily("openai.types.responses")
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +129,7 @@ def run_responses(client: openai.OpenAI) -> Batch:
     assert batch.request_counts.completed == len(lines)
     single = client.responses.create(**lines[0]["body"])
     for line in results(client, batch.output_file_id):
-        answered = Response.model_validate(line["response"]["body"])
+        answered = responses.Response.model_validate(line["response"]["body"])
         assert answered.output_text == single.output_text
     return batch
 

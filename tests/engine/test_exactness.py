@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from engine.backend import build_model
 from engine.batch import SampleSpec, StepRow, flatten
@@ -17,6 +16,7 @@ from engine.kv_pool import KVLayout, KVPool
 from engine.model_config import load_model_config
 from engine.native.model import NativeModel
 from engine.weights import Checkpoint as WeightFiles
+from tests.lazily import lazily
 from triolet.config import Dtype, EngineConfig, WeightFormat
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
@@ -27,7 +27,10 @@ from .driver import GREEDY, Running, decode, exported, generate, ids, open_engin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import transformers
     from torch import Tensor
+else:
+    transformers = lazily("transformers")
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "checkpoints" / "stories260K"
 RANDOM = np.random.default_rng(7)
