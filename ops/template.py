@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgspec
 from setproctitle import setproctitle
 
-from .role_process import PR_SET_PDEATHSIG, prctl, spin_briefly
+from .own_process import PR_SET_PDEATHSIG, prctl, spin_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

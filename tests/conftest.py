@@ -13,7 +13,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from ops.role_process import spin_briefly
+from ops.own_process import spin_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
