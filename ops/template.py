@@ -34,6 +34,7 @@ SERVER_MODULES: Final = (
     "ops.cli.commands",
     "ops.model_directory",
     "ops.models.stored",
+    "ops.role_process",
     "ops.settings.sources",
 )
 WORKER_MODULES: Final = (
@@ -42,6 +43,7 @@ WORKER_MODULES: Final = (
     "ops.cli.commands",
     "ops.model_directory",
     "ops.models.stored",
+    "ops.role_process",
     "ops.settings.sources",
 )
 """What processes of a role import; a module that is missing here costs each of them its import."""
