@@ -13,7 +13,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from ops.role_process import spin_briefly
+from ops.own_process import spin_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +37,8 @@ if not Path("/dev/nvidiactl").exists():
 
 ONE_BROWSER: Final = "tests/server/page/"
 """Its files share one Chromium, and most of its tests one page."""
+ONE_TREE: Final = "tests/house/"
+"""Its files look at one parsed tree of all sources."""
 FLEETS: Final = ("shared_fleet", "scripted_fleet")
 """Fixtures of a whole session. Where several processes share the tests, each of these is started in
 one of them only: the tests that use it stay together."""
@@ -69,6 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             group, place = item.nodeid.replace("[", "(").replace("]", ")"), 1
         elif file.startswith(ONE_BROWSER):
             group, place = ONE_BROWSER, 1
+        elif file.startswith(ONE_TREE):
+            group, place = ONE_TREE, 1
         elif item.get_closest_marker("long"):
             group, place = file, 1
         else:

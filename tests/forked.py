@@ -133,7 +133,7 @@ def template() -> socket.socket:
 
 def run_template() -> NoReturn:
     """Import what programs of Triolet import, then fork one for each request on stdin."""
-    from ops.role_process import spin_briefly
+    from ops.own_process import spin_briefly
     from ops.template import SERVER_MODULES, WORKER_MODULES
 
     os.environ["OPENBLAS_NUM_THREADS"] = "1"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import httpx2
 import typer
 
 from triolet.control_protocol import ADMIN_SOCKET
@@ -17,6 +16,8 @@ from ..running_fleets import find_fleet
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import httpx2
 
 POLL_S: Final = 0.2
 """Between two looks at an operation; a load takes from some tenths of a second to minutes."""
@@ -63,6 +64,8 @@ def run_order(path: Path, name: str, action: str) -> None:
     Raises:
       CommandFailed: it was refused, has failed or does not end, or control does not answer.
     """
+    import httpx2  # here: every command of `triolet` imports this file
+
     began, shown = time.monotonic(), ""
     transport = httpx2.HTTPTransport(uds=str(path), verify=verify_for(LOCAL_URL))
     with httpx2.Client(transport=transport, base_url=LOCAL_URL, timeout=ANSWER_TIMEOUT_S) as client:
@@ -86,9 +89,11 @@ def run_order(path: Path, name: str, action: str) -> None:
 
 
 def _ask(client: httpx2.Client, method: str, path: str) -> dict[str, Any]:
+    from httpx2 import HTTPError
+
     try:
         answer = client.request(method, path)
-    except httpx2.HTTPError as error:
+    except HTTPError as error:
         raise CommandFailed(
             f"control does not answer: {error}; only a fleet that serves models by names "
             "(`triolet serve NAME=MODEL …`) has it. There it is started again when it ends, and "
