@@ -105,6 +105,14 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_others_left_is_looked_through_once() -> None:
+    """Modules loaded and fixtures made by one file stay to the end, as what was collected does:
+    each further collection of garbage, and each test that counts what is left, would see it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
     """Commands and campaigns configure this process's logs; the next test must not find them so."""
