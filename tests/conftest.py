@@ -41,6 +41,10 @@ FLEETS: Final = ("shared_fleet", "scripted_fleet")
 """Fixtures of a whole session. Where several processes share the tests, each of these is started in
 one of them only: the tests that use it stay together."""
 
+YOUNG: Final = 10_000
+"""Objects that are made before the youngest are looked through. After each 700, as Python has it,
+that took a twelfth of the CPU time of tests."""
+
 
 def pytest_configure() -> None:
     """Collecting makes millions of objects, of which few are garbage."""
@@ -83,6 +87,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # What was collected stays to the end. Looked through at each collection of garbage it took a
     # third of the CPU time of tests, and up to half a minute of one that counts what is left.
     gc.enable()
+    gc.set_threshold(YOUNG)
     gc.collect()
     gc.freeze()
     if getattr(session.config.option, "loadgroup", False):
