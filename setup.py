@@ -27,5 +27,5 @@ setup(
             optional=True,
         )
         for build, flags in FLAGS["BUILDS"].items()
-    ]
+    ],
 )

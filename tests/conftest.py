@@ -43,6 +43,10 @@ FLEETS: Final = ("shared_fleet", "scripted_fleet")
 """Fixtures of a whole session. Where several processes share the tests, each of these is started in
 one of them only: the tests that use it stay together."""
 
+YOUNG: Final = 10_000
+"""Objects that are made before the youngest are looked through. After each 700, as Python has it,
+that took a twelfth of the CPU time of tests."""
+
 
 def pytest_configure() -> None:
     """Collecting makes millions of objects, of which few are garbage."""
@@ -87,6 +91,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # What was collected stays to the end. Looked through at each collection of garbage it took a
     # third of the CPU time of tests, and up to half a minute of one that counts what is left.
     gc.enable()
+    gc.set_threshold(YOUNG)
     gc.collect()
     gc.freeze()
     if getattr(session.config.option, "loadgroup", False):
@@ -99,15 +104,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def whole(pytestconfig: pytest.Config) -> bool:
     """Return whether proofs run in their whole form, as `make proofs` does, or in a short one."""
     return bool(pytestconfig.getoption("--whole"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_authority() -> Iterator[None]:
-    """HTTP clients, official ones too, read all authorities of the system when they are made, 25 ms
-    of CPU time for each; no test goes where one is needed. Tests of TLS name their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SSL_CERT_FILE", str(Path(__file__).with_name("authority.pem")))
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -125,6 +121,14 @@ def no_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("authorities")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_others_left_is_looked_through_once() -> None:
+    """Modules loaded and fixtures made by one file stay to the end, as what was collected does:
+    each further collection of garbage, and each test that counts what is left, would see it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
