@@ -42,7 +42,7 @@ def server(port: int) -> Iterator[FakeServer]:
     """A server that says what the test says."""
     server = FakeServer(port)
     yield server
-    server.close()
+    server.stop()
 
 
 @pytest.fixture(scope="package")

@@ -211,10 +211,6 @@ class FakeServer:
         self._server = None
         self.drop()
 
-    def close(self) -> None:
-        """Stop for good."""
-        self.stop()
-
     def drop(self) -> None:
         """Cut every connection without a word; the page may come again."""
         for connection in list(self._connections):

@@ -34,7 +34,7 @@ def evaluate(browser: Browser, port: int) -> Iterator[Callable[..., Any]]:
 
     yield call
     page.close()
-    server.close()
+    server.stop()
 
 
 STEPS = {
