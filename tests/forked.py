@@ -20,7 +20,7 @@ import traceback
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 from setproctitle import setproctitle
@@ -106,6 +106,12 @@ class Popen(subprocess.Popen[bytes]):
             assert timeout is not None, "without one it waits"
             raise subprocess.TimeoutExpired(self.args, timeout)
         return code
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:  # noqa: ANN401
+        """As of the base class, which after an error would wait for a process that hangs."""
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
 
     def _look(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self.ended], [], [], timeout)[0]:

@@ -61,7 +61,7 @@ def test_the_kernels_touch_nothing_that_is_not_theirs(tmp_path: Path) -> None:
 
 def install(folder: Path, cc: str) -> None:
     """Build what an installation builds, with a compiler of one's own."""
-    folders = ["--build-lib", folder / "lib", "--build-temp", folder / "temp"]
+    folders = ["--build-lib", str(folder / "lib"), "--build-temp", str(folder / "temp")]
     done = subprocess.run(
         [sys.executable, "setup.py", "build_ext", *folders],
         cwd=ROOT,
