@@ -227,6 +227,8 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     path = ""
     """Until a first line that is one has come."""
+    has_password = False
+    """Whether the request under way has come with it."""
 
     def setup(self) -> None:
         if isinstance(self.request, ssl.SSLSocket):
@@ -234,6 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
 
     def handle_one_request(self) -> None:
+        self.has_password = False
         self.server.allow(self.request, REQUEST_S)
         super().handle_one_request()
 
@@ -253,6 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
             challenge = {"www-authenticate": 'Basic realm="triolet"'}
             self._refuse(401, "UNAUTHORIZED", "the password is missing or wrong", challenge)
             return
+        self.has_password = True
         self.server.allow(self.request, VERIFY_S)
         try:
             found = self.server.models.find(self.path)
@@ -332,7 +336,7 @@ class _Handler(BaseHTTPRequestHandler):
             "path": self.path[:MAX_SHOWN],
             "status": int(code),
         }
-        if int(code) < 400:
+        if self.has_password:
             log.info("share_answered", **fields)
         else:
             self.server.strangers.tell(log.info, "share_answered", **fields)

@@ -346,6 +346,8 @@ def test_lines_about_peers_without_the_password_are_bounded(
         assert [one["status"] for one in logs] == [401, 401]
         assert ask(server, "/v2/")[0] == 200
         assert logs[-1]["status"] == 200, "with the password every request has its line"
+        assert ask(server, "/v2/none/manifests/latest")[0] == 404
+        assert logs[-1]["status"] == 404, "also one that is refused"
         monkeypatch.setattr("ops.registry.sharing.STRANGER_LINES", 99)
         refused(server)
         assert logs[-1]["left_out"] == 7
