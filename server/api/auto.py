@@ -141,12 +141,10 @@ async def _decide(
             show_version(services.models.named(choice.model).digest)
             return choice, tried[choice.model]
         if refuse is not None:
+            chosen = services.models.named(choice.model)
             others = candidates(rungs, asked) - {choice.model}
-            refuse(
-                fields,
-                services.models.named(choice.model),
-                [services.models.named(name) for name in sorted(others)],
-            )
+            show_version(chosen.digest)  # and of none that was tried
+            refuse(fields, chosen, [services.models.named(name) for name in sorted(others)])
         try:
             found = await _tried(choice.model, fields, services, try_on)
         except RequestError as error:

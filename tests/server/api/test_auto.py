@@ -245,6 +245,7 @@ async def test_a_prompt_is_tokenised_only_if_a_model_that_may_answer_has_room() 
         models.demo.admission.refuse_with = None
         tried = await ask(models, max_tokens=250)
         assert (tried.status, b"code is full" in tried.body) == (503, True)
+        assert tried.headers["x-triolet-model-version"] == DIGEST, "of the one that refuses"
         assert (text.num_prompts, other.num_prompts) == (2, 1), "only where it has to be known"
 
 
