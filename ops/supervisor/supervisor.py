@@ -176,6 +176,7 @@ class Supervisor:
             self._launch(self._control)
         try:
             await self._control.wait_ready()
+            self._control_was_ready = True
         except StartAbandoned as error:
             failure = self._control.failure
             why = str(error) if failure is None else failure.message

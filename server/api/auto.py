@@ -7,6 +7,7 @@ be chosen, so that a prompt is tokenised once more only where a model turns out 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,7 +27,7 @@ from .resuming import kept_model
 from .served_models import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from .generate import Plan
     from .schemas import GenerationFields
@@ -105,7 +106,7 @@ async def _decide(
     services: Services,
     try_on: Callable[[ServedModel], Awaitable[T]],
     size_of: Callable[[T], Size],
-    refuse: Callable[[GenerationFields, ServedModel, list[ServedModel]], None] | None = None,
+    refuse: Callable[..., None] | None = None,
 ) -> tuple[Choice, T]:
     """Return the choice, and what trying the request on the chosen model gave.
 
@@ -140,15 +141,10 @@ async def _decide(
             # Another one may have been tried last.
             show_version(services.models.named(choice.model).digest)
             return choice, tried[choice.model]
-        if refuse is not None:
-            others = candidates(rungs, asked) - {choice.model}
-            refuse(
-                fields,
-                services.models.named(choice.model),
-                [services.models.named(name) for name in sorted(others)],
-            )
+        others = candidates(rungs, asked) - {choice.model}
+        check = None if refuse is None else partial(refuse, others=_named(others, services))
         try:
-            found = await _tried(choice.model, fields, services, try_on)
+            found = await _tried(choice.model, fields, services, try_on, check)
         except RequestError as error:
             if error.code != "context_length_exceeded":
                 raise
@@ -165,11 +161,18 @@ async def _tried(
     fields: GenerationFields,
     services: Services,
     try_on: Callable[[ServedModel], Awaitable[T]],
+    refuse: Callable[[GenerationFields, ServedModel], None] | None = None,
 ) -> T:
     model = services.models.named(name)
+    show_version(model.digest)  # also of a refusal
     check_fields_for(fields, model, services)
-    show_version(model.digest)
+    if refuse is not None:
+        refuse(fields, model)
     return await try_on(model)
+
+
+def _named(names: Iterable[str], services: Services) -> list[ServedModel]:
+    return [services.models.named(name) for name in sorted(names)]
 
 
 def context_on(model: ServedModel, services: Services) -> int:

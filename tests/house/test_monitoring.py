@@ -11,6 +11,8 @@ import promql_parser
 import pytest
 import yaml
 
+from ops.control.worker_seconds import OTHERS
+
 from .test_documents import exposed_metrics
 from .test_layout import ROOT
 
@@ -114,6 +116,13 @@ def test_an_alert_says_what_is_wrong_and_where_to_read_on(rule: dict[str, Any]) 
 def test_every_rule_has_a_name_of_its_own() -> None:
     names = [rule.get("alert") or rule["record"] for rule in RULES]
     assert len(set(names)) == len(names)
+
+
+def test_no_rate_of_worker_seconds_takes_in_versions_that_join_others() -> None:
+    """Their sum jumps by all that such a version has had: a thousand workers in the panel."""
+    asked = re.findall(r"triolet_worker_seconds_total(\{[^}]*\})?", str(expressions()))
+    assert asked
+    assert set(asked) == {f'{{version!="{OTHERS}"}}'}
 
 
 def test_no_alert_counts_lines_of_batches_that_come_again() -> None:

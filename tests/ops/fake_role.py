@@ -42,9 +42,9 @@ def main() -> int:
             return 2
         case "once" if num_starts(name) > 1:
             return 1
-        case "late" if num_starts(name) <= 3:
+        case "late" | "late and spoiled" if num_starts(name) <= 3:
             return 1
-        case "spoiled" if num_starts(name) == 2:
+        case "spoiled" | "late and spoiled" if num_starts(name) in {2, 5}:
             report(Failed("the journal is gone; bring it back"))
             return 2
         case "silent":

@@ -524,6 +524,19 @@ async def test_a_control_whose_settings_do_no_more_ends_no_fleet(tmp_path: Path)
 
 
 @pytest.mark.slow
+async def test_a_control_that_a_restart_made_ready_ends_no_fleet_either(tmp_path: Path) -> None:
+    config = replace(CONFIG, control_retry_s=3600.0)
+    names = ("server-0", "control:late and spoiled", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, config=config)) as fleet:
+        await until(lambda: bool(fleet.recorder.failures))
+        await fleet.restart()
+        os.kill(fleet.recorder.pids["control"][-1], signal.SIGKILL)
+        await until(lambda: len(fleet.recorder.failures) == 2 or fleet.outcome is not None)
+        assert "the journal is gone" in fleet.recorder.failures[1][1].message
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
 async def test_a_control_that_cannot_be_as_it_was_set_ends_the_fleet(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path / "journal", "server-0", "control:broken", "a.decode-0")
     with trio.fail_after(PATIENCE_S):

@@ -21,6 +21,8 @@ from .ends import chunk
 HWM = 4
 FULL = 20
 """Tries in a row, 10 ms apart, that find no room."""
+MOST = 400
+"""Messages, 25 MiB, of which pipes that have bounds take some dozens."""
 STANDSTILL_S = 2.0
 """Six times the interval at which heartbeats were sent."""
 
@@ -30,12 +32,12 @@ async def _main(address: str) -> None:
     with echo_peer("connect", listener.address) as peer:
         [message] = await listener.receive_many()
         # It sends each of them back, until pipes that are not read are full both ways.
-        num_busy, index = 0, 0
+        num_busy = num_sent = 0
         while num_busy < FULL:
-            index += 1
+            assert num_sent < MOST, "there is room for ever"
             try:
-                listener.send_nowait(message.sender, chunk(index), bytes(64 * KIB))
-                num_busy = 0
+                listener.send_nowait(message.sender, chunk(num_sent), bytes(64 * KIB))
+                num_sent, num_busy = num_sent + 1, 0
             except PeerBusy:
                 num_busy += 1
                 await trio.sleep(0.01)

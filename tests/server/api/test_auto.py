@@ -240,11 +240,13 @@ async def test_a_prompt_is_tokenised_only_if_a_model_that_may_answer_has_room() 
         models.code.admission.refuse_with = overloaded("code is full", 9.0)
         refused = await ask(models)
         assert (refused.status, b"demo is full" in refused.body) == (503, True)
+        assert (await ask(models, n=1000)).status == 400, "what is wrong is not sent again"
         assert (text.num_prompts, other.num_prompts) == (1, 1)
         assert (len(models.demo.admission.keys), len(models.code.admission.keys)) == (1, 1)
         models.demo.admission.refuse_with = None
         tried = await ask(models, max_tokens=250)
         assert (tried.status, b"code is full" in tried.body) == (503, True)
+        assert tried.headers["x-triolet-model-version"] == DIGEST, "of the one that refuses"
         assert (text.num_prompts, other.num_prompts) == (2, 1), "only where it has to be known"
 
 
