@@ -27,7 +27,7 @@ from .text.model_files import (
 from .text.tokenizer import TextModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Set
+    from collections.abc import Iterator, Mapping, Set
 
     from transport.link import Network
     from triolet.config import ServerConfig
@@ -80,6 +80,11 @@ def read_files(config: ServerConfig, threads: FairLimiter) -> ModelFiles:
     )
 
 
+def names_of(config: ServerConfig) -> dict[str, tuple[str, ...]]:
+    """Return the names of each model, its own first, by that."""
+    return {one.model_name: (one.model_name, *one.model_aliases) for one in config.of_models}
+
+
 class Fleets:
     """The workers of all models: those of each have a queue and links of their own.
 
@@ -115,6 +120,16 @@ class Fleets:
 
     def __iter__(self) -> Iterator[Links]:
         return iter(self.by_model.values())
+
+    def add_all(self, config: ServerConfig, files: Mapping[str, ModelFiles]) -> list[ServedModel]:
+        """Return the models that a server begins with.
+
+        Args:
+          config: of the server.
+          files: what was read of each, by its name.
+        """
+        is_only = len(files) == 1
+        return [self.add(one, files[one.model_name], is_only=is_only) for one in config.of_models]
 
     def add(self, config: ServerConfig, files: ModelFiles, *, is_only: bool) -> ServedModel:
         """Return a model with a queue and links, which `run` keeps.

@@ -34,7 +34,7 @@ from .api.served_models import ModelTable
 from .api.services import Services
 from .app import build_app
 from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
-from .fleets import Fleets
+from .fleets import Fleets, names_of
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics.metrics import Metrics
@@ -103,17 +103,12 @@ async def serve(
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = _metrics(config)
-            names: dict[str, tuple[str, ...]] = {
-                one.model_name: (one.model_name,) for one in config.of_models
-            }
+            names = names_of(config)
             tenancy, tenant_file = _tenancy(config, metrics, names)
             peers = Peers(config.peers) if config.peers else None
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy, names))
             fleets = Fleets(config, network, metrics, quotas, names)
-            is_only = len(files) == 1
-            models = [
-                fleets.add(one, files[one.model_name], is_only=is_only) for one in config.of_models
-            ]
+            models = fleets.add_all(config, files)
             services = Services(
                 config,
                 ModelTable(models),

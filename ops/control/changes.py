@@ -6,7 +6,6 @@ operation anew. What cannot be added to its end is taken back.
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -55,6 +54,7 @@ class Changes:
       supervisor: has their processes.
       settle: decides, writes down and tells, after each change.
       forget: lets the journal forget a model.
+      wall: returns the seconds since the epoch.
       nursery: for what operations do.
 
     Attributes:
@@ -68,6 +68,7 @@ class Changes:
         supervisor: SupervisorClient,
         settle: Callable[[], None],
         forget: Callable[[str], None],
+        wall: Callable[[], float],
         nursery: trio.Nursery,
     ) -> None:
         self.under_way: dict[str, Operation] = {}
@@ -76,6 +77,7 @@ class Changes:
         self._supervisor = supervisor
         self._settle = settle
         self._forget = forget
+        self._wall = wall
         self._nursery = nursery
         self._changed_at = 0.0
 
@@ -138,7 +140,7 @@ class Changes:
                     name,
                     Wanted.DROP,
                     BY_RECONCILING,
-                    time.time(),
+                    self._wall(),
                     run=listed.run,
                 )
                 self.begin(operation)

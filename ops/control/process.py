@@ -104,7 +104,9 @@ class Control:
         self._accounted_at = 0.0
         self._troubles: dict[str, str] = {}
         self.run_id = ""
-        self.changes = Changes(config, controller, supervisor, self._settle, self._forget, nursery)
+        self.changes = Changes(
+            config, controller, supervisor, self._settle, self._forget, wall, nursery
+        )
 
     def news(self) -> tuple[ModelNews, ...]:
         """Return what servers are told."""

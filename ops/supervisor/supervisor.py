@@ -213,8 +213,7 @@ class Supervisor:
         """
         if self._restarting:
             raise RestartFailed("a restart or a scaling is under way already; wait for its end")
-        among = [self._to_change(name) for name in dict.fromkeys(models)]
-        among = among or running(self._groups)
+        among = [self._to_change(name) for name in dict.fromkeys(models)] or running(self._groups)
         for group in among:
             if group.phase is not Phase.RUNNING:
                 raise RestartFailed(
