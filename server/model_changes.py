@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 import trio
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from .text.threads import FairLimiter
 
 log = structlog.get_logger(__name__)
+
+UNREADABLE: Final = (ConfigError, OSError, ValueError, RecursionError)
+"""What files of one model may lead to; it must not end the server of the others."""
 
 
 class _Life(NamedTuple):
@@ -136,7 +139,7 @@ class ModelChanges:
                 read_files, config, self._threads, limiter=self._reading
             )
             await self._serve(config, files, kind_of(one))
-        except ConfigError as error:
+        except UNREADABLE as error:
             log.error("model_refused", model=one.name, reason=str(error))
             self.refused[one.name], self._refused_kinds[one.name] = str(error), kind_of(one)
             return
@@ -200,7 +203,7 @@ def read_models(
     for one in config.of_models:
         try:
             files[one.model_name] = read_files(one, threads)
-        except ConfigError as error:
+        except UNREADABLE as error:
             if one.model_name in of_settings or len(config.of_models) == 1:
                 raise
             log.error("model_refused", model=one.model_name, reason=str(error))
