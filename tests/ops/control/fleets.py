@@ -38,7 +38,8 @@ class FakeSupervisor:
       gate: called before each answer to a request; tests stop there.
       requests: that came: kind and model.
       worker_seconds: told of each model.
-      run: of the fleet.
+      busy: how many requests of a kind are refused before one is done, by kind.
+      run_id: of the fleet.
       added: directory of each model that was added, by name.
       withdrawn: models that servers are told to let go.
       on_served: called when servers are told of other models.
@@ -52,6 +53,7 @@ class FakeSupervisor:
         self.requests: list[tuple[str, str]] = []
         self.names: list[str] = []
         self.worker_seconds: dict[str, float] = {}
+        self.busy: dict[str, int] = {}
         self.run_id = "run"
         self.added: dict[str, str] = {}
         self.withdrawn: set[str] = set()
@@ -105,6 +107,9 @@ class FakeSupervisor:
         self.requests.append((kind, name))
         if self.gate is not None:
             await self.gate(kind, name)
+        if self.busy.get(kind, 0):
+            self.busy[kind] -= 1
+            return [{"event": "refused", "message": "a restart of code is under way"}]
         if kind == "start_model":
             why = self.fail_start.get(name) or self.failures.get(name)
             if why is not None:

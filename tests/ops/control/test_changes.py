@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import trio
 
+from ops.control import changes
 from ops.control.journal import FILE_NAME, SCHEMA, opened_journal
 from ops.control.process import run_control
 from ops.ports import bind_port
@@ -168,6 +169,37 @@ async def test_a_server_that_lets_nothing_go_is_not_waited_for_for_ever() -> Non
     async with scene(server_drain_s=0.05, servers_s=0.05) as one:
         one.server.keeps.add("chat")
         assert await one.end_of(await one.drop("chat")) == ("done", "chat is dropped")
+
+
+async def test_a_drop_waits_for_a_restart_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "RETRY_S", 0.01)
+    async with scene() as one:
+        await one.end_of(await one.add())
+        one.supervisor.busy["drop_model"] = 3
+        assert await one.end_of(await one.drop()) == ("done", "code is dropped")
+        assert await states(one.folder) == {"chat": "staged"}
+
+
+async def test_a_model_whose_workers_do_not_end_is_served_again() -> None:
+    async with scene(operation_timeout_s=0.05) as one:
+        one.supervisor.busy["drop_model"] = 1000
+        answer = await one.drop("chat")
+        assert await one.end_of(answer) == ("failed", "a restart of code is under way")
+        assert one.supervisor.withdrawn == set()
+        assert await states(one.folder) == {"chat": "staged"}
+
+
+async def test_the_supervisor_is_right_about_which_models_there_are() -> None:
+    async with scene() as one:
+        one.supervisor.names.append("more")
+        one.supervisor.added["more"] = one.model_dir
+        while "more" not in await states(one.folder):
+            await trio.lowlevel.checkpoint()
+        one.supervisor.names.remove("more")
+        del one.supervisor.added["more"]
+        while "more" in await states(one.folder):
+            await trio.lowlevel.checkpoint()
+        assert await states(one.folder) == {"chat": "staged"}
 
 
 @pytest.mark.parametrize("fault", ["files", "load", "memory", "server", "silence"])
