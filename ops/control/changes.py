@@ -183,8 +183,6 @@ class Changes:
                 config = await self._supervisor.add_model(name, model, tell)
         except trio.TooSlowError:
             failure: Exception = Failed(_late("looking at it", self._config.operation_timeout_s))
-        except SupervisorFailed as error:
-            failure = error
         else:
             size_bytes = await trio.to_thread.run_sync(expected_bytes, config)
             self._add(config, size_bytes)

@@ -231,6 +231,8 @@ async def test_what_cannot_be_added_says_why_and_leaves_nothing(fault: str) -> N
         assert await states(one.folder) == {"chat": "staged"}
         assert [*one.supervisor.added] == ["chat"]
         assert one.supervisor.pids("code") == []
+        kinds = [kind for kind, _ in one.supervisor.requests]
+        assert ("drop_model" in kinds) == (fault != "files"), "nothing is there to take back"
 
 
 async def test_orders_that_contradict_are_refused() -> None:
