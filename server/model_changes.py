@@ -133,7 +133,9 @@ class ModelChanges:
         self._change()
 
     async def _add(self, one: ServedModelConfig) -> None:
-        [config] = replace(self._services.config, models=(one,)).of_models
+        # Its workers follow as members: an address that cannot be used is refused alone.
+        alone = replace(one, prefill_addresses=(), decode_addresses=())
+        [config] = replace(self._services.config, models=(alone,)).of_models
         try:
             files = await trio.to_thread.run_sync(
                 read_files, config, self._threads, limiter=self._reading
@@ -143,6 +145,8 @@ class ModelChanges:
             log.error("model_refused", model=one.name, reason=str(error))
             self.refused[one.name], self._refused_kinds[one.name] = str(error), kind_of(one)
             return
+        self.refused.pop(one.name, None)
+        self._refused_kinds.pop(one.name, None)
         log.info("model_added", model=one.name, digest=one.digest)
 
     async def _serve(

@@ -173,6 +173,9 @@ async def test_a_model_that_cannot_be_read_leaves_nothing_and_says_why(tmp_path:
         assert (one.listed, one.labels(), [*one.fleets.by_model]) == (["chat"], {""}, ["chat"])
         one.use(CHAT, CODE)
         await one.until(lambda: "code" in one.listed)
+        assert one.changes.refused == {}
+        one.use(CHAT, replace(CODE, name="more", aliases=("chat",)))
+        await one.until(lambda: "more" in one.changes.refused)
         one.use(CHAT)
         assert one.changes.refused == {}
 
