@@ -7,15 +7,31 @@ succeeds without, and the engine computes with torch alone. Everything else is i
 from __future__ import annotations
 
 import runpy
+from copy import copy
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("engine") / "native"
 SOURCES = NATIVE / "source"
 FLAGS = runpy.run_path(str(NATIVE / "builds.py"))
 
+
+class BuildApart(build_ext):
+    """Compiles each build in a folder of its own: all have the same source, so the same object."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link one build, beside the others."""
+        own = copy(self)
+        own.build_temp = str(Path(self.build_temp) / ext.name)
+        build_ext.build_extension(own, ext)
+
+
 setup(
+    cmdclass={"build_ext": BuildApart},
+    # A build takes a core for ten seconds, and no build waits for another.
+    options={"build_ext": {"parallel": True}},
     ext_modules=[
         Extension(
             f"engine.native._{build}",
@@ -25,5 +41,5 @@ setup(
             optional=True,
         )
         for build, flags in FLAGS["BUILDS"].items()
-    ]
+    ],
 )

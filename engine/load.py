@@ -22,6 +22,7 @@ from triolet.status import GpuMemory
 from triolet.store.measured import Key
 from triolet.units import MIB
 
+from .adapters.shapes import adapter_numbers
 from .arithmetic import arithmetic
 from .attention.traits import ALL_TRAITS, NATIVE
 from .backend import build_runner, choose_backend
@@ -177,7 +178,10 @@ def _sized(
     what limits it."""
     layout = _layout(config, model)
     if config.kv_pool_bytes is None:
-        config = with_pool_size(config, model, layout.bytes_per_block, _free_bytes(device))
+        adapter_bytes = adapter_numbers(config.adapters, model) * layout.dtype.itemsize
+        config = with_pool_size(
+            config, model, layout.bytes_per_block, _free_bytes(device), adapter_bytes
+        )
     return config, layout, *fit_model_len(config, model, layout.bytes_per_block)
 
 

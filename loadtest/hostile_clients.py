@@ -236,8 +236,13 @@ async def websocket_floods(url: str) -> None:
     await _many(24, flood)
 
 
-async def large_bodies(url: str) -> None:
-    """A14: as much JSON as is let in, of what costs parsers and checks the most."""
+async def large_bodies(url: str, share: float = 1.0) -> None:
+    """A14: as much JSON as is let in, of what costs parsers and checks the most.
+
+    Args:
+      url: of the server.
+      share: below 1, each body is sent once, several of them at a time all the same.
+    """
     bodies = (
         b'{"messages": [' + b"[1]," * 4_000_000 + b"1]}",
         b'{"messages": [' + b"{}," * 5_000_000 + b"1]}",
@@ -247,7 +252,8 @@ async def large_bodies(url: str) -> None:
     )
 
     async def ask(number: int) -> None:
-        for body in bodies[number:] + bodies[:number]:
+        all_of_them = bodies[number:] + bodies[:number]
+        for body in all_of_them if share >= 1 else bodies[number::LARGE_AT_ONCE]:
             await exchange(url, post(url, body))
 
     await _many(LARGE_AT_ONCE, ask)
@@ -385,7 +391,7 @@ ATTACKS: Final[tuple[Callable[..., Awaitable[None]], ...]] = (
     foreign_names,
     *CROWDS,
 )
-SCALED: Final = frozenset({stalled_readers, foreign_names, *CROWDS})
+SCALED: Final = frozenset({stalled_readers, large_bodies, foreign_names, *CROWDS})
 """Those of which one may ask for a share only."""
 
 

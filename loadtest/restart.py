@@ -94,11 +94,18 @@ class Outcome:
 
 
 def long_asks(number: int, max_tokens: int, seed: int) -> list[Ask]:
-    """Return streams of a known length, over SSE and WebSocket in turn."""
+    """Return streams of known lengths, over SSE and WebSocket in turn.
+
+    The longest has `max_tokens`, and the shortest more than half of that: were they as long as one
+    another they would end together, and none would have to move from a worker that leaves then.
+    """
     streams = [ask for ask in draw_asks(20 * number, seed) if ask.surface != "plain"]
     sse = [ask for ask in streams if ask.surface == "sse"][: number - number // 2]
     ws = [ask for ask in streams if ask.surface == "ws"][: number // 2]
-    return [lengthened(ask, max_tokens) for ask in (*sse, *ws)]
+    return [
+        lengthened(ask, max_tokens - n * max_tokens // (2 * number))
+        for n, ask in enumerate((*sse, *ws))
+    ]
 
 
 async def restart_under_load(url: str, log: FleetLog, options: argparse.Namespace) -> Outcome:

@@ -102,7 +102,13 @@ def with_pool_share(engine: EngineConfig, num_workers: int, num_gpus: int) -> En
 
 def _check_draft(speculation: SpeculationConfig, engine: EngineConfig) -> None:
     pool_bytes = speculation.draft_pool_bytes
-    own = replace(engine, backend=AUTO_BACKEND, kv_pool_bytes=pool_bytes, max_model_len=None)
+    own = replace(
+        engine,
+        backend=AUTO_BACKEND,
+        kv_pool_bytes=pool_bytes,
+        max_model_len=None,
+        adapters=(),
+    )
     try:
         check_model(Path(speculation.source), own)
     except ConfigError as error:
@@ -132,6 +138,7 @@ def find_model(model: str | Path | None) -> ModelDirectory:
             remedy += f" {path.name}, then name that directory"
     if not path.is_dir():
         raise ModelError(f"model directory {path} does not exist; {remedy}")
+    refuse_adapter(path, str(path))
     architecture = _architecture(path / "config.json", remedy)
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path / 'tokenizer.json'} is missing; {remedy}")
@@ -143,6 +150,28 @@ def find_model(model: str | Path | None) -> ModelDirectory:
             f"{path} has no .safetensors file (weights in other formats are not loaded); {remedy}"
         )
     return ModelDirectory(path, architecture, sum(file.stat().st_size for file in weights))
+
+
+def refuse_adapter(path: Path, named: str) -> None:
+    """Refuse a directory that is a LoRA adapter and no model.
+
+    Args:
+      path: of the directory.
+      named: what it is called.
+
+    Raises:
+      ModelError: it is one.
+    """
+    if (path / "config.json").exists():
+        return
+    from triolet.adapters.files import CONFIG_FILE  # its library loads for this alone
+
+    if (path / CONFIG_FILE).is_file():
+        raise ModelError(
+            f"{named} is a LoRA adapter, which computes nothing without its base; name the base "
+            "here, and to serve it give the adapter as one of fleet.adapters or "
+            "[models.NAME.adapters]"
+        )
 
 
 def shown_path(model_dir: Path) -> Path:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgspec
 from setproctitle import setproctitle
 
-from .role_process import PR_SET_PDEATHSIG, prctl, spin_briefly
+from .own_process import PR_SET_PDEATHSIG, prctl, spin_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,7 @@ SERVER_MODULES: Final = (
     "ops.cli.commands",
     "ops.model_directory",
     "ops.models.stored",
+    "ops.role_process",
     "ops.settings.sources",
 )
 WORKER_MODULES: Final = (
@@ -42,6 +43,7 @@ WORKER_MODULES: Final = (
     "ops.cli.commands",
     "ops.model_directory",
     "ops.models.stored",
+    "ops.role_process",
     "ops.settings.sources",
 )
 """What processes of a role import; a module that is missing here costs each of them its import."""

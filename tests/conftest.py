@@ -13,7 +13,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from ops.role_process import spin_briefly
+from ops.own_process import spin_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +37,15 @@ if not Path("/dev/nvidiactl").exists():
 
 ONE_BROWSER: Final = "tests/server/page/"
 """Its files share one Chromium, and most of its tests one page."""
+ONE_TREE: Final = "tests/house/"
+"""Its files look at one parsed tree of all sources."""
 FLEETS: Final = ("shared_fleet", "scripted_fleet")
 """Fixtures of a whole session. Where several processes share the tests, each of these is started in
 one of them only: the tests that use it stay together."""
+
+YOUNG: Final = 10_000
+"""Objects that are made before the youngest are looked through. After each 700, as Python has it,
+that took a twelfth of the CPU time of tests."""
 
 
 def pytest_configure() -> None:
@@ -69,6 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             group, place = item.nodeid.replace("[", "(").replace("]", ")"), 1
         elif file.startswith(ONE_BROWSER):
             group, place = ONE_BROWSER, 1
+        elif file.startswith(ONE_TREE):
+            group, place = ONE_TREE, 1
         elif item.get_closest_marker("long"):
             group, place = file, 1
         else:
@@ -83,6 +91,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # What was collected stays to the end. Looked through at each collection of garbage it took a
     # third of the CPU time of tests, and up to half a minute of one that counts what is left.
     gc.enable()
+    gc.set_threshold(YOUNG)
     gc.collect()
     gc.freeze()
     if getattr(session.config.option, "loadgroup", False):
@@ -103,6 +112,23 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test talks to another machine: its clients trust no authority but those it names. To read
+    the system's takes each client 30 ms of a core, and tests make thousands of clients."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("authorities")))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_others_left_is_looked_through_once() -> None:
+    """Modules loaded and fixtures made by one file stay to the end, as what was collected does:
+    each further collection of garbage, and each test that counts what is left, would see it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

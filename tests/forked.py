@@ -20,7 +20,7 @@ import traceback
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 from setproctitle import setproctitle
@@ -107,6 +107,12 @@ class Popen(subprocess.Popen[bytes]):
             raise subprocess.TimeoutExpired(self.args, timeout)
         return code
 
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:  # noqa: ANN401
+        """As of the base class, which after an error would wait for a process that hangs."""
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
     def _look(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self.ended], [], [], timeout)[0]:
             self.returncode = int(os.read(self.ended, MAX_ANSWER_BYTES))
@@ -133,7 +139,7 @@ def template() -> socket.socket:
 
 def run_template() -> NoReturn:
     """Import what programs of Triolet import, then fork one for each request on stdin."""
-    from ops.role_process import spin_briefly
+    from ops.own_process import spin_briefly
     from ops.template import SERVER_MODULES, WORKER_MODULES
 
     os.environ["OPENBLAS_NUM_THREADS"] = "1"

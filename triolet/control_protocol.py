@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, TypeVar
 import msgspec
 
 MAX_LINE_BYTES: Final = 1024 * 1024
-"""Of one line: a thousand models with names of 200 bytes, and five versions of each."""
+"""Of one line: a thousand models with names of 200 bytes, and six rows of versions of each."""
 
 
 CONTROL_SOCKET: Final = "control.sock"
@@ -88,7 +88,7 @@ class ModelNews(msgspec.Struct, frozen=True):
       predicted_ready_s: from now until it serves, if it were woken now; None where it cannot be.
       bytes: memory that its workers take, or would.
       worker_seconds: how long worker processes of each of its versions have run together, by
-        digest.
+        digest; those of versions long gone as one row.
     """
 
     name: str

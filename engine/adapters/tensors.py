@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
-from safetensors import safe_open
 
 from triolet.adapters.files import Place, read_adapter
 from triolet.adapters.keys import digest_bytes
 from triolet.errors import ModelError
+
+from .shapes import PRODUCTS, module_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,13 +28,8 @@ if TYPE_CHECKING:
 
     from ..model_config import ModelConfig
 
-PRODUCTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "output": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
-"""A layer's products and the modules that each stacks, in order."""
+_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""By the names of triolet.adapters.files.FLOATS."""
 
 
 class LowRank(NamedTuple):
@@ -91,15 +87,20 @@ def load_adapters(
                 f"adapter {config.name}: {files.path} is {files.digest} and was {config.digest} "
                 "when the fleet started: its files have changed; restart the fleet to serve them"
             )
-        layers = _read_layers(files, model, dtype, device)
+        layers = layers_of(files, model, dtype, device)
         loaded[digest_bytes(files.digest)] = Adapter(config.name, layers)
     return loaded
 
 
-def _read_layers(
+def layers_of(
     files: AdapterFiles, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> list[dict[str, LowRank]]:
-    shapes = _shapes(model)
+    """Return what an adapter adds to each layer, from the very bytes that its digest covers.
+
+    Raises:
+      ModelError: it belongs to a base of another shape, or has numbers that are not finite.
+    """
+    shapes = module_shapes(model)
     for place, matrix in files.matrices.items():
         if place.layer >= model.num_layers:
             raise ModelError(
@@ -113,48 +114,32 @@ def _read_layers(
                 f"{files.weights}: tensor {matrix.name} is {list(matrix.shape)}, and the base "
                 f"wants {list(wanted)}; give the adapter to the base that it was made for"
             )
-    with safe_open(files.weights, framework="pt", device="cpu") as opened:
 
-        def read(layer: int, module: str, matrix: str) -> Tensor:
-            name = files.matrices[Place(layer, module, matrix)].name
-            tensor: Tensor = opened.get_tensor(name).float()
-            scaled = tensor * (files.scale if matrix == "B" else 1.0)
-            if not bool(scaled.isfinite().all()):
-                raise ModelError(
-                    f"{files.weights}: tensor {name} has numbers that are not finite (its training "
-                    "diverged, or it was damaged); use an earlier checkpoint of the adapter"
-                )
-            return scaled
+    def tensor(layer: int, module: str, matrix: str) -> Tensor:
+        found = files.matrices[Place(layer, module, matrix)]
+        stored = torch.frombuffer(found.numbers, dtype=_DTYPES[found.dtype])
+        scaled = stored.float().view(found.shape) * (files.scale if matrix == "B" else 1.0)
+        if not bool(scaled.isfinite().all()):
+            raise ModelError(
+                f"{files.weights}: tensor {found.name} has numbers that are not finite (its "
+                "training diverged, or it was damaged); use an earlier checkpoint of the adapter"
+            )
+        return scaled
 
-        return [
-            {
-                product: LowRank(
-                    torch.cat([read(index, one, "A") for one in present]).to(device, dtype),
-                    _diagonal(
-                        [(shapes[one][0], one in present) for one in modules],
-                        [read(index, one, "B") for one in present],
-                    ).to(device, dtype),
-                )
-                for product, modules in PRODUCTS.items()
-                if (present := [m for m in modules if Place(index, m, "A") in files.matrices])
-            }
-            for index in range(model.num_layers)
-        ]
-
-
-def _shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return outputs and inputs of each module."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    return {
-        "q_proj": (queries, hidden),
-        "k_proj": (keys, hidden),
-        "v_proj": (keys, hidden),
-        "o_proj": (hidden, queries),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
+    return [
+        {
+            product: LowRank(
+                torch.cat([tensor(index, one, "A") for one in present]).to(device, dtype),
+                _diagonal(
+                    [(shapes[one][0], one in present) for one in modules],
+                    [tensor(index, one, "B") for one in present],
+                ).to(device, dtype),
+            )
+            for product, modules in PRODUCTS.items()
+            if (present := [m for m in modules if Place(index, m, "A") in files.matrices])
+        }
+        for index in range(model.num_layers)
+    ]
 
 
 def _diagonal(outputs: Sequence[tuple[int, bool]], blocks: Sequence[Tensor]) -> Tensor:

@@ -18,6 +18,7 @@ from triolet.gguf.container import read_gguf
 from triolet.gguf.directory import gguf_weights
 from triolet.memory import available_memory_bytes
 
+from ..adapters.shapes import adapter_numbers
 from ..attention.traits import ALL_TRAITS, NATIVE, check_backend
 from ..model_config import load_eos_token_ids, load_model_config, read_json
 from .gguf import check_gguf_tensors
@@ -45,6 +46,7 @@ class CheckedModel(NamedTuple):
       config: its shape.
       weight_bytes: size of all files with weights.
       loaded_bytes: what their numbers take in the memory of a worker.
+      adapter_bytes: what its adapters take there beside them.
       max_model_len: longest sequence that model and pool allow.
       dtype: what it is computed in.
       engine: the settings with the device chosen, and the size of the pool where that is known
@@ -54,6 +56,7 @@ class CheckedModel(NamedTuple):
     config: ModelConfig
     weight_bytes: int
     loaded_bytes: int
+    adapter_bytes: int
     max_model_len: int
     dtype: Dtype
     engine: EngineConfig
@@ -98,12 +101,14 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
     bytes_per_block = engine.block_size * bytes_per_token
     # How much a GPU has left only its driver says, which a worker asks.
     free_bytes = available_memory_bytes() if device_type == "cpu" else None
-    sized = with_pool_size(engine, model, bytes_per_block, free_bytes)
+    adapter_bytes = adapter_numbers(engine.adapters, model) * DTYPE_BYTES[dtype]
+    sized = with_pool_size(engine, model, bytes_per_block, free_bytes, adapter_bytes)
     max_model_len, _ = fit_model_len(sized, model, bytes_per_block)
     return CheckedModel(
         model,
         sum(path.stat().st_size for path in weights.files),
         weights.num_numbers * DTYPE_BYTES[dtype],
+        adapter_bytes,
         max_model_len,
         dtype,
         sized if device_type == "cpu" else engine,
@@ -244,7 +249,11 @@ def dtype_for(config: EngineConfig, stored: str) -> Dtype:
 
 
 def with_pool_size(
-    config: EngineConfig, model_config: ModelConfig, bytes_per_block: int, free_bytes: int | None
+    config: EngineConfig,
+    model_config: ModelConfig,
+    bytes_per_block: int,
+    free_bytes: int | None,
+    adapter_bytes: int = 0,
 ) -> EngineConfig:
     """Return the settings with the size of the KV pool. See EngineConfig.kv_pool_bytes.
 
@@ -253,6 +262,7 @@ def with_pool_size(
       model_config: shape of the model.
       bytes_per_block: of the pool.
       free_bytes: memory that is free on the device; None where that is not known.
+      adapter_bytes: of the worker's adapters, which take their part of the pool's share.
 
     Raises:
       ConfigError: the free memory holds no sequence at all, or not one of the length asked for.
@@ -265,14 +275,17 @@ def with_pool_size(
     wanted_bytes = max(usual_blocks, _blocks_of(length, config)) * bytes_per_block
     if free_bytes is not None:
         share = config.kv_pool_memory_share
-        wanted_bytes = min(wanted_bytes, int(free_bytes * share))
+        share_bytes = max(0, int(free_bytes * share) - adapter_bytes)
+        wanted_bytes = min(wanted_bytes, share_bytes)
         least_bytes = bytes_per_block * (_blocks_of(length, config) if config.max_model_len else 2)
         if wanted_bytes < least_bytes:
             tokens = config.max_model_len or config.block_size
+            beside = f", without the {adapter_bytes} of adapters" if adapter_bytes else ""
+            fewer = "fewer adapters, " if adapter_bytes else ""
             raise ConfigError(
                 f"{free_bytes} bytes of memory are free, and kv_pool_memory_share is {share:g}: "
-                f"{wanted_bytes} bytes; the KV of {tokens} tokens takes {least_bytes}; free "
-                "memory, give a smaller max_model_len, or give kv_pool_bytes"
+                f"{wanted_bytes} bytes{beside}; the KV of {tokens} tokens takes {least_bytes}; "
+                f"free memory, give {fewer}a smaller max_model_len, or give kv_pool_bytes"
             )
     return replace(config, kv_pool_bytes=wanted_bytes)
 

@@ -5,6 +5,7 @@ requests. Deaths are spread over the progress of the batch.
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -222,6 +223,8 @@ async def run_batch(
     seed: int,
     out: Path,
     options: Sequence[str],
+    triolet: Sequence[str] = TRIOLET,
+    popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> BatchVerdict:
     """Start a fleet, run a batch, kill every process of it once, and look at every line.
 
@@ -232,6 +235,8 @@ async def run_batch(
       seed: of lines and of the order of deaths.
       out: where the database and the log go.
       options: more of `triolet serve`.
+      triolet: what means that command.
+      popen: starts its process.
 
     Raises:
       ServerDidNotStartError: with the end of its log.
@@ -245,7 +250,7 @@ async def run_batch(
         *("--log-level", "info", *options),
     ]
     log = out / f"batch-{num_servers}.log"
-    with running(ServerProcess([*TRIOLET, "serve", *serve], log)) as fleet:
+    with running(ServerProcess([*triolet, "serve", *serve], log, popen=popen)) as fleet:
         await wait_whole(fleet.url, fleet.log)
         async with BatchClient(fleet.url) as client:
             began_at = trio.current_time()

@@ -31,6 +31,8 @@ START_DEADLINE_S = 300.0
 """Loading a large checkpoint takes a while, and vLLM compiles for a minute and a half at first."""
 STOP_DEADLINE_S = 30.0
 READY_POLL_S = 0.05
+READY_TIMEOUT_S = 2.0
+"""Of one look."""
 LAST_LINES = 15
 """Of the log of a server that did not start."""
 SCHEDULER_CLOCK = 2
@@ -52,6 +54,7 @@ class ServerProcess:
       environment: of the process; None for this one's.
       ready_path: answers below 500 once requests are taken.
       port_words: arguments that say the port, which stands for `{}`.
+      popen: starts a process.
 
     Attributes:
       port: on loopback; reserved until `close`, also while no life listens.
@@ -67,6 +70,7 @@ class ServerProcess:
         environment: Mapping[str, str] | None = None,
         ready_path: str = "/health/ready",
         port_words: Sequence[str] = ("--port", "{}"),
+        popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
         # Bound and never listening. Servers that share a port need both options.
         self._kept = socket.socket()
@@ -79,6 +83,7 @@ class ServerProcess:
         self.command = [*command, *(word.format(self.port) for word in port_words)]
         self._environment = environment
         self._ready_path = ready_path
+        self._popen = popen
         self._process: subprocess.Popen[bytes] | None = None
         log.write_bytes(b"")
 
@@ -91,7 +96,7 @@ class ServerProcess:
     def start(self, core: int | None = None) -> None:
         """Begin a life, on one core or on all of them; see `wait_ready`."""
         with on_core(core), self.log.path.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = self._popen(
                 self.command,
                 cwd=ROOT,
                 env=self._environment,
@@ -108,16 +113,18 @@ class ServerProcess:
         """
         assert self._process is not None, "start it first"
         give_up = time.monotonic() + START_DEADLINE_S
-        while not self._is_ready():
-            if self._process.poll() is not None:
-                what = f"the server ended with exit code {self._process.returncode}"
-            elif time.monotonic() > give_up:
-                what = f"the server was not ready within {START_DEADLINE_S:.0f} s"
-            else:
-                time.sleep(READY_POLL_S)
-                continue
-            lines = self.log.path.read_text(errors="replace").splitlines()[-LAST_LINES:]
-            raise ServerDidNotStartError("\n".join([f"{what}; {self.log.path} ends:", *lines]))
+        # One for all polls: to make a client takes longer than the pause between two of them.
+        with httpx2.Client(base_url=self.url, timeout=READY_TIMEOUT_S, trust_env=False) as client:
+            while not self._is_ready(client):
+                if self._process.poll() is not None:
+                    what = f"the server ended with exit code {self._process.returncode}"
+                elif time.monotonic() > give_up:
+                    what = f"the server was not ready within {START_DEADLINE_S:.0f} s"
+                else:
+                    time.sleep(READY_POLL_S)
+                    continue
+                lines = self.log.path.read_text(errors="replace").splitlines()[-LAST_LINES:]
+                raise ServerDidNotStartError("\n".join([f"{what}; {self.log.path} ends:", *lines]))
 
     def kill(self) -> None:
         """SIGKILL, and wait for the process; not for its children."""
@@ -136,9 +143,9 @@ class ServerProcess:
                 self.kill()
         self._kept.close()
 
-    def _is_ready(self) -> bool:
+    def _is_ready(self, client: httpx2.Client) -> bool:
         try:
-            answer = httpx2.get(f"{self.url}{self._ready_path}", timeout=2.0, trust_env=False)
+            answer = client.get(self._ready_path)
         except httpx2.TransportError:
             return False
         return answer.status_code < httpx2.codes.INTERNAL_SERVER_ERROR

@@ -15,6 +15,7 @@ import trio
 from ops.simulation.deterministic import run
 from ops.simulation.fleet import FleetShape, running_fleet
 from server.contract.generation import Delta, Failed, Finished, GenerationRequest
+from server.scheduling.admission import Ask
 from triolet.errors import RequestError
 from triolet.ids import Role
 from triolet.invariants import check_at_rest
@@ -179,13 +180,8 @@ def _begin(fleet: Links, request: GenerationRequest) -> OutputStream:
     Raises:
       RequestError: refused, here or there.
     """
-    fleet.admission.refuse_early(
-        request.scheduling,
-        request.request_id,
-        request.key,
-        request.deadline_s,
-        trio.current_time(),
-    )
+    ask = Ask(request.scheduling, request.deadline_s, request.request_id, request.key)
+    fleet.admission.refuse_early(ask, trio.current_time())
     return fleet.submit(request)
 
 

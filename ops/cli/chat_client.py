@@ -14,6 +14,7 @@ from triolet.config import require
 
 from ..api_key import key_headers, key_remedy
 from ..exit_codes import CommandFailed
+from ..http_trust import verify_for
 from ..plain_text import one_line
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class ChatClient:
             headers=key_headers(),
             timeout=httpx2.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             trust_env=False,
+            verify=verify_for(self._url),
         )
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from triolet.config import LinkConfig
 from triolet.errors import ConfigError, TrioletError
 
 from ..api_key import key_headers
+from ..http_trust import verify_for
 from ..model_directory import check_start, shown_path
 from ..plain_text import one_line
 from ..ports import base_url, claim_port
@@ -73,7 +74,11 @@ def running_server(url: str) -> Finding | None:
     """Return how a Triolet server at this address is, or None if there is none."""
     try:
         with httpx2.Client(
-            base_url=url, timeout=HEALTH_TIMEOUT_S, trust_env=False, headers=key_headers()
+            base_url=url,
+            timeout=HEALTH_TIMEOUT_S,
+            trust_env=False,
+            verify=verify_for(url),
+            headers=key_headers(),
         ) as client:
             version = client.get("/version")
             name = str(version.raise_for_status().json()["version"])

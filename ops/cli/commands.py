@@ -30,6 +30,7 @@ from ..settings.sources import Sources  # noqa: TC001
 from .audit_commands import audit_app
 from .model_commands import model_app
 from .model_orders import add_orders
+from .narrowing import narrowed
 from .options import (
     COMPUTE,
     NAMED,
@@ -158,7 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> object:
     role, *options = arguments or ("",)
     if options != ["--config", STDIN] or role not in set(Role) - {Role.OPERATOR}:
-        return app(args=arguments, prog_name="triolet", standalone_mode=False)
+        chosen = narrowed(app, arguments)
+        return chosen(args=arguments, prog_name="triolet", standalone_mode=False)
     # The form in which the supervisor starts processes. Typer takes 0.1 s of a core for its parser.
     sources = gather(STDIN, (), {})
     try:
@@ -327,7 +329,8 @@ def _run_control(sources: Sources) -> None:
 
 
 def _run_worker(role: Role, sources: Sources, model: str | None) -> None:
-    from ..role_process import leave, run_role
+    from ..own_process import leave
+    from ..role_process import run_role
 
     sources.refuse_for_role(role)
     settings = with_model(sources.settings(), model)

@@ -131,7 +131,8 @@ def check_stored(settings: Settings, num_workers: int) -> tuple[Finding, int]:
                 if found is None:
                     break
                 pool_bytes = found.engine.kv_pool_bytes or 0
-                wanted_bytes += found.loaded_bytes + pool_bytes + WORKER_OVERHEAD_BYTES
+                wanted_bytes += found.loaded_bytes + found.adapter_bytes + pool_bytes
+                wanted_bytes += WORKER_OVERHEAD_BYTES
     except ConfigError as error:
         finding, wanted_bytes = failed_model(error), 0
     subject = f"{finding.subject} {name_of(settings)}".strip()

@@ -22,6 +22,7 @@ from triolet.invariants import check_invariants
 
 from ..api_key import key_headers, key_remedy
 from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
+from ..http_trust import verify_for
 from ..plain_text import one_line
 from ..quantities import show_size
 
@@ -87,7 +88,11 @@ def fetch_audit(url: str) -> FleetAudit:
     require(is_web, "--ledger", url, "a base address such as http://127.0.0.1:8000")
     try:
         answer = httpx2.get(
-            f"{url}{PATH}", timeout=TIMEOUT_S, trust_env=False, headers=key_headers()
+            f"{url}{PATH}",
+            timeout=TIMEOUT_S,
+            trust_env=False,
+            verify=verify_for(url),
+            headers=key_headers(),
         )
     except httpx2.TransportError as error:
         raise CommandFailed(

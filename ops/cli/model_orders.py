@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import httpx2
 import typer
 
 from triolet.control_protocol import ADMIN_SOCKET
@@ -14,10 +13,13 @@ from triolet.errors import ConfigError
 from triolet.home import expanded
 
 from ..exit_codes import CommandFailed
+from ..http_trust import verify_for
 from ..running_fleets import find_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import httpx2
 
 POLL_S: Final = 0.2
 """Between two looks at an operation; a load takes from some tenths of a second to minutes."""
@@ -25,6 +27,8 @@ ANSWER_TIMEOUT_S: Final = 30.0
 """For one answer of control, which writes to the audit log first."""
 WAIT_S: Final = 1800.0
 """For the end of an operation: control gives a start 15 minutes, and a wait for room five."""
+LOCAL_URL: Final = "http://localhost"
+"""For the names of a request that goes to a Unix socket."""
 HELP: Final = {
     "load": "Start the workers of a model, and wait until they are ready.",
     "wake": "The same, for a model that sleeps.",
@@ -125,11 +129,11 @@ def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | N
     Raises:
       CommandFailed: it was refused, has failed or does not end, or control does not answer.
     """
+    import httpx2  # here: every command of `triolet` imports this file
+
     began, shown = time.monotonic(), ""
-    transport = httpx2.HTTPTransport(uds=str(path))
-    with httpx2.Client(
-        transport=transport, base_url="http://localhost", timeout=ANSWER_TIMEOUT_S
-    ) as client:
+    transport = httpx2.HTTPTransport(uds=str(path), verify=verify_for(LOCAL_URL))
+    with httpx2.Client(transport=transport, base_url=LOCAL_URL, timeout=ANSWER_TIMEOUT_S) as client:
         operation = _ask(client, method, route, body)
         while True:
             if operation["progress"] != shown:
@@ -152,9 +156,11 @@ def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | N
 def _ask(
     client: httpx2.Client, method: str, path: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
+    from httpx2 import HTTPError
+
     try:
         answer = client.request(method, path, json=body)
-    except httpx2.HTTPError as error:
+    except HTTPError as error:
         raise CommandFailed(
             f"control does not answer: {error}; only a fleet that serves models by names "
             "(`triolet serve NAME=MODEL …`) has it. There it is started again when it ends, and "

@@ -16,6 +16,7 @@ from triolet.units import KIB
 
 from ..api_key import key_headers
 from ..exit_codes import CommandFailed
+from ..http_trust import verify_for
 from ..quantities import show_size
 from ..running_fleets import find_fleet
 from ..supervisor.supervisor_socket import Models, ModelsRequest, Refused, ask
@@ -143,7 +144,11 @@ def served_models(url: str) -> tuple[list[Served], str]:
     """
     try:
         with httpx2.Client(
-            base_url=url, timeout=SERVER_TIMEOUT_S, trust_env=False, headers=key_headers()
+            base_url=url,
+            timeout=SERVER_TIMEOUT_S,
+            trust_env=False,
+            verify=verify_for(url),
+            headers=key_headers(),
         ) as client:
             answer = client.get("/v1/models")
             if answer.status_code == httpx2.codes.UNAUTHORIZED:

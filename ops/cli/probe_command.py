@@ -127,7 +127,7 @@ def _decode_worker(stored: Settings) -> WorkerConfig:
 def _probed(config: WorkerConfig) -> tuple[Golden, Capacity]:
     from tokenizers import Tokenizer
 
-    from ..role_process import spin_briefly
+    from ..own_process import spin_briefly
 
     path = Path(config.model_dir) / "tokenizer.json"
     try:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..api_key import key_headers, key_remedy
 from ..exit_codes import EXIT_FAILED, CommandFailed
+from ..http_trust import verify_for
 from ..plain_text import one_line
 
 if TYPE_CHECKING:
@@ -78,7 +79,11 @@ def _of(value: float | None, limit: float | None) -> str:
 def _get(url: str, path: str) -> httpx2.Response:
     try:
         return httpx2.get(
-            httpx2.URL(url).join(path), headers=key_headers(), timeout=TIMEOUT_S, trust_env=False
+            httpx2.URL(url).join(path),
+            headers=key_headers(),
+            timeout=TIMEOUT_S,
+            trust_env=False,
+            verify=verify_for(url),
         )
     except (httpx2.TransportError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
         raise CommandFailed(f"{url} cannot be asked: {error}", EXIT_FAILED) from None

@@ -316,6 +316,7 @@ class Controller:
             if model is None:
                 continue
             model.activity[said.server] = one
+            model.note_requests(now)
             if one.last_used_s_ago is not None:
                 used_at = now - max(0.0, one.last_used_s_ago)
                 model.last_used_at, model.was_used = max(model.last_used_at, used_at), True
@@ -434,6 +435,7 @@ class Controller:
             del self.heard_at[server], self.refusals[server]
             for model in self.models.values():
                 model.activity.pop(server, None)
+                model.note_requests(now)
 
 
 def _end(operation: Operation, status: Status, text: str) -> None:

@@ -63,9 +63,10 @@ def _held(pid: int) -> int:
 
 def expected_bytes(model: ControlledModelConfig) -> int:
     """Return what a model's workers will hold together, before that was measured: the weights,
-    which they map in common, the pools, and what each process takes."""
+    which they map in common, the pools, the adapters, and what each process takes."""
     weights = sum(size for path, size in _files(model).items() if path.suffix in WEIGHTS)
-    return weights + OVERHEAD_BYTES * model.num_workers + model.pool_bytes
+    own = model.pool_bytes + model.adapter_bytes
+    return weights + OVERHEAD_BYTES * model.num_workers + own
 
 
 def forget_pages(model: ControlledModelConfig) -> None:

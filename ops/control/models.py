@@ -65,6 +65,8 @@ class Model:
       workers: as the supervisor last said.
       gpu_bytes: of GPUs' memory, by UUID, that its workers held when they last were all ready.
       activity: what each server last said.
+      busy_since: since when servers have told of requests without a pause; None while there are
+        none.
       running: operation under way.
       waiting: operation that comes next.
       waits_since: of the latter.
@@ -85,6 +87,7 @@ class Model:
     workers: tuple[WorkerSeen, ...] = ()
     gpu_bytes: dict[str, int] = field(default_factory=dict)
     activity: dict[str, ModelActivity] = field(default_factory=dict)
+    busy_since: float | None = None
     running: Operation | None = None
     waiting: Operation | None = None
     waits_since: float = 0.0
@@ -99,6 +102,11 @@ class Model:
             for one in told:
                 self.gpu_bytes[one.gpu] = self.gpu_bytes.get(one.gpu, 0) + one.bytes
         return {one.gpu: one.total_bytes for one in told}
+
+    def note_requests(self, now: float) -> None:
+        """Take in that what servers say of its requests has changed."""
+        since = now if self.busy_since is None else self.busy_since
+        self.busy_since = since if self.num_requests else None
 
     @property
     def live(self) -> Operation | None:

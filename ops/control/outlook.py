@@ -83,7 +83,9 @@ class Outlook:
         """Return how a model without memory gets it; a load that comes first is waited for."""
         min_s, first = self._config.min_residency_s, self.turns.first
         wanted, models = self._resident(model, now), self.residents(now)
-        room = make_room(wanted, models, self._budgets, now, min_s, is_first=first is model)
+        # A model that was busy for a whole turn will not be idle within one.
+        turn_s = self._config.turn_s if first is model else None
+        room = make_room(wanted, models, self._budgets, now, min_s, turn_s)
         if first is None or first is model or isinstance(room, Never):
             return room
         if first.state not in RESTING:  # it has just begun, and holds its memory
@@ -142,6 +144,7 @@ class Outlook:
             self.load_s(model),
             model.config.keep_alive_s,
             model.gpu_bytes,
+            0.0 if model.busy_since is None else now - model.busy_since,
         )
 
     def _predict(self, model: Model, now: float) -> float | None:

@@ -45,6 +45,7 @@ class Resident:
       reload_s: predicted time to load it again.
       keep_alive_s: for which it stays without a request; None for ever.
       gpu_bytes: of GPUs' memory, while they run, by UUID.
+      busy_s: for which it has had requests without a pause.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Resident:
     reload_s: float
     keep_alive_s: float | None = None
     gpu_bytes: Mapping[str, int] = field(default_factory=dict)
+    busy_s: float = 0.0
 
     def bytes_at(self, place: str) -> int:
         """Return the memory of a place that it takes while it runs."""
@@ -150,8 +152,7 @@ def make_room(
     budgets: Mapping[str, int],
     now: float,
     min_residency_s: float,
-    *,
-    is_first: bool = False,
+    turn_s: float | None = None,
 ) -> Fits | Later | Never:
     """Return how a model gets its memory.
 
@@ -161,8 +162,9 @@ def make_room(
       budgets: of all models, by place.
       now: the time.
       min_residency_s: for which a model keeps its memory.
-      is_first: idle models end also where that is not enough yet: no other load takes what they
-        leave.
+      turn_s: of a load that comes first; None of any other. Idle models end for it also where that
+        is not enough yet: no other load takes what they leave. None ends where models that were
+        busy for so long keep too much.
     """
     others = [model for model in models if model.name != wanted.name]
     pinned = [model for model in others if model.is_pinned]
@@ -177,7 +179,8 @@ def make_room(
     if not missing_bytes:
         return Later(tuple(model.name for model in leaving))
     evicted = choose_evicted(others, missing_bytes, now, min_residency_s)
-    if not evicted and is_first:
+    lasting = [one for one in staying if one.is_pinned or one.busy_s >= (turn_s or 0.0)]
+    if not evicted and turn_s is not None and not excess_bytes(lasting, budgets, wanted):
         useful = [one for one in others if any(map(one.bytes_at, missing_bytes))]
         evicted = tuple(one.name for one in useful if may_evict(one, now, min_residency_s))
     if evicted:

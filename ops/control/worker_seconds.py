@@ -16,6 +16,8 @@ EARLIER: Final = ""
 
 VERSIONS_TOLD: Final = 5
 """Of each model, to servers: their number rises for ever, and a line has MAX_LINE_BYTES."""
+OTHERS: Final = "other"
+"""Stands for all versions of a model but those, so that the sum is that of its processes."""
 
 
 class Version(NamedTuple):
@@ -59,13 +61,15 @@ class Account:
         return sums
 
     def by_model(self) -> dict[str, dict[str, float]]:
-        """Return the worker-seconds of the last VERSIONS_TOLD versions of each model, by digest."""
+        """Return the worker-seconds of the last VERSIONS_TOLD versions of each model by digest, and
+        those of its earlier ones together as OTHERS."""
         present = {version for run, version in self.known if run != EARLIER}
         found: dict[str, dict[str, float]] = {}
         # Those of the present run come last, whenever they were first seen.
         for version, seconds in sorted(self.seconds().items(), key=lambda one: one[0] in present):
-            of_model = found.setdefault(version.model, {})
-            of_model[version.digest] = seconds
-            if len(of_model) > VERSIONS_TOLD:
-                del of_model[next(iter(of_model))]
+            found.setdefault(version.model, {})[version.digest] = seconds
+        for of_model in found.values():
+            earlier = list(of_model)[:-VERSIONS_TOLD]
+            if earlier:
+                of_model[OTHERS] = sum(of_model.pop(digest) for digest in earlier)
         return found

@@ -23,6 +23,7 @@ from triolet.store.reference import is_reference, parse_reference
 from triolet.store.sources import Sources
 from triolet.store.view import opened
 
+from ..model_directory import refuse_adapter
 from ..settings.form import of_role
 from .known import AUTO, DEMO, KNOWN
 
@@ -83,6 +84,7 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
     aliases.require_signed(reference, digest)
     version = f"{reference.name}@{digest}"
     with opened(store, digest) as (view, manifest):
+        refuse_adapter(view, named)
         path = view
         if (view / GGUF_WEIGHTS).is_symlink():
             path = gguf_directory(view / GGUF_WEIGHTS, _gguf_extra(store, manifest, version))

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -35,6 +35,7 @@ from .manifests import DIGEST_HEADER
 from .shared import BLOB_TYPE, Document, NotShared, SharedModels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from typing import BinaryIO
 
@@ -50,6 +51,11 @@ VERIFY_S: Final = 900.0
 """For a blob to be read and compared with its digest, which is done once."""
 LOOK_S: Final = 0.5
 """Between two looks for connections that are over their time."""
+STRANGER_LINES: Final = 100
+"""In the log in STRANGER_LINES_S, about what needs no password: enough to see what a misconfigured
+peer does, and 10 MB in an hour of attack."""
+STRANGER_LINES_S: Final = 10.0
+"""How long lines are counted together."""
 SECRET_BYTES: Final = 32
 """Of a password that is made here."""
 USERNAME: Final = "peer"
@@ -73,6 +79,29 @@ class Place(NamedTuple):
     certificate: Path | None
     key: Path | None
     is_insecure: bool
+
+
+class _StrangerLog:
+    """Logs what peers do for which no password is needed, at most STRANGER_LINES in
+    STRANGER_LINES_S."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._num_lines = self._num_left_out = 0
+        self._changing = Lock()
+
+    def tell(self, write: Callable[..., object], event: str, **fields: object) -> None:
+        """Write a line, unless there were too many; the next one then says how many."""
+        with self._changing:
+            now = time.monotonic()
+            if now >= self._until:
+                self._until, self._num_lines = now + STRANGER_LINES_S, 0
+            self._num_lines += 1
+            if self._num_lines > STRANGER_LINES:
+                self._num_left_out += 1
+                return
+            left_out, self._num_left_out = self._num_left_out, 0
+        write(event, **fields, left_out=left_out)
 
 
 class ShareServer(ThreadingHTTPServer):
@@ -100,6 +129,7 @@ class ShareServer(ThreadingHTTPServer):
         self._password = password.encode()
         self._free = BoundedSemaphore(MAX_CONNECTIONS)
         self._over_at: dict[socket.socket, float] = {}
+        self.strangers = _StrangerLog()
         if ":" in place.host:
             self.address_family = socket.AF_INET6
         try:
@@ -133,7 +163,9 @@ class ShareServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         """Hand a connection to a thread, or close it if there are too many."""
         if not self._free.acquire(blocking=False):
-            log.warning("share_full", peer=client_address[0], connections=MAX_CONNECTIONS)
+            self.strangers.tell(
+                log.warning, "share_full", peer=client_address[0], connections=MAX_CONNECTIONS
+            )
             self.shutdown_request(request)
             return
         self.allow(request, REQUEST_S)
@@ -172,7 +204,9 @@ class ShareServer(ThreadingHTTPServer):
         """Say what ended a connection: that it broke is nothing; the peer goes on from there."""
         error = sys.exc_info()[1]
         if isinstance(error, OSError | ValueError):  # a ValueError: it was cut while it was read
-            log.info("share_connection_lost", peer=client_address[0], reason=repr(error))
+            self.strangers.tell(
+                log.info, "share_connection_lost", peer=client_address[0], reason=repr(error)
+            )
         else:
             log.exception("share_failed", peer=client_address[0])
 
@@ -193,6 +227,8 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     path = ""
     """Until a first line that is one has come."""
+    has_password = False
+    """Whether the request under way has come with it."""
 
     def setup(self) -> None:
         if isinstance(self.request, ssl.SSLSocket):
@@ -200,6 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
 
     def handle_one_request(self) -> None:
+        self.has_password = False
         self.server.allow(self.request, REQUEST_S)
         super().handle_one_request()
 
@@ -219,6 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
             challenge = {"www-authenticate": 'Basic realm="triolet"'}
             self._refuse(401, "UNAUTHORIZED", "the password is missing or wrong", challenge)
             return
+        self.has_password = True
         self.server.allow(self.request, VERIFY_S)
         try:
             found = self.server.models.find(self.path)
@@ -292,17 +330,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Say what was asked."""
-        log.info(
-            "share_answered",
-            peer=self.client_address[0],
-            method=self.command,
-            path=self.path[:MAX_SHOWN],
-            status=int(code),
-        )
+        fields = {
+            "peer": self.client_address[0],
+            "method": self.command,
+            "path": self.path[:MAX_SHOWN],
+            "status": int(code),
+        }
+        if self.has_password:
+            log.info("share_answered", **fields)
+        else:
+            self.server.strangers.tell(log.info, "share_answered", **fields)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401
         """Say what else the library would write."""
-        log.info("share_note", peer=self.client_address[0], note=(format % args)[:MAX_SHOWN])
+        note = (format % args)[:MAX_SHOWN]
+        self.server.strangers.tell(log.info, "share_note", peer=self.client_address[0], note=note)
 
 
 def read_secret(path: Path) -> str:

@@ -16,7 +16,7 @@ from triolet.errors import ConfigError
 
 from ..models.several import each_model
 from ..settings.form import require_model_name
-from .plan import controlled_model
+from .plan import controlled
 from .prepare import prepare_model, require_auto
 from .slot import RestartFailed
 
@@ -57,7 +57,7 @@ class ModelSet:
     def configs(self) -> list[ControlledModelConfig]:
         """Return what control is told of each model that has a name."""
         models = self._scaling.now.models
-        return [controlled_model(model) for model in models if model.name]
+        return [controlled(model) for model in models if model.name]
 
     def is_served(self, name: str) -> bool:
         """Whether servers are told to have a model."""
@@ -80,7 +80,7 @@ class ModelSet:
             if name in known:
                 if plan.settings.models[name] != model:
                     raise RestartFailed(f"a model is called {name!r} already, and is another one")
-                return controlled_model(known[name])
+                return controlled(known[name])
             await tell(f"{name}: looking at its files")
             try:
                 self._require_free(name, model)
@@ -97,7 +97,7 @@ class ModelSet:
             except RestartFailed:
                 self._forget(name)
                 raise
-            return controlled_model(prepared)
+            return controlled(prepared)
 
     def _require_free(self, name: str, model: ModelConfig) -> None:
         """Look whether a fleet may have this model beside those that it has."""

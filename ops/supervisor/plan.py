@@ -62,11 +62,13 @@ class ModelPlan:
       settings: of its workers, and of a server as if this were its only model.
       dtypes: what each kind of worker computes in.
       number: in the names of its sockets; None for its place among the models of the fleet.
+      adapter_bytes: what the adapters take in the memory of one worker of each kind.
     """
 
     model_dir: Path
     settings: Settings
     dtypes: Mapping[Role, Dtype] = field(default_factory=dict)
+    adapter_bytes: Mapping[Role, int] = field(default_factory=dict)
     number: int | None = None
 
     @property
@@ -378,7 +380,7 @@ def _of_servers(plan: FleetPlan, control: Mapping[str, str], directory: Path) ->
 
 def _of_control(plan: FleetPlan, directory: Path) -> Settings:
     """Return the settings with what control is told of the models."""
-    models = tuple(controlled_model(model) for model in plan.models)
+    models = tuple(controlled(model) for model in plan.models)
     control = replace(
         plan.settings.control,
         directory=str(directory),
@@ -388,7 +390,7 @@ def _of_control(plan: FleetPlan, directory: Path) -> Settings:
     return replace(plan.settings, control=control)
 
 
-def controlled_model(model: ModelPlan) -> ControlledModelConfig:
+def controlled(model: ModelPlan) -> ControlledModelConfig:
     """Return what control is told of a model."""
     own = model.settings.models[model.name]
     pools = [
@@ -401,6 +403,7 @@ def controlled_model(model: ModelPlan) -> ControlledModelConfig:
         digest=model.settings.server.model_digest,
         num_workers=sum(count for _, count in model.counts),
         pool_bytes=sum(pools),
+        adapter_bytes=sum(count * model.adapter_bytes.get(role, 0) for role, count in model.counts),
         pinned=own.pinned,
         keep_alive_s=own.keep_alive_s,
     )

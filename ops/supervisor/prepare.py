@@ -83,14 +83,16 @@ def _prepared(settings: Settings, num_workers: int, gpus: tuple[str, ...]) -> Mo
     """
     model = ready_model(settings.fleet.model)
     dtypes: dict[Role, Dtype] = {}
+    adapter_bytes: dict[Role, int] = {}
     for role in (Role.PREFILL, Role.DECODE):
         worker = settings.worker(role)
         engine = with_pool_share(worker.engine, num_workers, len(gpus))
         checked = check_start(model, engine, worker.speculation)
         settings = of_role(settings, role, engine=checked.model.engine)
         dtypes[role] = checked.model.dtype
+        adapter_bytes[role] = checked.model.adapter_bytes
     named = with_model_name(settings.server, checked.path)
-    return ModelPlan(checked.path, replace(settings, server=named), dtypes)
+    return ModelPlan(checked.path, replace(settings, server=named), dtypes, adapter_bytes)
 
 
 def require_auto(settings: Settings) -> None:

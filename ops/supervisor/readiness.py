@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import httpx2
 
+from ..http_trust import verify_for
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -42,7 +44,10 @@ class Readiness:
             # One that is replaced must not find its successor's connection open.
             client = httpx2.AsyncClient(
                 base_url=url,
-                transport=None if path is None else httpx2.AsyncHTTPTransport(uds=str(path)),
+                transport=None
+                if path is None
+                else httpx2.AsyncHTTPTransport(uds=str(path), verify=verify_for(url)),
+                verify=verify_for(url),
                 headers={"connection": "close"},
                 timeout=PROBE_TIMEOUT_S,
                 trust_env=False,

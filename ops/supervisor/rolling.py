@@ -24,6 +24,7 @@ class Move(Enum):
 
     START_SPARE = "starting, to stand in"
     RESTART = "draining, then starting afresh"
+    START = "starting afresh, before its pause is over"
     REPLACE = "starting a successor, then draining the old one"
     RETIRE_SPARE = "draining, its work is done"
 

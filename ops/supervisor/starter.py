@@ -23,7 +23,7 @@ from triolet.ids import Role
 
 from ..logs import forget_logs
 from ..models.several import each_model
-from ..role_process import PR_SET_CHILD_SUBREAPER, prctl
+from ..own_process import PR_SET_CHILD_SUBREAPER, prctl
 from ..template import SERVER_MODULES, WORKER_MODULES, ForkAnswer, ForkRequest, run_template
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from ..exit_codes import EXIT_BAD_INPUT
 from .group import Group, Phase, see_out
 from .plan import CONTROL_NAME
 from .restart import Limits, take_steps
+from .rolling import Move, Step
 from .slot import RestartFailed, Slot, StartAbandoned
 from .starter import Starter
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from .model_status import ModelStatus
     from .process_spec import ProcessSpec
     from .restart_policy import GiveUp
-    from .rolling import Step
     from .view import Watcher
 
 RUN_ID_BYTES: Final = 8
@@ -79,8 +79,12 @@ class Supervisor:
         self._worker_exit_s = worker_drain_s + config.worker_exit_s
         self._starter = starter or Starter()
         self._watcher = watcher
-        self._on_log = on_log
         self._stopped = stopped
+
+        def new_slot(spec: ProcessSpec, nursery: trio.Nursery) -> Slot:
+            return Slot(spec, self._starter, config, watcher, on_log, nursery)
+
+        self._new_slot = new_slot
         servers = [spec for spec in specs if spec.role is Role.SERVER]
         self._servers = Group("", servers, (), self._new_slot)
         control = [spec for spec in specs if spec.role is Role.CONTROL]
@@ -97,9 +101,6 @@ class Supervisor:
         self._failure: GiveUp | None = None
         self._restarting: tuple[Group, ...] = ()
         self._control_was_ready = False
-
-    def _new_slot(self, spec: ProcessSpec, nursery: trio.Nursery) -> Slot:
-        return Slot(spec, self._starter, self._config, self._watcher, self._on_log, nursery)
 
     async def run(self) -> GiveUp | None:
         """Run the fleet until `stop` has been called and every process is gone.
@@ -162,7 +163,28 @@ class Supervisor:
                 await self.stopping.wait()
             if self.stopping.is_set():
                 return
+            if self._control.phase is Phase.STOPPED:  # a restart may have started it
+                self._launch(self._control)
+
+    async def _start_control(self, tell: Callable[[Step], Awaitable[None]]) -> None:
+        """Start control, which was given up, before its pause is over.
+
+        Raises:
+          RestartFailed: it did not become ready.
+        """
+        await tell(Step(Move.START, CONTROL_NAME))
+        await self._control.wait_gone()
+        if self._control.phase is Phase.STOPPED and not self.stopping.is_set():
             self._launch(self._control)
+        try:
+            await self._control.wait_ready()
+        except StartAbandoned as error:
+            failure = self._control.failure
+            why = str(error) if failure is None else failure.message
+            raise RestartFailed(
+                f"control did not become ready: {why}; the others run, and it is started again in "
+                f"{self._config.control_retry_s:g} s"
+            ) from error
 
     async def wait_all_ready(self) -> None:
         """Wait until every process is ready that was started and whose model has not failed."""
@@ -224,32 +246,25 @@ class Supervisor:
             self._starter.renew()
         except OSError as error:
             raise RestartFailed(f"cannot start a template of new processes: {error}") from error
-        self._restarting = tuple(
+        chosen = tuple(
             group for group in among if not {spec.role for spec in group.specs}.isdisjoint(roles)
         )
+        is_all = not models and Role.CONTROL in roles
+        paused = is_all and bool(self._control.specs) and self._control not in chosen
+        self._restarting = (*chosen, self._control) if paused else chosen
         if not self._restarting:
             raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
         limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
-        failure: RestartFailed | None = None
 
-        async def cancel_at_stop(scope: trio.CancelScope) -> None:
-            await self.stopping.wait()
-            scope.cancel()
+        async def take() -> None:
+            await take_steps(chosen, roles, is_met, tell, limits)
+            if paused:
+                await self._start_control(tell)
 
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(cancel_at_stop, nursery.cancel_scope)
-                try:
-                    await take_steps(self._restarting, roles, is_met, tell, limits)
-                except RestartFailed as error:
-                    failure = error
-                nursery.cancel_scope.cancel()
+            await _until(self.stopping, take)
         finally:
             self._restarting = ()
-        if self.stopping.is_set():
-            raise RestartFailed("the fleet was stopped meanwhile")
-        if failure is not None:
-            raise failure
 
     async def start_model(self, name: str, tell: Callable[[str], Awaitable[None]]) -> None:
         """Start the workers of a model and wait until they are ready. Idempotent.
@@ -425,3 +440,28 @@ async def stop_on_signals(
         task_status.started()
         async for _ in signals:
             supervisor.stop()
+
+
+async def _until(stopping: trio.Event, do: Callable[[], Awaitable[None]]) -> None:
+    """Do something unless an event comes before its end.
+
+    Raises:
+      RestartFailed: the event came, or it failed.
+    """
+    failure: RestartFailed | None = None
+
+    async def cancel_at_stop(scope: trio.CancelScope) -> None:
+        await stopping.wait()
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cancel_at_stop, nursery.cancel_scope)
+        try:
+            await do()
+        except RestartFailed as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if stopping.is_set():
+        raise RestartFailed("the fleet was stopped meanwhile")
+    if failure is not None:
+        raise failure

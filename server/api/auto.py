@@ -21,7 +21,7 @@ from .body import show_version
 from .constraints import asks_for_form
 from .fields import ConstraintFields, ToolFields
 from .generate import check_fields, check_fields_for, check_is_open, least, refuse_early
-from .ladder import Asked, Choice, Reason, Rung, Size, choose
+from .ladder import Asked, Choice, Reason, Rung, Size, candidates, choose
 from .resuming import kept_model
 from .served_models import state_of
 
@@ -69,7 +69,7 @@ async def plan_request(
         refuse_early(fields, model)
         return await plan_on(model)
 
-    choice, plan = await _decide(fields, services, plan_on, _size)
+    choice, plan = await _decide(fields, services, plan_on, _size, refuse_early)
     room = max(1, context_on(plan.model, services) - _size(plan).prompt_tokens)
     services.metrics.auto.chosen(choice.model, choice.reason)
     return replace(
@@ -105,8 +105,18 @@ async def _decide(
     services: Services,
     try_on: Callable[[ServedModel], Awaitable[T]],
     size_of: Callable[[T], Size],
+    refuse: Callable[[GenerationFields, ServedModel, list[ServedModel]], None] | None = None,
 ) -> tuple[Choice, T]:
-    """Return the choice, and what trying the request on the chosen model gave."""
+    """Return the choice, and what trying the request on the chosen model gave.
+
+    Args:
+      fields: what is asked for.
+      services: what it works with.
+      try_on: tries it on a model.
+      size_of: what that model needs room for.
+      refuse: raises before a prompt is tokenised where every model that may answer it would refuse
+        it, whatever the prompt is; None for a request that none refuses.
+    """
     check_is_open(services)
     _refuse_token_ids(fields)
     kept = kept_model(services) if has_request_context() else None
@@ -130,6 +140,13 @@ async def _decide(
             # Another one may have been tried last.
             show_version(services.models.named(choice.model).digest)
             return choice, tried[choice.model]
+        if refuse is not None:
+            others = candidates(rungs, asked) - {choice.model}
+            refuse(
+                fields,
+                services.models.named(choice.model),
+                [services.models.named(name) for name in sorted(others)],
+            )
         try:
             found = await _tried(choice.model, fields, services, try_on)
         except RequestError as error:

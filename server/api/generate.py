@@ -16,6 +16,7 @@ from triolet.errors import RequestError, draining, invalid_request
 from triolet.ids import new_request_id
 
 from ..contract.generation import GenerationRequest, TextWatch
+from ..scheduling.admission import Ask
 from ..tenants.tenancy import current_tenant
 from .body import current_key, current_scope, deadline_s, show_version, shown_request_id
 from .limits import current_scheduling, renew_tenant, reserved, tier_field
@@ -25,7 +26,7 @@ from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 from .stream import Answer, EventStreamBody, Serializer, WholeAnswer, collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pydantic import BaseModel
 
@@ -268,24 +269,33 @@ CAP_HEADER: Final = "x-triolet-max-tokens"
 """With it: how long the answer may get."""
 
 
-def refuse_early(fields: GenerationFields, model: ServedModel) -> None:
+def refuse_early(
+    fields: GenerationFields, model: ServedModel, others: Iterable[ServedModel] = ()
+) -> None:
     """Raise for a request that waits too long whatever its prompt is, before that is tokenised.
 
     A request that may join a running or kept answer is not refused here.
+
+    Args:
+      fields: what it asks for.
+      model: that refuses and counts it.
+      others: that may answer it too: it is refused if each of them would refuse it.
 
     Raises:
       RequestError: 503.
     """
     if not has_request_context() or current_key() is not None:
         return
-    if fields.response_cache == "allow" and model.config.response_cache.max_bytes:
-        return
-    live = current_scope()
-    within_s = deadline_s(model.config, is_streamed=bool(fields.stream))
+    live, now = current_scope(), trio.current_time()
     scheduling = current_scheduling(fields.service_tier)
-    model.fleet.admission.refuse_early(
-        scheduling, live.request_id, live.key, within_s, trio.current_time()
-    )
+    asks = {}
+    for one in (*others, model):
+        if fields.response_cache == "allow" and one.config.response_cache.max_bytes:
+            return
+        within_s = deadline_s(one.config, is_streamed=bool(fields.stream))
+        asks[one.name] = Ask(scheduling, within_s, live.request_id, live.key)
+    if all(one.fleet.admission.would_refuse(asks[one.name], now) for one in others):
+        model.fleet.admission.refuse_early(asks[model.name], now)
 
 
 def current_ask_key() -> int:

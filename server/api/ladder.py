@@ -163,6 +163,13 @@ def choose(rungs: Sequence[Rung], asked: Asked, wake: WakePolicy) -> Choice:
     return Choice(rungs[chosen].model, reason)
 
 
+def candidates(rungs: Sequence[Rung], asked: Asked) -> set[str]:
+    """Return the models that may still be chosen and answer, as far as sizes are known."""
+    return {
+        rung.model for rung in rungs if rung.distance != _GONE and _lack(rung, asked, 1) is None
+    }
+
+
 def _lack(rung: Rung, asked: Asked, unasked_tokens: int) -> Reason | None:
     """Return what a rung does not take; None if it takes all."""
     if asked.has_tools and not rung.takes_tools:

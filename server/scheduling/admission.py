@@ -146,26 +146,26 @@ class Admission:
             return Refusal(error)
         return Admit(tuple(next(forecasts) if r.form is None else None for r in ask.requests))
 
-    def refuse_early(
-        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
-    ) -> None:
+    def refuse_early(self, ask: Ask, now: float) -> None:
         """Raise for a request that would be refused whatever its prompt is.
-
-        Args:
-          scheduling: tenant and class.
-          request_id: random bytes.
-          key: names what it asks for, the same when it is sent again.
-          deadline_s: within which it has to be done.
-          now: the time.
 
         Raises:
           RequestError: 503, and it is counted as one request that was refused.
         """
-        decision = self.decide(Ask(scheduling, deadline_s, request_id, key), now)
+        decision = self.decide(ask, now)
         if isinstance(decision, Refusal):
             self._table.receive()
-            self._table.reject(scheduling, decision.error)
+            self._table.reject(ask.scheduling, decision.error)
             raise decision.error
+
+    def would_refuse(self, ask: Ask, now: float) -> bool:
+        """Return whether a request would be refused whatever its prompt is. Changes and counts
+        nothing."""
+        place, demand = _unread(ask, now)
+        is_under = is_under_share(self._queue, [place])
+        ahead = self._queue.tokens_ahead(place)
+        whole = demand._replace(together_tokens=demand.num_tokens, is_under_share=is_under)
+        return bool(self.overload.look(whole, ahead, now).refused_for)
 
     def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
         """Return the most tokens that the answer to such a prompt may have at the moment; None for
@@ -250,12 +250,7 @@ class Admission:
         """Return what is expected of each request; RequestError where one would come too late."""
         asked = [(_place(request, now), _demand(request)) for request in requests]
         if not asked:
-            place = Place(ask.scheduling, 0, now + ask.deadline_s, 0, LEAST_TOKENS, UNKNOWN_TOKENS)
-            draw = _draw(ask.request_id)
-            demand = Demand(
-                ask.scheduling, LEAST_TOKENS, ask.deadline_s, ask.key, draw, is_unread=True
-            )
-            asked.append((place, demand))
+            asked.append(_unread(ask, now))
         is_under = is_under_share(self._queue, [place for place, _ in asked])
         together_tokens = sum(demand.num_tokens for _, demand in asked)
         forecasts: list[Forecast] = []
@@ -286,6 +281,14 @@ class Limits(NamedTuple):
     max_model_len: int
     pool_tokens: int | None = None
     prefill_pool_tokens: int | None = None
+
+
+def _unread(ask: Ask, now: float) -> tuple[Place, Demand]:
+    """Return the least that a request whose prompt was not read asks for."""
+    place = Place(ask.scheduling, 0, now + ask.deadline_s, 0, LEAST_TOKENS, UNKNOWN_TOKENS)
+    draw = _draw(ask.request_id)
+    demand = Demand(ask.scheduling, LEAST_TOKENS, ask.deadline_s, ask.key, draw, is_unread=True)
+    return place, demand
 
 
 def limits_of(workers: Iterable[Worker], max_model_len: int) -> Limits:

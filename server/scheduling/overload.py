@@ -190,9 +190,11 @@ class AimdLimiter:
             return True
         owed = sum(self._outstanding.owed(one) for one in ServiceClass if one <= service_class)
         limit = self.limit_tokens * (UNDER_SHARE_ROOM if is_under_share else 1)
-        is_admitted = not owed or owed + num_tokens <= limit
-        self._has_refused = self._has_refused or not is_admitted
-        return is_admitted
+        return not owed or owed + num_tokens <= limit
+
+    def refused(self) -> None:
+        """Note that a request was refused by the limit."""
+        self._has_refused = True
 
     def took(self) -> None:
         """Note that more is owed than before."""
@@ -268,6 +270,24 @@ UNKNOWN_RETRY_S: Final = 1.0
 """`Retry-After` where the rate of the queue is unknown."""
 
 
+class Look(NamedTuple):
+    """What a new request would meet.
+
+    Attributes:
+      counted: the class as which it waits.
+      queue_s: of waiting in the queue; None where no rate is known.
+      wait_s: for all but its own prompt; None likewise.
+      refused_for: why it is refused, as it is counted; empty if it is not.
+      room_in_s: until there will be room, where it is refused.
+    """
+
+    counted: ServiceClass
+    queue_s: float | None
+    wait_s: float | None
+    refused_for: str = ""
+    room_in_s: float = 0.0
+
+
 class Overload:
     """The decisions of one server, in numbers.
 
@@ -318,36 +338,51 @@ class Overload:
         scheduling, num_tokens = demand.scheduling, demand.num_tokens
         own = scheduling.service_class
         slo_s = self._config.slo.of(own)
-        is_return = self.returns.is_due(demand.key, now)
-        # New requests of higher classes leave room for requests that return when they were told to.
-        counted = min(own, ServiceClass.DEFAULT) if is_return else own
-        queue_s = self.prediction.wait_s(counted, tokens_ahead, now)
-        is_under_share = demand.is_under_share
-        if self.brownout.refuses(own, num_tokens, is_under_share=is_under_share):
-            raise self._refusal(demand, "brownout", self._room_s(own, tokens_ahead, now), now)
-        wait_s = self._wait_s(counted, queue_s, now, num_tokens)
-        is_idle = tokens_ahead <= 0 and not self._backlog(own, num_tokens)
-        if self._config.admission.is_on and wait_s is not None and not is_idle:
-            self._refuse_late(demand, wait_s, now, is_return=is_return)
-        if not self.limiter.admits(own, demand.all_tokens, is_under_share=is_under_share):
-            raise self._refusal(demand, "guard", self._room_s(own, tokens_ahead, now), now)
+        look = self.look(demand, tokens_ahead, now)
+        if look.refused_for:
+            raise self._refusal(demand, look, now)
         own_s = self.prediction.own_s(num_tokens)
-        first_by = None
-        if self._config.admission.is_on:
-            limit_s = demand.deadline_s
-            first_by = now + (limit_s if slo_s is None else min(slo_s + own_s, limit_s))
+        limit_s = demand.deadline_s if slo_s is None else min(slo_s + own_s, demand.deadline_s)
+        first_by = now + limit_s if self._config.admission.is_on else None
         return Forecast(
             standing=Standing(Stage.QUEUED, own, num_tokens),
             submitted_at=now,
             deadline_s=demand.deadline_s,
             is_limited=scheduling.max_running is not None or scheduling.kv_share < 1,
-            queue_s=queue_s if counted is own else None,
-            ttft_s=None if wait_s is None else wait_s + own_s,
+            queue_s=look.queue_s if look.counted is own else None,
+            ttft_s=None if look.wait_s is None else look.wait_s + own_s,
             first_token_by=first_by,
             slo_s=slo_s,
             idle_s=self.idle_s,
             key=demand.key,
         )
+
+    def look(self, demand: Demand, tokens_ahead: float, now: float) -> Look:
+        """Return what `judge` would find of a request. Changes and counts nothing."""
+        own, num_tokens = demand.scheduling.service_class, demand.num_tokens
+        is_return = self.returns.is_due(demand.key, now)
+        # New requests of higher classes leave room for requests that return when they were told to.
+        counted = min(own, ServiceClass.DEFAULT) if is_return else own
+        queue_s = self.prediction.wait_s(counted, tokens_ahead, now)
+        wait_s = self._wait_s(counted, queue_s, now, num_tokens)
+        look, config = Look(counted, queue_s, wait_s), self._config.admission
+        if self.brownout.refuses(own, num_tokens, is_under_share=demand.is_under_share):
+            room_in_s = self._room_s(own, tokens_ahead, now)
+            return look._replace(refused_for="brownout", room_in_s=room_in_s)
+        is_idle = tokens_ahead <= 0 and not self._backlog(own, num_tokens)
+        if config.is_on and wait_s is not None and not is_idle:
+            share = config.return_share if is_return else self._new_request_share(demand, now)
+            slo_s = self._config.slo.of(own)
+            limit_s = demand.deadline_s - self.prediction.own_s(num_tokens)
+            bound_s = share * (limit_s if slo_s is None else min(limit_s, slo_s))
+            if wait_s > bound_s:
+                reason = "returned" if is_return else "deadline"
+                # Half of what may wait goes first, or one that returns would meet a full queue.
+                return look._replace(refused_for=reason, room_in_s=wait_s - bound_s / 2)
+        if not self.limiter.admits(own, demand.all_tokens, is_under_share=demand.is_under_share):
+            room_in_s = self._room_s(own, tokens_ahead, now)
+            return look._replace(refused_for="guard", room_in_s=room_in_s)
+        return look
 
     def took(self, forecast: Forecast, now: float) -> None:
         """Count a request that was taken on."""
@@ -478,18 +513,6 @@ class Overload:
         rest_s = self.prediction.residence_s(own, backlog, now) + own_s
         return now + rest_s > forecast.first_token_by
 
-    def _refuse_late(self, demand: Demand, wait_s: float, now: float, *, is_return: bool) -> None:
-        config, own = self._config.admission, demand.scheduling.service_class
-        slo_s = self._config.slo.of(own)
-        share = config.return_share if is_return else self._new_request_share(demand, now)
-        bound_s = share * (demand.deadline_s - self.prediction.own_s(demand.num_tokens))
-        if slo_s is not None:
-            bound_s = min(bound_s, share * slo_s)
-        if wait_s > bound_s:
-            reason = "returned" if is_return else "deadline"
-            # Half of what may wait goes first, or a request that returns would meet a full queue.
-            raise self._refusal(demand, reason, wait_s - bound_s / 2, now, wait_s)
-
     def _new_request_share(self, demand: Demand, now: float) -> float:
         """Return the share of its deadline that a new request may wait: less while refused requests
         are expected before that, by how many of them return. Critical requests, and those of
@@ -503,10 +526,11 @@ class Overload:
         kept = config.deadline_share - config.new_request_share
         return config.deadline_share - self.returns.shown_share * kept
 
-    def _refusal(
-        self, demand: Demand, reason: str, room_in_s: float, now: float, wait_s: float | None = None
-    ) -> RequestError:
-        own = demand.scheduling.service_class
+    def _refusal(self, demand: Demand, look: Look, now: float) -> RequestError:
+        """Return the error for a request that is refused; counts and remembers it."""
+        reason, own = look.refused_for, demand.scheduling.service_class
+        if reason == "guard":
+            self.limiter.refused()
         # Room is kept from new requests of every class but the critical one.
         counted = min(own, ServiceClass.DEFAULT)
         rate = self.prediction.class_rate(counted, now)
@@ -521,7 +545,7 @@ class Overload:
                 demand.key if own_s < demand.deadline_s else 0,
                 demand.scheduling,
                 max(demand.all_tokens, usual_tokens) / rate,
-                room_in_s=max(room_in_s, 0.0),
+                room_in_s=max(look.room_in_s, 0.0),
                 draw=demand.draw,
                 now=now,
                 # Brownout may be over at any time, however many it refuses.
@@ -534,7 +558,8 @@ class Overload:
             "guard": f"first tokens come late, and {self.outstanding.all_owed} prompt tokens wait "
             "for theirs already",
         }.get(
-            reason, f"its first token would come too late, after {wait_s or 0.0:.1f} s of waiting"
+            reason,
+            f"its first token would come too late, after {look.wait_s or 0.0:.1f} s of waiting",
         )
         what = f"{what}; send it again when Retry-After says"
         return crowded_out(what, retry_s, is_spread=rate is not None)

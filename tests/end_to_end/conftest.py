@@ -14,7 +14,7 @@ from .fleet_process import FleetProcess
 from .scripted_model import Rule, command, write_model, write_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from triolet.audit import FleetAudit
@@ -76,9 +76,9 @@ def start_fleet(tmp_path: Path) -> Iterator[Callable[..., FleetProcess]]:
     there after the test must come to rest."""
     started: list[FleetProcess] = []
 
-    def start(*options: str, key: str = "") -> FleetProcess:
+    def start(*options: str, key: str = "", command: Sequence[str] | None = None) -> FleetProcess:
         log = tmp_path / f"fleet-{len(started)}.log"
-        fleet = FleetProcess(log, *WATCHED, *options, key=key)
+        fleet = FleetProcess(log, *WATCHED, *options, key=key, command=command)
         started.append(fleet)
         fleet.wait_ready()
         return fleet

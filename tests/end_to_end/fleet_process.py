@@ -37,9 +37,13 @@ START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 PATIENCE_S = 60.0
 """For what takes a moment on a machine that has nothing else to do."""
+COMMAND_TIMEOUT_S = 240.0
+"""Processes may start one after the other before a command ends."""
 POLL_S = 0.02
 REST_TIMEOUT_S = 60.0
 """Leases run out after 2 s, lost answers are written off after 2 s, and machines may be slow."""
+REST_POLL_S = 0.1
+"""For an audit each worker reads its whole pool, which takes them 40 ms of a core together."""
 CACHED_THREADS = 8
 """Trio keeps threads for ten seconds after their last use."""
 
@@ -144,6 +148,13 @@ class FleetProcess:
             self._log.close()
             self._kept.close()
 
+    def run_triolet(self, *arguments: str) -> tuple[int, list[str]]:
+        """Run a command on this fleet; return its exit code and its output's lines."""
+        command = [forked.TRIOLET, *arguments, "--port", str(self.port)]
+        with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            output, _ = process.communicate(timeout=COMMAND_TIMEOUT_S)
+        return process.returncode, output.decode().splitlines()
+
     def log_text(self) -> str:
         return self.log_path.read_text(errors="replace")
 
@@ -225,7 +236,7 @@ class FleetProcess:
             if not wrong:
                 return audit
             assert time.monotonic() < give_up, "\n".join(map(str, wrong))
-            time.sleep(POLL_S)
+            time.sleep(REST_POLL_S)
 
     def hang_up(self) -> None:
         """Close the connections that the client keeps alive."""

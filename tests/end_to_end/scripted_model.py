@@ -130,16 +130,14 @@ def run() -> int:
 
     directory, arguments = Path(sys.argv[1]), sys.argv[2:]
     setattr(serve, "command_line", lambda: command(directory))  # noqa: B010
-    if arguments[0] in {Role.PREFILL, Role.DECODE}:
-        # They load torch, which a server and a supervisor never do.
+    if arguments[0] != Role.SERVER:
+        # Torch comes with it. A supervisor is itself forked from a process that has torch; the
+        # template of its workers, which it forks, and they have this engine then.
         from worker import entry
 
         from .scripted_engine import scripted_engine
 
         setattr(entry, "LocalEngine", scripted_engine(directory))  # noqa: B010
-    if arguments[0] == "serve":
-        # A template would fork the product's own processes.
-        arguments += ["--set", "supervisor.templates=false"]
     return main(arguments)
 
 

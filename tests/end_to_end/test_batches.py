@@ -6,12 +6,13 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai.types.responses import Response
 
 from loadtest.campaign.batches import run_batch
+from tests import forked
+from tests.lazily import lazily
 
+from . import paced
 from .fleet_process import PATIENCE_S, wait_until
 from .test_api_document import BATCH_RECIPE, run_recipe
 
@@ -19,15 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from openai.types import Batch
+    import openai
+    from openai.types import Batch, responses
 
     from .fleet_process import FleetProcess
+else:
+    openai = lazily("openai")
+    responses = lazily("openai.types.responses")
 
 pytestmark = pytest.mark.slow
 
-NUM_LINES, NUM_LINES_WHOLE = 15, 40
+NUM_LINES, NUM_LINES_WHOLE = 12, 40
 """A death comes after each fifth of them: enough for all deaths, one line at a time."""
-MAX_TOKENS = 160
+MAX_TOKENS, MAX_TOKENS_WHOLE = 12, 160
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -82,8 +87,13 @@ async def test_a_batch_survives_the_death_of_every_process_and_of_the_supervisor
 ) -> None:
     # One line at a time, so that the batch is long enough for all deaths.
     options = ("--set", "server.batches.concurrency=1", "--threads", "1")
-    num_lines = NUM_LINES_WHOLE if whole else NUM_LINES
-    verdict = await run_batch(num_lines, MAX_TOKENS, 1, 1, tmp_path, options)
+    if whole:
+        verdict = await run_batch(NUM_LINES_WHOLE, MAX_TOKENS_WHOLE, 1, 1, tmp_path, options)
+    else:
+        triolet = paced.COMMAND
+        verdict = await run_batch(
+            *(NUM_LINES, MAX_TOKENS, 1, 1, tmp_path, options, triolet, forked.Popen)
+        )
     assert verdict.wrongs == []
     victims = {death.fault.victim for death in verdict.deaths}
     assert victims == {"server", "decode-0", "prefill-0", "supervisor"}
@@ -119,7 +129,7 @@ def run_responses(client: openai.OpenAI) -> Batch:
     assert batch.request_counts.completed == len(lines)
     single = client.responses.create(**lines[0]["body"])
     for line in results(client, batch.output_file_id):
-        answered = Response.model_validate(line["response"]["body"])
+        answered = responses.Response.model_validate(line["response"]["body"])
         assert answered.output_text == single.output_text
     return batch
 

@@ -54,12 +54,16 @@ LONG_ANSWERS = """(() => {
   WebSocket.prototype.send = function (text) {
     const asked = JSON.parse(text);
     if (asked.type === "response.create") {
-      Object.assign(asked, {ignore_eos: true, max_output_tokens: 900, temperature: 0});
+      const max_output_tokens = window.longest ?? 900;
+      Object.assign(asked, {ignore_eos: true, max_output_tokens, temperature: 0});
     }
     send.call(this, JSON.stringify(asked));
   };
 })()"""
-"""What the page asks, but as long as the context allows."""
+"""What the page asks, but as long as the context allows, or as the test says."""
+SHORT = "window.longest = 40"
+RESUMED = "window.longest = 300"
+"""Longer than it takes to connect again, so that the rest streams too."""
 KEEP_SOCKETS = """(() => {
   window.sockets = [];
   window.sent = [];
@@ -160,6 +164,7 @@ def test_stop_ends_the_answer_in_the_pools_too(long_page: Page, fleet: FleetProc
     wait_until(lambda: ended(fleet, "stopped") == before + 1, PATIENCE_S, "the stop was counted")
     # The server's own count comes with its last word on the answer.
     expect(page.locator(".tokens").last).to_have_text(COUNTED)
+    page.evaluate(SHORT)
     page.get_by_role("button", name="Regenerate").click()
     expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=ANSWER_WAIT_MS)
 
@@ -176,7 +181,7 @@ def test_closing_the_tab_frees_the_kv(browser: Browser, fleet: FleetProcess) -> 
 
 
 def test_an_answer_survives_its_connection(browser: Browser, fleet: FleetProcess) -> None:
-    with opened(browser, fleet, LONG_ANSWERS, KEEP_SOCKETS) as page:
+    with opened(browser, fleet, LONG_ANSWERS, RESUMED, KEEP_SOCKETS) as page:
         page.evaluate(ASK_AND_AT_FIRST_TEXT, "cut")
         expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=ANSWER_WAIT_MS)
         cut = page.locator(".answer .text").last.inner_text()
@@ -184,7 +189,7 @@ def test_an_answer_survives_its_connection(browser: Browser, fleet: FleetProcess
         expect(page.locator(".tokens").last).to_have_text(COUNTED)
         asked = page.evaluate("sent.map((text) => JSON.parse(text).type)")
     assert asked == ["response.create", "response.resume"]
-    with opened(browser, fleet, LONG_ANSWERS) as page:
+    with opened(browser, fleet, LONG_ANSWERS, RESUMED) as page:
         page.locator(".suggestion").first.click()
         expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=ANSWER_WAIT_MS)
         assert page.locator(".answer .text").last.inner_text() == cut, "as if nothing had happened"

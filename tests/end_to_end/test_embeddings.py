@@ -6,17 +6,21 @@ import base64
 from typing import TYPE_CHECKING
 
 import numpy as np
-import openai
 import pytest
 import torch
-import transformers
 
 from ops.model_directory import demo_model_path
+from tests.lazily import lazily
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import openai
+    import transformers
 
     from .fleet_process import FleetProcess
+else:
+    openai = lazily("openai")
+    transformers = lazily("transformers")
 
 MODEL_DIR = str(demo_model_path())
 MODEL = "demo"

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-import transformers
 
 from engine.load import load_engine
 from ops.model_directory import find_model
@@ -14,11 +13,16 @@ from server.text.model_files import read_page_words
 from server.text.tokenizer import TextModel
 from tests.engine.driver import generate, ids
 from tests.gguf_files import DEMO, Kind, demo_vocabulary, write_model
+from tests.lazily import lazily
 from triolet.config import EngineConfig
 from triolet.units import MIB
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import transformers
+else:
+    transformers = lazily("transformers")
 
 
 @pytest.mark.slow

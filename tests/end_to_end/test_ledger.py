@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import forked
 from triolet.invariants import check_invariants
 
 from .fleet_process import PATIENCE_S, wait_until
@@ -56,20 +55,19 @@ def at_work(fleet: FleetProcess) -> Iterator[None]:
 
 
 def test_an_operator_sees_the_leases_of_running_streams(fleet: FleetProcess) -> None:
-    command = [str(Path(sys.executable).with_name("triolet")), "doctor", "--ledger", fleet.url]
+    command = [forked.TRIOLET, "doctor", "--ledger", fleet.url]
     environment = {**os.environ, "COLUMNS": "200"}
-    with at_work(fleet):
-        shown = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=PATIENCE_S,
-        )
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "All blocks, leases and requests add up." in shown.stdout
-    assert "Leases on decode-" in shown.stdout
+    with (
+        at_work(fleet),
+        forked.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+        ) as process,
+    ):
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    shown = out.decode()
+    assert process.returncode == 0, shown
+    assert "All blocks, leases and requests add up." in shown
+    assert "Leases on decode-" in shown
 
 
 def test_no_audit_of_a_fleet_at_work_finds_anything_wrong(fleet: FleetProcess) -> None:

@@ -6,18 +6,21 @@ import random
 from typing import TYPE_CHECKING
 
 import httpx2 as httpx
-import openai
 import pytest
-from openai import OpenAI
+
+from tests.lazily import lazily
 
 from .fleet_process import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import openai
     from openai.types.chat import ChatCompletionMessageParam
 
     from .fleet_process import FleetProcess
+else:
+    openai = lazily("openai")
 
 pytestmark = pytest.mark.slow
 
@@ -26,12 +29,12 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello!"}
 
 
 @pytest.fixture
-def client(fleet: FleetProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as opened:
+def client(fleet: FleetProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as opened:
         yield opened
 
 
-def test_it_streams_and_the_pieces_are_the_answer(client: OpenAI) -> None:
+def test_it_streams_and_the_pieces_are_the_answer(client: openai.OpenAI) -> None:
     options = {"model": "demo", "messages": HELLO, "temperature": 0, "max_tokens": 40}
     whole = client.chat.completions.create(**options)  # type: ignore[call-overload]
     stream = client.chat.completions.create(
@@ -49,7 +52,7 @@ def test_it_streams_and_the_pieces_are_the_answer(client: OpenAI) -> None:
     )
 
 
-def test_the_next_turn_of_a_chat_is_not_computed_from_its_beginning(client: OpenAI) -> None:
+def test_the_next_turn_of_a_chat_is_not_computed_from_its_beginning(client: openai.OpenAI) -> None:
     turns: list[ChatCompletionMessageParam] = [
         {"role": "user", "content": "Tell me a story about a fox named Mia on the moon. " * 3}
     ]
@@ -71,7 +74,7 @@ def test_the_next_turn_of_a_chat_is_not_computed_from_its_beginning(client: Open
     assert 0 < cached[1] < cached[2]
 
 
-def test_plain_completions_stream_too(client: OpenAI) -> None:
+def test_plain_completions_stream_too(client: openai.OpenAI) -> None:
     stream = client.completions.create(
         model="demo", prompt="Once upon a time", max_tokens=10, stream=True, temperature=0
     )
@@ -81,7 +84,7 @@ def test_plain_completions_stream_too(client: OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
 
 
-def test_several_choices_differ_and_repeat_with_their_seed(client: OpenAI) -> None:
+def test_several_choices_differ_and_repeat_with_their_seed(client: openai.OpenAI) -> None:
     first, second = (
         client.chat.completions.create(
             model="demo",
@@ -98,7 +101,7 @@ def test_several_choices_differ_and_repeat_with_their_seed(client: OpenAI) -> No
 
 
 def test_each_of_several_choices_is_what_its_seed_gives_alone(
-    client: OpenAI, fleet: FleetProcess
+    client: openai.OpenAI, fleet: FleetProcess
 ) -> None:
     question = "Tell me a story about a lighthouse and its keeper, please."
     options = {
@@ -119,12 +122,12 @@ def test_each_of_several_choices_is_what_its_seed_gives_alone(
     assert together.usage.prompt_tokens < together.usage.completion_tokens
 
 
-def test_it_lists_models(client: OpenAI) -> None:
+def test_it_lists_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").id == "demo"
 
 
-def test_errors_arrive_as_their_types(client: OpenAI) -> None:
+def test_errors_arrive_as_their_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no model") as missing:
         client.chat.completions.create(model="gpt-9", messages=HELLO)
     assert missing.value.code == "model_not_found"
@@ -137,7 +140,7 @@ def test_errors_arrive_as_their_types(client: OpenAI) -> None:
     assert too_long.value.request_id
 
 
-def test_closing_a_stream_frees_its_blocks(client: OpenAI, fleet: FleetProcess) -> None:
+def test_closing_a_stream_frees_its_blocks(client: openai.OpenAI, fleet: FleetProcess) -> None:
     gone = fleet.metric("triolet_requests_total", outcome="client_gone")
     stream = client.chat.completions.create(
         model="demo",
@@ -161,7 +164,7 @@ def test_closing_a_stream_frees_its_blocks(client: OpenAI, fleet: FleetProcess) 
 
 # The client calls websockets in a way that its newest version warns of.
 @pytest.mark.filterwarnings("ignore:connect\\(\\) must be used:DeprecationWarning")
-def test_it_chats_over_the_websocket(client: OpenAI) -> None:
+def test_it_chats_over_the_websocket(client: openai.OpenAI) -> None:
     with client.responses.connect() as connection:
         for question in ("Hello!", "What is 2 + 3?"):
             connection.response.create(model="demo", input=question, max_output_tokens=40)
@@ -209,7 +212,7 @@ def whole_events(answer: httpx.Response, num_bytes: int | None) -> list[bytes]:
     return [event + b"\n\n" for event in events if not event.startswith(b":")]
 
 
-def test_the_end_of_a_message_is_where_it_goes_on(client: OpenAI) -> None:
+def test_the_end_of_a_message_is_where_it_goes_on(client: openai.OpenAI) -> None:
     turns: list[ChatCompletionMessageParam] = [
         *HELLO,
         {"role": "assistant", "content": "Once upon a time"},

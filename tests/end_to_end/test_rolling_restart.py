@@ -4,19 +4,16 @@ is another one than it would have been."""
 from __future__ import annotations
 
 import faulthandler
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
-from loadtest.campaign.answers import lengthened
 from loadtest.campaign.client import ask_all
 from loadtest.harness.servers import FleetLog
 from loadtest.restart import SERVE_OPTIONS, long_asks, parse, restart_under_load
 
+from . import paced
 from .conftest import PATIENT, WATCHED
 from .fleet_process import FleetProcess, wait_until
 
@@ -28,19 +25,20 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-TRIOLET = str(Path(sys.executable).with_name("triolet"))
 PATIENCE_S = 240.0
-STREAMS = 8
-LOAD = ("--streams", "8", "--max-tokens", "300", "--lead-s", "0.5")
+STREAMS, STREAMS_WHOLE = 4, 8
+TOKENS, TOKENS_WHOLE = 60, 300
+LOAD = ("--streams", "4", "--max-tokens", "60", "--lead-s", "0.5")
 LOAD_WHOLE = ("--streams", "20", "--max-tokens", "400", "--lead-s", "0.5")
 """Every process is restarted under either; with more streams more have to move at each step."""
 
 
 @pytest.fixture(scope="module")
-def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+def restarted(tmp_path_factory: pytest.TempPathFactory, whole: bool) -> Iterator[FleetProcess]:
     """A fleet whose workers may not wait for their streams."""
     log = tmp_path_factory.mktemp("restarted") / "fleet.log"
-    fleet = FleetProcess(log, *WATCHED, *PATIENT, *SERVE_OPTIONS)
+    command = None if whole else paced.COMMAND
+    fleet = FleetProcess(log, *WATCHED, *PATIENT, *SERVE_OPTIONS, command=command)
     try:
         fleet.wait_ready()
         yield fleet
@@ -48,19 +46,19 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess
         fleet.stop()
 
 
+@pytest.mark.proof
 async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
-    restarted: FleetProcess,
+    restarted: FleetProcess, whole: bool
 ) -> None:
     log = FleetLog(restarted.log_path)
-    # Of different lengths, so that they do not all end at the same time: one always runs.
-    asks = [
-        lengthened(ask, 300 + 30 * n)
-        for n, ask in enumerate(long_asks(STREAMS, max_tokens=150, seed=7))
-    ]
-    undisturbed = await ask_all(restarted.url, asks, STREAMS, lambda _: None)
+    asks = long_asks(
+        STREAMS_WHOLE if whole else STREAMS,
+        max_tokens=TOKENS_WHOLE if whole else TOKENS,
+        seed=7,
+    )
+    undisturbed = await ask_all(restarted.url, asks, len(asks), lambda _: None)
     (victim,) = restarted.pids("decode")
     stories: list[Story] = []
-    command = [TRIOLET, "drain", "decode-0", "--port", str(restarted.port), "--deadline", "0"]
     has_left = trio.Event()
 
     async def keep_asking(ask: Ask) -> None:
@@ -77,14 +75,13 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
                 PATIENCE_S,
                 "streams run",
             )
-            drained = await trio.run_process(
-                command, check=False, capture_stdout=True, stderr=subprocess.STDOUT
+            code, said = await trio.to_thread.run_sync(
+                restarted.run_triolet, "drain", "decode-0", "--deadline", "0"
             )
             has_left.set()
 
-    said = drained.stdout.decode().splitlines()
     left = "decode-0 has left; its supervisor starts a fresh one"
-    assert (drained.returncode, said[-1]) == (0, left), said
+    assert (code, said[-1]) == (0, left), said
     assert said[0].startswith("decode-0: ")
     # It has said goodbye; its supervisor notes that it has left when it has.
     wait_until(
@@ -94,7 +91,7 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
     )
     ended = log.of("attempt_ended", process="decode-0")
     told = log.of("draining", process="decode-0")
-    assert any(entry["reason"] == "drain" for entry in ended), (told, ended[-STREAMS:])
+    assert any(entry["reason"] == "drain" for entry in ended), (told, ended[-len(asks) :])
     assert [story.failure for story in (*undisturbed, *stories) if story.failure] == []
     expected = {story.ask.number: story.answer for story in undisturbed}
     assert all(story.answer == expected[story.ask.number] for story in stories)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -15,20 +12,24 @@ from loadtest.campaign.client import ask_all
 from loadtest.harness.servers import FleetLog
 from loadtest.restart import long_asks
 
+from . import paced
 from .conftest import PATIENT, WATCHED
 from .fleet_process import FleetProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from loadtest.campaign.answers import Ask
     from loadtest.campaign.client import Story
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-TRIOLET: Final = str(Path(sys.executable).with_name("triolet"))
 PATIENCE_S: Final = 240.0
-STREAMS: Final = 6
+STREAMS: Final = 3
+STREAMS_WHOLE: Final = 6
+TOKENS: Final = 24
+TOKENS_WHOLE: Final = 40
 CHANGES: Final = ("decode=2", "prefill=2", "decode=1", "prefill=1")
 """One after the other, again and again."""
 ROUNDS: Final = 1
@@ -36,8 +37,9 @@ ROUNDS_WHOLE: Final = 5
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FleetProcess]:
-    started = FleetProcess(tmp_path / "fleet.log", *WATCHED, *PATIENT)
+def fleet(tmp_path: Path, whole: bool) -> Iterator[FleetProcess]:
+    command = None if whole else paced.COMMAND
+    started = FleetProcess(tmp_path / "fleet.log", *WATCHED, *PATIENT, command=command)
     try:
         started.wait_ready()
         yield started
@@ -47,8 +49,12 @@ def fleet(tmp_path: Path) -> Iterator[FleetProcess]:
 
 @pytest.mark.proof
 async def test_workers_join_and_leave_under_live_streams(fleet: FleetProcess, whole: bool) -> None:
-    asks = long_asks(STREAMS, max_tokens=40, seed=3)
-    undisturbed = await ask_all(fleet.url, asks, STREAMS, lambda _: None)
+    asks = long_asks(
+        STREAMS_WHOLE if whole else STREAMS,
+        max_tokens=TOKENS_WHOLE if whole else TOKENS,
+        seed=3,
+    )
+    undisturbed = await ask_all(fleet.url, asks, len(asks), lambda _: None)
     expected = {story.ask.number: story.answer for story in undisturbed}
     stories: list[Story] = []
     is_over = trio.Event()
@@ -65,14 +71,8 @@ async def test_workers_join_and_leave_under_live_streams(fleet: FleetProcess, wh
             for change in itertools.chain.from_iterable(
                 itertools.repeat(CHANGES, ROUNDS_WHOLE if whole else ROUNDS)
             ):
-                scaled = await trio.run_process(
-                    [TRIOLET, "scale", change, "--port", str(fleet.port)],
-                    check=False,
-                    capture_stdout=True,
-                    stderr=subprocess.STDOUT,
-                )
-                said = scaled.stdout.decode().splitlines()
-                assert scaled.returncode == 0, said
+                code, said = await trio.to_thread.run_sync(fleet.run_triolet, "scale", change)
+                assert code == 0, said
                 assert said[-1].endswith(f"done: {change}")
                 # The server knows the new worker a moment later; some stream is to meet it.
                 before = len(stories)

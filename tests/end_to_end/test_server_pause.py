@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from . import paced
 from .fleet_process import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STREAMS = 6
-NUM_TOKENS = 600
-"""They shall not have been said before the server can be stopped, however fast the model is."""
+NUM_TOKENS = 48
+"""They are not said before the server can be stopped."""
+WINDOW = ("--set", "server.token_window=16")
+"""Or workers would say most of an answer before they miss the server."""
 LEASES = (
     "--set",
     "link.peer_timeout_s=5.5",
@@ -71,7 +74,7 @@ def read_stream(fleet: FleetProcess, number: int) -> tuple[str, list[int], list[
 def test_streams_survive_a_server_that_is_stopped_for_longer_than_its_leases(
     start_fleet: Callable[..., FleetProcess],
 ) -> None:
-    fleet = start_fleet(*LEASES, "--decode", "2")
+    fleet = start_fleet(*LEASES, *WINDOW, "--decode", "2", command=paced.COMMAND)
     (server,) = fleet.pids("server")
     with ThreadPoolExecutor(STREAMS) as threads:
         streams = [threads.submit(read_stream, fleet, number) for number in range(STREAMS)]

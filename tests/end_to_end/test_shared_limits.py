@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-LIMIT: Final = 400.0
+LIMIT: Final = 200.0
 """Tokens per minute."""
 MOST_OFF: Final = 0.02
 LIMITED: Final = ("alice", "bob", "carol")
 PAYING: Final = ("dora", "emil")
-ASKS, LONGEST = 12, 240
+ASKS, LONGEST = 12, 120
 MOST_RUNS: Final = 5
 """Until a death meets a request: a kill may come too late once."""
 UNHURRIED: Final = ("--set", "server.tenants.quotas.call_timeout_s=10")

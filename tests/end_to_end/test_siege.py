@@ -10,19 +10,35 @@ import pytest
 import trio
 
 from loadtest.harness.servers import cost_of
-from loadtest.hostile_clients import ATTACKS, CANARY, SCALED, besiege
+from loadtest.hostile_clients import (
+    ATTACKS,
+    CANARY,
+    SCALED,
+    besiege,
+    foreign_names,
+    large_bodies,
+)
 from triolet.units import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from .fleet_process import FleetProcess
 
 pytestmark = pytest.mark.slow
 
 MAX_GROWTH_BYTES = 64 * MIB
 SHARE = 0.1
+SHARES: dict[Callable[..., Awaitable[None]], float] = {large_bodies: SHARE, foreign_names: 0.04}
+"""Each of the large bodies, four at a time, and 400 names, of which none may become a label."""
+SHARES_WHOLE: dict[Callable[..., Awaitable[None]], float] = {
+    large_bodies: 1.0,
+    foreign_names: SHARE,
+}
 
 
-def test_a_fleet_under_siege_lives_and_comes_to_rest(fleet: FleetProcess) -> None:
+@pytest.mark.proof
+def test_a_fleet_under_siege_lives_and_comes_to_rest(fleet: FleetProcess, whole: bool) -> None:
     """The fixture sees to blocks, files, tasks and connections afterwards; how soon a harmless
     client is answered meanwhile is a figure of the benchmark, because machines differ, and so are
     the largest crowds."""
@@ -30,7 +46,8 @@ def test_a_fleet_under_siege_lives_and_comes_to_rest(fleet: FleetProcess) -> Non
     before = cost_of(server)
     series = len(fleet.metrics())
     for attack in ATTACKS:
-        scaled = partial(attack, share=SHARE) if attack in SCALED else attack
+        share = (SHARES_WHOLE if whole else SHARES).get(attack, SHARE)
+        scaled = partial(attack, share=share) if attack in SCALED else attack
         seen = trio.run(besiege, fleet.url, scaled)
         assert not seen.failures, (attack.__name__, seen.failures[:3])
         assert fleet.process.poll() is None

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
 import trio
 
-from loadtest.campaign.answers import lengthened
 from loadtest.campaign.client import ask_all
 from loadtest.restart import TOLD_TO_COME_AGAIN, long_asks
 from triolet.invariants import check_invariants
 
+from . import paced
 from .conftest import PATIENT, WATCHED
 from .fleet_process import PATIENCE_S, FleetProcess, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from loadtest.campaign.client import Story
 
 pytestmark = pytest.mark.slow
 
-TRIOLET = str(Path(sys.executable).with_name("triolet"))
 RESTART_PATIENCE_S = 240.0
 NAMES = {"server-0", "server-1"}
 WORKERS = ["decode-0", "prefill-0"]
@@ -39,7 +37,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     """A fleet with two servers."""
     log: Path = tmp_path_factory.mktemp("pair") / "fleet.log"
     fleet = FleetProcess(
-        log, *WATCHED, *PATIENT, "--servers", "2", "--set", "server.drain_timeout_s=120"
+        log,
+        *(*WATCHED, *PATIENT, "--servers", "2", "--set", "server.drain_timeout_s=120"),
+        command=paced.COMMAND,
     )
     try:
         fleet.wait_ready()
@@ -129,7 +129,7 @@ def test_one_dies_and_the_other_goes_on(pair: FleetProcess) -> None:
 
 
 async def test_each_is_replaced_in_turn_under_live_streams(pair: FleetProcess) -> None:
-    asks = [lengthened(ask, 200) for ask in long_asks(8, max_tokens=200, seed=3)]
+    asks = long_asks(4, max_tokens=40, seed=3)
     calm = await ask_all(pair.url, asks, len(asks), lambda _: None)
     before = set(pair.pids("server"))
     stories: list[Story] = []
@@ -142,10 +142,11 @@ async def test_each_is_replaced_in_turn_under_live_streams(pair: FleetProcess) -
     with trio.fail_after(RESTART_PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_asking)
-            command = [TRIOLET, "restart", "--role", "server", "--port", str(pair.port)]
-            done = await trio.run_process(command, check=False, capture_stdout=True)
+            code, said = await trio.to_thread.run_sync(
+                pair.run_triolet, "restart", "--role", "server"
+            )
             is_done.set()
-    assert done.returncode == 0, done.stdout
+    assert code == 0, said
     assert not before & set(pair.pids("server"))
     failed = [story for story in (*calm, *stories) if story.failure]
     # A server that leaves says so to a request that it has not begun.

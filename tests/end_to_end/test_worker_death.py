@@ -16,11 +16,12 @@ from loadtest.harness.servers import FleetLog
 from loadtest.kills import SERVER_KILL, Verdict, judge
 from loadtest.soak import SERVE_OPTIONS, STALL_TIMEOUT_S, Soak, SoakPlan
 
+from . import paced
 from .conftest import PATIENT
 from .tenants import NAMED, OPERATOR, check_charges, key_of, write_tenants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from loadtest.campaign.answers import Answer, Ask
@@ -35,17 +36,23 @@ SOAK_S, SOAK_WHOLE_S = 5.0, 60.0
 """A fault comes every two seconds: two kinds of them, or all."""
 ASKS = 12
 CLIENTS = 12
-LONGEST = 480
+LONGEST, LONGEST_WHOLE = 60, 480
 LAST_MOMENT = 0.3
 MAX_JITTER_S = 0.1
 """Faults come early: most requests are still to be answered, in the company of the fault."""
 
 
-def asks_of_all_lengths(seed: int) -> list[Ask]:
+def asks_of_all_lengths(seed: int, whole: bool) -> list[Ask]:
     """Return requests whose answers end one after the other: whenever the first few have ended,
     the others have long to go, on a fast machine too."""
     asks = draw_asks(ASKS, seed)
-    return [lengthened(ask, LONGEST * n // ASKS) for n, ask in enumerate(asks, start=1)]
+    longest = LONGEST_WHOLE if whole else LONGEST
+    return [lengthened(ask, longest * n // ASKS) for n, ask in enumerate(asks, start=1)]
+
+
+def command_of(whole: bool) -> Sequence[str] | None:
+    """Return what means `triolet`: answers of either form take as long."""
+    return None if whole else paced.COMMAND
 
 
 async def answers_in_peace(
@@ -90,13 +97,16 @@ async def verdict_under(
 
 
 @pytest.mark.long
+@pytest.mark.proof
 def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
-    start_fleet: Callable[..., FleetProcess], tmp_path: Path
+    start_fleet: Callable[..., FleetProcess], tmp_path: Path, whole: bool
 ) -> None:
     tenants = write_tenants(tmp_path / "tenants.toml", dict.fromkeys(PAYING, ""))
     key = key_of(OPERATOR)
-    fleet = start_fleet("--tenants", str(tenants), *NAMED, key=key)
-    asks = [replace(ask, key=key_of(PAYING[ask.number % 2])) for ask in asks_of_all_lengths(seed=5)]
+    fleet = start_fleet(*("--tenants", str(tenants), *NAMED), key=key, command=command_of(whole))
+    asks = [
+        replace(ask, key=key_of(PAYING[ask.number % 2])) for ask in asks_of_all_lengths(5, whole)
+    ]
     told: list[Story] = []
     expected = trio.run(answers_in_peace, fleet, asks, told, key)
     for fault in ("decode-kill", "prefill-kill", SERVER_KILL):
@@ -110,9 +120,12 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
 
 
 @pytest.mark.long
-def test_a_death_costs_each_stream_one_attempt(start_fleet: Callable[..., FleetProcess]) -> None:
-    fleet = start_fleet(*PATIENT, "--decode", "2")
-    asks = asks_of_all_lengths(seed=6)
+@pytest.mark.proof
+def test_a_death_costs_each_stream_one_attempt(
+    start_fleet: Callable[..., FleetProcess], whole: bool
+) -> None:
+    fleet = start_fleet(*PATIENT, "--decode", "2", command=command_of(whole))
+    asks = asks_of_all_lengths(6, whole)
     expected = trio.run(answers_in_peace, fleet, asks, [])
 
     verdict = trio.run(verdict_under, "decode-kill", fleet, asks, expected, [])

@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import transformers
+
+from tests.lazily import lazily
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import transformers
     from transformers import PreTrainedModel
+else:
+    transformers = lazily("transformers")
 
 VOCAB_SIZE = 256
 SHAPE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from engine.native.library import load_build
 
 DRIVER: Final = Path(__file__).parent / "sanitize.c"
 WARNINGS: Final = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
-SANITIZERS: Final = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZERS: Final = ("-g1", "-Og", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 COMPILE_TIMEOUT_S: Final = 240
 HEAD_DIMS: Final = (16, 64)
 """Narrow heads, and those that are wide enough for a way of their own where rows are few."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
+from engine.adapters.shapes import adapter_numbers
+from engine.adapters.tensors import layers_of
 from engine.batch import StepRow
+from engine.model_config import load_model_config
 from engine.native.model import NativeModel
 from tests.adapters import Written, write_adapter, write_merged
 from triolet.adapters.files import WEIGHTS_FILE, read_adapter
@@ -197,6 +202,50 @@ def test_files_that_have_changed_are_refused(
     write_adapter(adapter.path, base, 2)
     with pytest.raises(ModelError, match="its files have changed"):
         open_engine(base, EngineConfig(kv_pool_bytes=4 * MIB, adapters=(config,)))
+
+
+def test_the_memory_of_adapters_is_known_from_their_headers_and_taken_from_the_pools_share(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    base = checkpoint("llama").path
+    adapters = [
+        write_adapter(tmp_path / "whole", base, 1),
+        write_adapter(tmp_path / "part", base, 2, (*ATTENTION, "up_proj"), rank=17),
+    ]
+    model, place = load_model_config(base), torch.device("cpu")
+    loaded = [
+        layers_of(read_adapter(one.path, "", 64), model, torch.float32, place) for one in adapters
+    ]
+    counted = sum(
+        low.down.numel() + low.up.numel()
+        for layers in loaded
+        for layer in layers
+        for low in layer.values()
+    )
+    config = config_of("native", *adapters)
+    assert adapter_numbers(config.adapters, model) == counted
+    scarce = replace(config, kv_pool_bytes=None, kv_pool_memory_share=1e-9)
+    with pytest.raises(
+        ConfigError, match=rf"without the {counted * 4} of adapters.*give fewer adapters, a"
+    ):
+        open_engine(base, scarce)
+
+
+def test_numbers_are_those_of_the_digest_though_the_file_is_replaced(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    base = checkpoint("llama")
+    first, second = (write_adapter(tmp_path / str(seed), base.path, seed) for seed in (1, 2))
+    model, place = load_model_config(base.path), torch.device("cpu")
+    before = layers_of(read_adapter(first.path, "", 64), model, torch.float32, place)
+    read = read_adapter(first.path, "", 64)
+    (second.path / WEIGHTS_FILE).replace(first.path / WEIGHTS_FILE)
+    after = layers_of(read, model, torch.float32, place)
+    for expected, found in zip(before, after, strict=True):
+        assert found.keys() == expected.keys()
+        for product, low in found.items():
+            assert torch.equal(low.down, expected[product].down)
+            assert torch.equal(low.up, expected[product].up)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -9,12 +9,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
 from gguf import GGMLQuantizationType as Kind
 
 from engine.preflight.check import dtype_for
 from engine.weights import open_weights
 from tests.gguf_files import byte_vocabulary, finish, write_header, write_model
+from tests.lazily import lazily
 from triolet.config import Dtype, EngineConfig
 from triolet.errors import ModelError
 from triolet.gguf.container import ENCODINGS, read_gguf
@@ -27,6 +27,10 @@ from .driver import generate, ids, open_engine
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import transformers
+else:
+    transformers = lazily("transformers")
 
 RANDOM = np.random.default_rng(11)
 PROMPTS = [RANDOM.integers(3, VOCAB_SIZE, size=n).tolist() for n in (1, 17, 60)]

@@ -18,6 +18,20 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "engine" / "native" / "source" / "forward.c"
 BUILD = "avx2"
 """The smallest; `make sanitize` takes all."""
+INSTRUCTIONS = {flag for flags in BUILDS.values() for flag in flags}
+
+NOTES_ITS_FLAGS = """#!/bin/sh
+words="$*"
+while [ "$1" != -o ]; do
+    case "$1" in *.o) object=$1 ;; esac
+    shift
+done
+case "$words" in
+    *" -c "*) echo "$words" > "$2"; sleep 0.5 ;;
+    *) cp "$object" "$2" ;;
+esac
+"""
+"""A compiler whose object says how it was compiled, and is linked when others have compiled too."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,17 +59,35 @@ def test_the_kernels_touch_nothing_that_is_not_theirs(tmp_path: Path) -> None:
     assert "AddressSanitizer" in said
 
 
-@pytest.mark.slow
-def test_an_installation_without_a_compiler_succeeds_without_kernels(tmp_path: Path) -> None:
-    folders = ["--build-lib", tmp_path / "lib", "--build-temp", tmp_path / "temp"]
+def install(folder: Path, cc: str) -> None:
+    """Build what an installation builds, with a compiler of one's own."""
+    folders = ["--build-lib", str(folder / "lib"), "--build-temp", str(folder / "temp")]
     done = subprocess.run(
         [sys.executable, "setup.py", "build_ext", *folders],
         cwd=ROOT,
-        env=os.environ | {"CC": "/bin/false"},
+        env=os.environ | {"CC": cc},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_builds_that_are_made_side_by_side_do_not_mix(tmp_path: Path) -> None:
+    """One that holds another's instructions ends the process on a processor without them."""
+    (tmp_path / "cc").write_text(NOTES_ITS_FLAGS)
+    (tmp_path / "cc").chmod(0o700)
+    install(tmp_path, str(tmp_path / "cc"))
+    made = {path.name.split(".")[0]: path.read_text() for path in tmp_path.rglob("*.so")}
+    assert made.keys() == {f"_{build}" for build in BUILDS}
+    for build, flags in BUILDS.items():
+        said = made[f"_{build}"].split()
+        assert tuple(word for word in said if word in INSTRUCTIONS) == flags
+
+
+@pytest.mark.slow
+def test_an_installation_without_a_compiler_succeeds_without_kernels(tmp_path: Path) -> None:
+    install(tmp_path, "/bin/false")
     assert list(tmp_path.rglob("*.so")) == []
     assert library_path(BUILD) is not None, "what is installed here is another matter"

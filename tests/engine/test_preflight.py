@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -100,6 +101,19 @@ def test_memory_that_holds_no_sequence_is_refused(
     assert sized(model, 12_000, max_model_len=32, max_num_seqs=1) == 3000
     with pytest.raises(ConfigError, match="KV of 32 tokens takes 3000"):
         sized(model, 11_999, max_model_len=32)
+
+
+def test_adapters_take_their_part_of_the_pools_share(
+    checkpoint: Callable[[str], Checkpoint],
+) -> None:
+    model = load_model_config(checkpoint("llama").path)
+    config = EngineConfig(block_size=16)
+    found = with_pool_size(config, model, 1000, 100_000, adapter_bytes=4000)
+    assert found.kv_pool_bytes == 21_000, "of 25,000"
+    with pytest.raises(ConfigError, match=r"0\.25: 1999 bytes, without the 23001 of adapters; "):
+        with_pool_size(config, model, 1000, 100_000, adapter_bytes=23_001)
+    said = replace(config, kv_pool_bytes=77)
+    assert with_pool_size(said, model, 1000, 100_000, adapter_bytes=23_001) == said
 
 
 def test_a_device_that_cannot_be_used_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import transformers
 
 from engine.rope import RotaryTable, inverse_frequencies, rotate
 from engine.rope_config import RopeConfig, RopeKind
+from tests.lazily import lazily
+
+if TYPE_CHECKING:
+    import transformers
+else:
+    transformers = lazily("transformers")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ START_DEADLINE_S = 240.0
 """Five interpreters, four of which import torch: seconds on a machine with nothing else to do."""
 SETTLE_DEADLINE_S = 120.0
 """A worker that was killed has to start again meanwhile."""
-POLL_S = 0.02
+POLL_S = 0.05
+"""For an audit each of four workers reads its whole pool."""
 
 STALL_TIMEOUT_S = 4.0
 """The default of 10 s would make each cell with a silent client take that long. As there, longer

@@ -7,7 +7,7 @@ import sys
 import tomllib
 from functools import cache
 
-from .test_layout import ROOMS, ROOT, imports_of, parsed, sources
+from .test_layout import ROOMS, ROOT, imports_of, sources
 
 IMPORT_NAMES = {
     "pyzmq": "zmq",
@@ -40,7 +40,7 @@ def imported(*, of_product: bool) -> set[str]:
     for path in sources(*ROOMS):
         is_product = not str(path.relative_to(ROOT)).startswith(NOT_THE_PRODUCT)
         if is_product == of_product:
-            modules |= {module.split(".")[0] for _, module in imports_of(parsed(path))}
+            modules |= {module.split(".")[0] for _, module in imports_of(path)}
     third_party = modules - set(ROOMS) - set(sys.stdlib_module_names)
     return {COMES_WITH.get(module, module) for module in third_party}
 

@@ -81,6 +81,16 @@ def repository() -> tuple[str, ...]:
     return tuple(name for name in listed.stdout.splitlines() if (ROOT / name).exists())
 
 
+@cache
+def endings() -> frozenset[str]:
+    """Return every name by which a file of the repository may be called: its last parts."""
+    return frozenset(
+        "/".join(parts[start:])
+        for parts in (name.split("/") for name in repository())
+        for start in range(len(parts))
+    )
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page: Path) -> None:
     dead = []
@@ -103,11 +113,7 @@ def test_every_source_file_that_is_named_exists(page: Path) -> None:
         for word in SOURCE_FILE.findall(code)
         if not word.startswith(("build/", "~", "/"))
     }
-    missing = sorted(
-        name
-        for name in named
-        if name not in MADE and not any(f"/{known}".endswith(f"/{name}") for known in repository())
-    )
+    missing = sorted(name for name in named - MADE if name not in endings())
     assert not missing
 
 
@@ -120,21 +126,26 @@ def test_a_page_has_one_subject() -> None:
 
 
 @cache
-def source() -> str:
-    """Return the code of every room as one text."""
+def named_in_source() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the classes of every room, and all that is called, annotated or assigned there."""
     rooms = ROOMS.removesuffix("|tests|docs").split("|")
     names = (name for name in repository() if name.startswith(tuple(f"{room}/" for room in rooms)))
-    return "".join(text_of(ROOT / name) for name in names if name.endswith((".py", ".js")))
+    texts = [text_of(ROOT / name) for name in names if name.endswith((".py", ".js"))]
+    classes, members = re.compile(r"\bclass (\w+)"), re.compile(r"\b(\w++)\s*+[(:=]")
+    return (
+        frozenset(name for text in texts for name in classes.findall(text)),
+        frozenset(name for text in texts for name in members.findall(text)),
+    )
 
 
 @pytest.mark.parametrize("page", TOUR, ids=lambda page: page.stem)
 def test_every_method_that_is_named_exists(page: Path) -> None:
     named = {match.groups() for span in code_in(text_of(page)) if (match := METHOD.fullmatch(span))}
+    classes, members = named_in_source()
     missing = [
         f"{owner}.{name}"
         for owner, name in sorted(named)
-        if not re.search(rf"\bclass {owner}\b", source())
-        or not re.search(rf"\b{name}\b\s*[(:=]", source())
+        if owner not in classes or name not in members
     ]
     assert not missing
 
@@ -209,9 +220,14 @@ def options() -> Iterator[tuple[str, str, Any]]:
                 yield name, parameter.opts[0], parameter.default
 
 
+@cache
+def known_options() -> frozenset[str]:
+    return frozenset(option for _, option, _ in options())
+
+
 def test_the_operator_is_told_of_every_option() -> None:
     described = set(OPTION.findall(text_of(CONFIGURATION)))
-    assert described == {option for _, option, _ in options()}
+    assert described == known_options()
 
 
 def test_every_setting_is_described_with_its_default_and_its_reason() -> None:
@@ -220,7 +236,6 @@ def test_every_setting_is_described_with_its_default_and_its_reason() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_of_triolet_that_is_named_exists(page: Path) -> None:
-    known = {option for _, option, _ in options()}
     of_others = re.compile(
         r"\b(?:pip|hf|make|pytest|git|podman|docker|useradd|systemctl|curl --unix-socket)\b"
     )
@@ -230,4 +245,4 @@ def test_every_option_of_triolet_that_is_named_exists(page: Path) -> None:
         if not of_others.search(code)
         for option in OPTION.findall(code)
     }
-    assert named <= known
+    assert named <= known_options()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import ast
 import re
+from typing import TYPE_CHECKING
 
-from .test_layout import ROOMS, parsed, shown, sources
+from .test_layout import ROOMS, nodes_of, shown, sources
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 
-def events(tree: ast.Module) -> list[tuple[int, str]]:
+def events(path: Path) -> list[tuple[int, str]]:
     """Return the line and the name of each event that is logged by a literal."""
     return [
         (node.lineno, node.args[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
+        for node in nodes_of(path)[ast.Call]
+        if isinstance(node.func, ast.Attribute)
         and node.func.attr in LEVELS
         and node.args
         and isinstance(node.args[0], ast.Constant)
@@ -30,7 +33,7 @@ def test_events_are_words_joined_by_underscores() -> None:
     found = [
         (shown(path), line, name)
         for path in sources(*(room for room in ROOMS if room not in {"loadtest", "tools"}))
-        for line, name in events(parsed(path))
+        for line, name in events(path)
     ]
     assert len(found) > 50
     assert [one for one in found if not NAME.fullmatch(one[2])] == []

@@ -40,9 +40,9 @@ from triolet.tenants_form import read_tenants
 
 if TYPE_CHECKING:
     from server.contract.generation import GenerationRequest
+    from server.scheduling.admission import Ask
     from server.tenants.quotas import Quotas
     from tests.server.support.fakes import FakeGeneration
-    from triolet.service_class import Scheduling
 
 OTHERS, REQUESTS = 150, 24
 
@@ -118,10 +118,8 @@ class LargeText(FakeText):
 
 
 class ChoosyAdmission(FakeAdmission):
-    def refuse_early(
-        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
-    ) -> None:
-        if scheduling.tenant == TENANTS[OVERLOADED]:
+    def refuse_early(self, ask: Ask, now: float) -> None:
+        if ask.scheduling.tenant == TENANTS[OVERLOADED]:
             raise overloaded("too much", 1.0)
 
 

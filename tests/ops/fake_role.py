@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ops.role_process import hold_on_to
+from ops.own_process import hold_on_to
 from triolet.status import SUCCESSOR_SIGNAL, Failed, Progress, ServerReady, report
 
 

@@ -16,6 +16,7 @@ from ops.models.adapters import with_adapters
 from ops.models.several import with_stored_models
 from ops.settings.form import Settings, document
 from ops.settings.sources import Sources
+from ops.supervisor.plan import controlled
 from ops.supervisor.prepare import prepare
 from tests.adapters import write_adapter
 from triolet.adapters.files import CONFIG_FILE, read_adapter
@@ -47,6 +48,15 @@ def told_of(settings: Settings) -> list[tuple[AdapterConfig, ...]]:
     return [settings.server.model_adapters, *engines]
 
 
+def test_a_start_is_refused_where_adapters_leave_no_memory_for_kv(adapter: Path) -> None:
+    wanted = (f"fleet.adapters=sql={adapter}", "worker.engine.kv_pool_memory_share=1e-9")
+    with (
+        with_stored_models(settings_of(*wanted)) as stored,
+        pytest.raises(ConfigError, match=r"without the \d+ of adapters.*give fewer adapters"),
+    ):
+        prepare(settings_of(*wanted), stored, ())
+
+
 def test_each_process_is_told_of_the_adapters_of_its_model(adapter: Path) -> None:
     settings = settings_of(
         "models.chat.ref=demo",
@@ -58,6 +68,10 @@ def test_each_process_is_told_of_the_adapters_of_its_model(adapter: Path) -> Non
     chat, code = (told_of(model.settings) for model in plan.models)
     assert code == [(), (), ()]
     assert [one.name for one in chat[0]] == ["sql", "two"]
+    own, none = (model.adapter_bytes[Role.DECODE] for model in plan.models)
+    assert (own > 0, none) == (True, 0)
+    told = [controlled(model).adapter_bytes for model in plan.models]
+    assert told == [2 * own, 0], "each of two workers holds all"
     assert chat[0] == chat[1] == chat[2]
     assert chat[0][0].path == str(adapter)
     assert chat[0][0].digest == chat[0][1].digest

@@ -481,6 +481,37 @@ async def test_a_control_that_was_given_up_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+async def test_a_restart_of_all_starts_a_control_that_was_given_up(tmp_path: Path) -> None:
+    config = replace(CONFIG, control_retry_s=3600.0)
+    names = ("server-0", "control:late", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, config=config)) as fleet:
+        await until(lambda: bool(fleet.recorder.failures))
+        await fleet.restart(Role.SERVER)
+        await fleet.restart(models=("a",))
+        assert fleet.lives("control") == 3, "it is none of these"
+        await fleet.restart()
+        assert fleet.lives("control") == 4
+        assert fleet.steps[-1] == "control: starting afresh, before its pause is over"
+        await fleet.restart(Role.CONTROL)
+        assert fleet.lives("control") == 5
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
+async def test_a_restart_says_that_control_keeps_dying(tmp_path: Path) -> None:
+    config = replace(CONFIG, control_retry_s=3600.0)
+    names = ("server-0", "control:crash", "a.decode-0")
+    async with running(Fleet(tmp_path / "journal", *names, config=config)) as fleet:
+        await until(lambda: bool(fleet.recorder.failures))
+        for again in (4, 5):
+            with pytest.raises(RestartFailed, match=r"control did not become ready: .* 3 times"):
+                await fleet.restart(Role.CONTROL)
+            assert len(fleet.recorder.failures) == again - 2, "each time it is given up once"
+        assert fleet.states == {"a": ModelState.RUNNING}
+    assert fleet.outcome is None
+
+
+@pytest.mark.slow
 async def test_a_control_whose_settings_do_no_more_ends_no_fleet(tmp_path: Path) -> None:
     config = replace(CONFIG, control_retry_s=0.01)
     names = ("server-0", "control:spoiled", "a.decode-0")

@@ -12,7 +12,9 @@ import pytest
 import xxhash
 
 from ops.cli import main
+from ops.model_directory import demo_model_path
 from tests import forked
+from tests.adapters import write_adapter
 from triolet.status import WorkerReady, parse_report
 from triolet.store.layout import ModelStore
 from triolet.store.measured import Golden, Kept, keep_measured, measured_of
@@ -177,6 +179,21 @@ def test_a_configuration_of_a_whole_fleet_is_none_of_a_probe_s_concern(
         f'[server.tenants]\nfile = "{tmp_path / "none.json"}"\n'
     )
     assert probe(store, packed, "--config", str(file)) == 0
+
+
+def test_an_adapter_is_none_that_can_be_probed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = write_adapter(tmp_path / "sql", demo_model_path(), 1, ("q_proj",)).path
+    store = ("--store", str(tmp_path / "store"))
+    assert main(("model", "import", str(adapter), "--name", "chat-sql", *store)) == 0
+    capsys.readouterr()
+    assert main(("model", "probe", "chat-sql", *store)) == 2
+    said = capsys.readouterr().err
+    assert "chat-sql is a LoRA adapter, which computes nothing without its base" in said
+    for named in ("chat-sql", str(adapter)):
+        assert main(("serve", named, "--set", f"fleet.store={tmp_path / 'store'}")) == 2
+        assert f"{named} is a LoRA adapter" in capsys.readouterr().err
 
 
 def test_a_directory_has_nothing_to_keep_them_with(

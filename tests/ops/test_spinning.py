@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ops.role_process import SPIN_COUNT, spin_briefly
+from ops.own_process import SPIN_COUNT, spin_briefly
 
 
 def test_whoever_set_it_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from ops.role_process import PR_SET_CHILD_SUBREAPER, prctl
+from ops.own_process import PR_SET_CHILD_SUBREAPER, prctl
 from ops.settings.form import Settings
 from ops.supervisor.process_spec import ProcessSpec
 from ops.supervisor.slot import Slot
@@ -85,7 +85,7 @@ OWN_LOGS = """
 import sys, structlog, trio
 import ops.cli
 from ops.logs import configure_logs
-from ops.role_process import PR_SET_CHILD_SUBREAPER, prctl
+from ops.own_process import PR_SET_CHILD_SUBREAPER, prctl
 from ops.supervisor.process_spec import ProcessSpec
 from ops.supervisor.starter import Starter, Template
 from triolet.ids import Role
@@ -108,7 +108,7 @@ trio.run(run, Starter({Role.DECODE: template}, (sys.executable, "-c", ""), 30.0)
 """
 NO_PIDFDS = """
 import ctypes, struct
-from ops.role_process import prctl
+from ops.own_process import prctl
 from ops.supervisor.starter import has_pidfds
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2

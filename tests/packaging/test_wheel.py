@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.house.test_layout import ROOT, imports_of, parsed, shown, sources
+from tests.house.test_layout import ROOT, imports_of, shown, sources
 from triolet.launch.entry import PACKAGES
 
 from .tree import NOT_SHIPPED, SHIPPED, build_wheel, copy_tree, known_files, unpack
@@ -56,7 +56,7 @@ def test_the_product_imports_neither_tests_nor_tools() -> None:
         f"{shown(path)}:{line}"
         for path in sources(*SHIPPED)
         if NAMED.search(path.read_text(encoding="utf-8"))
-        for line, module in imports_of(parsed(path))
+        for line, module in imports_of(path)
         if module.split(".")[0] in OTHERS
     ]
     assert not wrong

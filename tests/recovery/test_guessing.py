@@ -69,9 +69,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("model"), "llama").path
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("backend", ["native", "sdpa"])
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
-def test_a_client_cannot_tell(model: Path, dtype: Dtype, backend: str) -> None:
+def test_a_client_cannot_tell(model: Path, dtype: Dtype, backend: str, whole: bool) -> None:
     if backend == "native" and load_library() is None:
         pytest.skip("the kernels are not built for this machine")
     config = EngineConfig(
@@ -83,7 +84,10 @@ def test_a_client_cannot_tell(model: Path, dtype: Dtype, backend: str) -> None:
     )
     expected = _run(model, config, Guessing())
     assert all(record.end is not None and record.end[0] == "length" for record in expected)
-    for disturb, num_tokens in ((None, 0), *CUTS):
+    # In the short form each disturbs one or two of the four.
+    cell = 2 * (dtype is Dtype.BFLOAT16) + (backend == "sdpa")
+    cuts = CUTS if whole else [CUTS[cell % len(CUTS)]]
+    for disturb, num_tokens in ((None, 0), *cuts):
         recall = Recall(expected)
         guessing = Guessing(partial(_same, recall), EAGER)
         records = _run(model, config, guessing, disturb, num_tokens)
@@ -91,7 +95,8 @@ def test_a_client_cannot_tell(model: Path, dtype: Dtype, backend: str) -> None:
         assert recall.num_guesses > len(expected) * NUM_TOKENS / 2
 
 
-def test_neither_can_it_tell_whose_drafts_they_were(model: Path) -> None:
+@pytest.mark.proof
+def test_neither_can_it_tell_whose_drafts_they_were(model: Path, whole: bool) -> None:
     config = EngineConfig(
         dtype=Dtype.BFLOAT16, block_size=4, kv_pool_bytes=512 * KIB, max_num_batched_tokens=16
     )
@@ -105,7 +110,8 @@ def test_neither_can_it_tell_whose_drafts_they_were(model: Path) -> None:
         return made[-1]
 
     expected = _run(model, config, Guessing())
-    for disturb, num_tokens in ((None, 0), *CUTS):
+    # Of what disturbs, the death of a decode worker alone ends the life of drafts.
+    for disturb, num_tokens in ((None, 0), *(CUTS if whole else CUTS[:1])):
         records = _run(model, config, Guessing(make, EAGER), disturb, num_tokens)
         assert records == expected, (disturb, num_tokens)
     # Those of a life that was killed went with it.

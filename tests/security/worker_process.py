@@ -12,7 +12,7 @@ import trio
 import decode.worker
 import prefill.worker
 from ops.logs import configure_logs
-from ops.role_process import hold_on_to
+from ops.own_process import hold_on_to
 from tests.worker.fake_engine import FakeEngine
 from transport.zmq_network import ZmqNetwork
 from triolet.config import EngineConfig, LinkConfig, WireConfig, WorkerConfig

@@ -19,6 +19,8 @@ from .echo_peer import echo_peer
 from .ends import chunk
 
 HWM = 4
+FULL = 20
+"""Tries in a row, 10 ms apart, that find no room."""
 STANDSTILL_S = 2.0
 """Six times the interval at which heartbeats were sent."""
 
@@ -27,11 +29,15 @@ async def _main(address: str) -> None:
     listener = ZmqNetwork(LinkConfig()).listen(address, hwm=HWM, max_frame_bytes=MIB)
     with echo_peer("connect", listener.address) as peer:
         [message] = await listener.receive_many()
-        # It sends each of them back, far more than the pipe takes that is not read.
-        for index in range(400):
+        # It sends each of them back, until pipes that are not read are full both ways.
+        num_busy, index = 0, 0
+        while num_busy < FULL:
+            index += 1
             try:
                 listener.send_nowait(message.sender, chunk(index), bytes(64 * KIB))
+                num_busy = 0
             except PeerBusy:
+                num_busy += 1
                 await trio.sleep(0.01)
         await trio.sleep(0.5)
         peer.kill()

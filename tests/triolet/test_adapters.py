@@ -53,10 +53,9 @@ def test_an_adapter_is_read_whole(tmp_path: Path) -> None:
     assert set(read.matrices) == {
         Place(0, module, matrix) for module in ("q_proj", "down_proj") for matrix in "AB"
     }
-    content = (tmp_path / "a" / WEIGHTS_FILE).read_bytes()
     one = read.matrices[Place(0, "q_proj", "A")]
     wanted = tensors()[f"{PREFIX}self_attn.q_proj.lora_A.weight"]
-    assert content[one.begin : one.end] == wanted.tobytes()
+    assert one.numbers == wanted.tobytes()
     rooted = read_adapter(write(tmp_path / "b", use_rslora=True), BASE, 64)
     assert rooted.scale == pytest.approx(8 / 2**0.5)
     assert rooted.digest != read.digest

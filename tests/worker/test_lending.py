@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.batch import SampleSpec, StepRow
+from tests import forked
 from tests.engine.driver import open_engine
 from triolet.config import LendingConfig
 from triolet.errors import ConfigError
@@ -37,20 +38,19 @@ class Sibling:
     """Another worker, which does what it is told."""
 
     def __init__(self, path: Path, place: int) -> None:
-        self._process = subprocess.Popen(
+        self._process = forked.Popen(
             [sys.executable, "-c", SIBLING, str(path), str(place)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
         )
 
     def do(self, what: str) -> str:
         """Let it call a method and return what that returned."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(what + "\n")
+        self._process.stdin.write(f"{what}\n".encode())
         self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
+        return self._process.stdout.readline().decode().strip()
 
     def kill(self) -> None:
         """End it without a word."""

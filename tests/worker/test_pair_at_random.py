@@ -126,7 +126,12 @@ stories = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    # Of 150 events each, and of all kinds.
+    max_examples=settings().max_examples * 2 // 5,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(stories, st.integers(0, 4), st.sampled_from(["off", "oracle", "drafts"]))
 def test_blocks_and_tokens_survive_any_order_of_events(
     story: list[tuple[Callable[[Pair, int], None], int]], wrong_every: int, guesses: str

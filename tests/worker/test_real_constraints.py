@@ -38,7 +38,9 @@ from worker.local_engine import LocalEngine
 from .client import Client
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
+
+    from .client import Answer
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +127,20 @@ async def completions(client: Client, *sampling: SamplingParams) -> list[list[in
     return [(await client.finish(answer)).token_ids for answer in answers]
 
 
+async def rests(
+    client: Client, sampling: SamplingParams, whole: list[int], replayed: Sequence[int]
+) -> list[Answer]:
+    """Go on from several places of an answer, in steps of all of them together, as it did."""
+    answers = [
+        await client.start(PROMPT, sampling, replay=whole[:count], eos_token_ids=EOS)
+        for count in replayed
+    ]
+    for answer, count in zip(answers, replayed, strict=True):
+        await client.finish(answer)
+        assert answer.token_ids == whole[count:], count
+    return answers
+
+
 async def test_together_or_alone_the_tokens_are_the_same_and_within_the_grammar(
     engines: Engines, tmp_path: Path
 ) -> None:
@@ -142,12 +158,8 @@ async def test_together_or_alone_the_tokens_are_the_same_and_within_the_grammar(
 async def test_a_new_attempt_goes_on_with_the_same_tokens(engines: Engines, tmp_path: Path) -> None:
     async with workers(engines, tmp_path) as client:
         [whole] = await completions(client, JSON)
-        for num_replayed in (1, len(whole) // 2, len(whole) - 1):
-            replay = whole[:num_replayed]
-            answer = await client.start(PROMPT, JSON, replay=replay, eos_token_ids=EOS)
-            await client.finish(answer)
-            assert answer.token_ids == whole[num_replayed:]
-            assert answer.ended[Role.DECODE][0].reason is EndReason.STOP
+        for rest in await rests(client, JSON, whole, (1, len(whole) // 2, len(whole) - 1)):
+            assert rest.ended[Role.DECODE][0].reason is EndReason.STOP
 
 
 async def test_guesses_change_no_token_of_it(engines: Engines, tmp_path: Path) -> None:
@@ -194,11 +206,7 @@ async def test_a_new_attempt_goes_on_within_reasoning_or_behind_it(
         closing = sampling.reasoning.closing_behind(whole)
         assert closing is not None
         begin, end = closing
-        for num_replayed in (1, begin - 1, begin, begin + 1, end, end + 3):
-            replay = whole[:num_replayed]
-            answer = await client.start(PROMPT, sampling, replay=replay, eos_token_ids=EOS)
-            await client.finish(answer)
-            assert answer.token_ids == whole[num_replayed:]
+        await rests(client, sampling, whole, (1, begin - 1, begin, begin + 1, end, end + 3))
 
 
 async def test_guesses_change_no_token_of_reasoning(engines: Engines, tmp_path: Path) -> None:

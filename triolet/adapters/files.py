@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize
 
 from ..errors import ModelError
 from .keys import SHA256
@@ -35,7 +35,8 @@ FLOATS: Final = frozenset({"F32", "F16", "BF16"})
 MAX_CONFIG_BYTES: Final = 1 << 20
 """Of adapter_config.json: PEFT writes some 1 KiB, and lists of modules some 100 KiB."""
 MAX_WEIGHTS_BYTES: Final = 4 << 30
-"""Rank 64 for every matrix of a model of 70 billion parameters, in float32, takes 3 GiB."""
+"""Rank 64 for every matrix of a model of 70 billion parameters, in float32, takes 3 GiB. Reading
+takes twice the file's size of memory for a moment."""
 MAX_ALPHA: Final = 1e6
 """Adapters are mostly trained with 8 to 256. One of 10^39 is no number of float32 any more."""
 _TENSOR: Final = re.compile(
@@ -78,21 +79,19 @@ class Place(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """One matrix as the file describes it.
+    """One matrix of the file.
 
     Attributes:
       name: of the tensor.
       dtype: as safetensors calls it.
       shape: [rank, inputs] of A, [outputs, rank] of B.
-      begin: of its bytes in the file.
-      end: of its bytes in the file.
+      numbers: its bytes, the same that the digest covers: the file may be replaced meanwhile.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    begin: int
-    end: int
+    numbers: bytearray
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,14 @@ class AdapterFiles:
         return self.path / WEIGHTS_FILE
 
 
+def place_of(name: str) -> Place | None:
+    """Return where a tensor belongs by its name; None if that is no matrix of LoRA."""
+    matched = _TENSOR.fullmatch(name)
+    if matched is None or MODULES.get(matched[3]) != matched[2]:
+        return None
+    return Place(int(matched[1]), matched[3], matched[4])
+
+
 def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
     """Read an adapter, check that it is one which can be computed, and digest it.
 
@@ -133,8 +140,7 @@ def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
     fields = _read_config(path / CONFIG_FILE)
     rank, scale = _rank_and_scale(path / CONFIG_FILE, fields, max_rank)
     weights = path / WEIGHTS_FILE
-    content = _content(weights, MAX_WEIGHTS_BYTES)
-    matrices = _read_matrices(weights, content, rank)
+    matrices = _read_matrices(weights, rank)
     _require_whole(weights, matrices, fields)
     named: dict[str, Any] = {
         "base": base_digest,
@@ -144,7 +150,7 @@ def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
     }
     digest = sha256(json.dumps(named, sort_keys=True, separators=(",", ":")).encode())
     for one in _in_order(matrices):
-        digest.update(content[one.begin : one.end])
+        digest.update(one.numbers)
     return AdapterFiles(path, rank, scale, matrices, SHA256 + digest.hexdigest())
 
 
@@ -222,28 +228,24 @@ def _rank_and_scale(path: Path, fields: Mapping[str, Any], max_rank: int) -> tup
     return rank, alpha / math.sqrt(rank) if is_rs else alpha / rank
 
 
-def _read_matrices(path: Path, content: bytes, rank: int) -> dict[Place, Matrix]:
-    """Return the matrices that a file's header names."""
+def _read_matrices(path: Path, rank: int) -> dict[Place, Matrix]:
+    """Return the matrices of a file, which is read once."""
     try:
-        with safe_open(path, framework="numpy"):  # looks at the whole header
-            length = int.from_bytes(content[:8], "little")
-    except (SafetensorError, OSError) as error:
+        content = _content(path, MAX_WEIGHTS_BYTES)
+        tensors = dict(deserialize(content))  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
         raise ModelError(
             f"{path} is not a sound safetensors file: {error}; save the adapter again"
         ) from error
-    header: dict[str, Any] = json.loads(content[8 : 8 + length])
-    header.pop("__metadata__", None)
     found: dict[Place, Matrix] = {}
-    for name, entry in header.items():
-        matched = _TENSOR.fullmatch(name)
-        if matched is None or MODULES.get(matched[3]) != matched[2]:
+    for name, entry in sorted(tensors.items()):  # they come in no order
+        place = place_of(name)
+        if place is None:
             raise ModelError(
                 f"{path}: tensor {name} is none of LoRA for {', '.join(MODULES)}; train on these "
                 "alone, or merge the adapter into the base (PEFT's merge_and_unload) and serve that"
             )
-        begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        one = Matrix(name, entry["dtype"], tuple(entry["shape"]), begin, end)
-        place = Place(int(matched[1]), matched[3], matched[4])
+        one = Matrix(name, entry["dtype"], tuple(entry["shape"]), entry["data"])
         has_rank = len(one.shape) == 2 and one.shape[0 if place.matrix == "A" else 1] == rank
         if one.dtype not in FLOATS or not has_rank:
             wanted = f"[{rank}, inputs]" if place.matrix == "A" else f"[outputs, {rank}]"

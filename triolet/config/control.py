@@ -25,6 +25,8 @@ class ControlledModelConfig:
     """Prefill and decode workers together."""
     pool_bytes: int = 0
     """KV pools of its workers together; 0 where they are sized by the workers."""
+    adapter_bytes: int = 0
+    """LoRA adapters of its workers together: each worker holds all of them."""
     pinned: bool = False
     """As `models.NAME.pinned`."""
     keep_alive_s: float | None = None

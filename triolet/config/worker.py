@@ -258,8 +258,9 @@ class EngineConfig:
     kv_pool_bytes: int | None = None
     """KV pool of one worker. None sizes it from the model: the KV of `max_num_seqs` sequences of
     `kv_pool_context_share` of the model's context, at least one whole context, but never more than
-    `kv_pool_memory_share` of the memory that is free on the device. Where that holds less than one
-    context the context is cut to it, and a `max_model_len` that does not fit is refused."""
+    `kv_pool_memory_share` of the memory that is free on the device, less what the adapters of the
+    worker take. Where that holds less than one context the context is cut to it, and a
+    `max_model_len` that does not fit is refused."""
     kv_pool_context_share: float = 0.25
     """Share of the context that a usual sequence fills. Of 64 sequences at once with the lengths of
     real conversations the blocks are at most 0.77 of such a pool (Azure, context 8,192), 0.68

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 MAX_RECEIPT_BYTES: Final = 1024
 """Of five numbers and a digest."""
-
-
+MAX_KEPT: Final = 1024
+"""Receipts that a process keeps of a store that it may not write: some 100 versions of ten blobs,
+and half a megabyte."""
 SETTLED_NS: Final = 2_000_000_000
 """An inode that changed within this time before it was read gets no receipt: a write just after the
 read could leave the same times. The coarsest file systems count in steps of 2 s."""
@@ -41,7 +43,8 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class Receipts:
-    """The receipts of a store, one small file an inode.
+    """The receipts of a store, one small file an inode; those of a store that this process may not
+    write are kept in its memory.
 
     Args:
       folder: that holds them.
@@ -49,10 +52,12 @@ class Receipts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._kept: dict[tuple[int, int], Receipt] = {}
+        self._changing = Lock()  # a store is verified and shared by several threads
 
     def find(self, found: os.stat_result) -> str | None:
         """Return the digest of a file that has not changed since it was read; None if unknown."""
-        receipt = _read(self._path(found))
+        receipt = self._kept.get((found.st_dev, found.st_ino)) or _read(self._path(found))
         if receipt is None or receipt != receipt_of(found, receipt.digest):
             return None
         return receipt.digest
@@ -81,12 +86,19 @@ class Receipts:
         Raises:
           OSError: it cannot be written.
         """
-        if max(found.st_ctime_ns, found.st_mtime_ns) + SETTLED_NS < read_at_ns:
+        if max(found.st_ctime_ns, found.st_mtime_ns) + SETTLED_NS >= read_at_ns:
+            return
+        if self._may_write:
             self.write(found, digest)
+        else:
+            self._keep(receipt_of(found, digest))
 
     def drop(self, found: os.stat_result) -> None:
         """Forget a file that is not what its receipt says."""
-        self._path(found).unlink(missing_ok=True)
+        with self._changing:
+            self._kept.pop((found.st_dev, found.st_ino), None)
+        if self._may_write:
+            self._path(found).unlink(missing_ok=True)
 
     def keep_only(self, digests: Collection[str]) -> None:
         """Remove the receipts of all other content, and what a killed process has left."""
@@ -94,6 +106,16 @@ class Receipts:
             receipt = _read(path)
             if path.suffix != ".json" or receipt is None or receipt.digest not in digests:
                 path.unlink(missing_ok=True)
+
+    @property
+    def _may_write(self) -> bool:
+        return os.access(self.folder, os.W_OK)
+
+    def _keep(self, receipt: Receipt) -> None:
+        with self._changing:
+            self._kept[receipt.dev, receipt.inode] = receipt
+            if len(self._kept) > MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
 
     def _path(self, found: os.stat_result) -> Path:
         return self.folder / f"{found.st_dev}-{found.st_ino}.json"

@@ -171,7 +171,7 @@ class OllamaGenerate(AnyRequest):
     raw: bool | None = None
 
 
-Inputs = str | list[Annotated[str, Field(min_length=1)]]
+Inputs = str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True)]
 
 
 class OllamaEmbed(OllamaModel):

@@ -237,25 +237,20 @@ class RerankRequest(ScoringFields):
                 Field(min_length=1),
             ]
         ],
-        Field(min_length=1),
+        Field(min_length=1, fail_fast=True),
     ]
     top_n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     return_documents: bool | None = None
 
 
+Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+
+
 class ScoreRequest(ScoringFields):
     """POST /v1/score and /score: one text with each of several, or pairs."""
 
-    text_1: Annotated[
-        list[Text],
-        BeforeValidator(_texts, json_schema_input_type=Text | list[Text]),
-        Field(min_length=1),
-    ]
-    text_2: Annotated[
-        list[Text],
-        BeforeValidator(_texts, json_schema_input_type=Text | list[Text]),
-        Field(min_length=1),
-    ]
+    text_1: Annotated[Texts, BeforeValidator(_texts, json_schema_input_type=Text | Texts)]
+    text_2: Annotated[Texts, BeforeValidator(_texts, json_schema_input_type=Text | Texts)]
 
 
 COHERE: Final = "/v2/rerank"

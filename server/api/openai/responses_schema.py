@@ -175,6 +175,10 @@ class FunctionFields(StrictModel):
     parallel_tool_calls: bool | None = None
 
 
+# Of a million wrong items only the first makes an error: all would take seconds of one core.
+Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields):
     """What an answer is made from."""
 
@@ -186,27 +190,26 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields)
     }
 
     model: str | None = None
-    input: Annotated[
-        list[InputItem],
-        BeforeValidator(_messages, json_schema_input_type=str | list[InputItem]),
-        Field(min_length=1, max_length=MAX_MESSAGES),
-    ]
+    input: Annotated[Items, BeforeValidator(_messages, json_schema_input_type=str | Items)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     previous_response_id: str | None = None
     # All but the first speak of items that never occur here.
     include: (
-        list[
-            Literal[
-                "message.output_text.logprobs",
-                "message.input_image.image_url",
-                "reasoning.encrypted_content",
-                "file_search_call.results",
-                "web_search_call.results",
-                "web_search_call.action.sources",
-                "code_interpreter_call.outputs",
-                "computer_call_output.output.image_url",
-            ]
+        Annotated[
+            list[
+                Literal[
+                    "message.output_text.logprobs",
+                    "message.input_image.image_url",
+                    "reasoning.encrypted_content",
+                    "file_search_call.results",
+                    "web_search_call.results",
+                    "web_search_call.action.sources",
+                    "code_interpreter_call.outputs",
+                    "computer_call_output.output.image_url",
+                ]
+            ],
+            Field(fail_fast=True),
         ]
         | None
     ) = None

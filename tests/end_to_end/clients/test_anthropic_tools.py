@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from anthropic import Anthropic, beta_tool
+
+from tests.lazily import lazily
 
 from .installed import ADVICE, LOOP, MODEL, QUESTION, SUNNY, get_weather
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import anthropic
+
     from tests.end_to_end.fleet_process import FleetProcess
+else:
+    anthropic = lazily("anthropic")
 
 pytestmark = pytest.mark.slow
 
@@ -30,14 +35,14 @@ def test_the_tool_runner_calls_its_tool_and_gives_the_advice(
     fleet = script(*LOOP)
     cities: list[str] = []
 
-    @beta_tool
+    @anthropic.beta_tool
     def get_weather_(city: str) -> str:
         """Tell the weather of a city."""
         cities.append(city)
         return SUNNY
 
     get_weather_.name = "get_weather"
-    with Anthropic(base_url=fleet.url, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=fleet.url, api_key="none", max_retries=0) as client:
         runner = client.beta.messages.tool_runner(**ASKED, tools=[get_weather_], stream=stream)
         final = runner.until_done()
     assert cities == ["Rome"]
@@ -55,6 +60,6 @@ def test_thinking_blocks_of_another_model_are_taken(script: Callable[..., FleetP
         {"role": "assistant", "content": [thought, called]},
         {"role": "user", "content": [result]},
     ]
-    with Anthropic(base_url=fleet.url, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=fleet.url, api_key="none", max_retries=0) as client:
         answer = client.messages.create(**{**ASKED, "messages": turns})
     assert [block.text for block in answer.content if block.type == "text"] == [ADVICE]

@@ -7,17 +7,21 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import OpenAI
 from pydantic import BaseModel, field_validator
 
 from tests.end_to_end.scripted_model import Rule, tool_call
+from tests.lazily import lazily
 
 from .installed import MODEL, needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import openai
+
     from tests.end_to_end.fleet_process import FleetProcess
+else:
+    openai = lazily("openai")
 
 instructor = needed("instructor")
 pytestmark = pytest.mark.slow
@@ -44,11 +48,11 @@ class City(BaseModel):
 @pytest.fixture
 def opened(script: Callable[..., FleetProcess]) -> Iterator[Callable[..., Any]]:
     """Return what opens a client in a mode, with a script."""
-    clients: list[OpenAI] = []
+    clients: list[openai.OpenAI] = []
 
     def open_client(mode: str, *rules: Rule) -> Any:  # noqa: ANN401
         fleet = script(*rules)
-        clients.append(OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0))
+        clients.append(openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0))
         return instructor.from_openai(clients[-1], mode=instructor.Mode[mode])
 
     yield open_client

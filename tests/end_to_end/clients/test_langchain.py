@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from pydantic import BaseModel
 
 from tests.end_to_end.scripted_model import Rule, tool_call
+from tests.lazily import lazily
 
-from .installed import ADVICE, LOOP, MODEL, QUESTION, get_weather, needed
+from .installed import ADVICE, LOOP, MODEL, QUESTION, get_weather, needed, needed_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.end_to_end.fleet_process import FleetProcess
+    import openai
 
-langchain_openai = needed("langchain_openai", "langchain-openai")
+    from tests.end_to_end.fleet_process import FleetProcess
+else:
+    openai = lazily("openai")
+
+langchain_openai = needed_later("langchain_openai", "langchain-openai")
 pytestmark = pytest.mark.slow
 
 FORECAST = {"city": "Rome", "degrees": 31}

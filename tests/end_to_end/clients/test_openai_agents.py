@@ -6,16 +6,20 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import AsyncOpenAI
 
 from tests.end_to_end.scripted_model import Rule, tool_call
+from tests.lazily import lazily
 
 from .installed import ADVICE, LOOP, MODEL, QUESTION, get_weather, needed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    import openai
+
     from tests.end_to_end.fleet_process import FleetProcess
+else:
+    openai = lazily("openai")
 
 agents = needed("agents", "openai-agents")
 pytestmark = pytest.mark.slow
@@ -28,7 +32,9 @@ def run(fleet: FleetProcess, kind: str, use: Callable[[Any], Awaitable[Any]]) ->
     """Return what comes of using a model of the SDK's."""
 
     async def opened() -> Any:  # noqa: ANN401
-        async with AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{fleet.url}/v1", api_key="none", max_retries=0
+        ) as client:
             return await use(getattr(agents, kind)(model=MODEL, openai_client=client))
 
     return asyncio.run(opened())

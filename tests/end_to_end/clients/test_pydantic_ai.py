@@ -7,17 +7,21 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from tests.end_to_end.scripted_model import Rule, tool_call
+from tests.lazily import lazily
 
 from .installed import ADVICE, LOOP, MODEL, QUESTION, get_weather, needed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    import openai
+
     from tests.end_to_end.fleet_process import FleetProcess
+else:
+    openai = lazily("openai")
 
 pydantic_ai = needed("pydantic_ai", "pydantic-ai")
 openai_models = needed("pydantic_ai.models.openai", "pydantic-ai")
@@ -39,7 +43,9 @@ def run(fleet: FleetProcess, kind: str, use: Callable[[Any], Awaitable[Any]]) ->
     """Return what comes of using a model of the library's."""
 
     async def opened() -> Any:  # noqa: ANN401
-        async with AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{fleet.url}/v1", api_key="none", max_retries=0
+        ) as client:
             provider = openai_provider.OpenAIProvider(openai_client=client)
             return await use(getattr(openai_models, kind)(MODEL, provider=provider))
 

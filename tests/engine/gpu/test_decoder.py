@@ -43,25 +43,28 @@ def test_fused_steps_give_the_tokens_of_transformers(
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("backend", ["triton", "sdpa"])
 def test_steps_launched_ahead_give_the_same_tokens(
     request: pytest.FixtureRequest,
     checkpoint: Callable[[str], Checkpoint],
     backend: str,
+    whole: bool,
 ) -> None:
     path = checkpoint("qwen3").path
     params = SamplingParams(temperature=0.8, seed=11)
+    count = 6 if whole else 4
     if backend == "triton":
         engine = fused_engine(path, request.getfixturevalue("device"), CONFIG)
     else:
         engine = open_engine(path)
-    expected = [ids(one) for one in generate(open_engine(path), PROMPTS, 6, params)]
-    sequences = [Running(engine, n, prompt, 6) for n, prompt in enumerate(PROMPTS)]
+    expected = [ids(one) for one in generate(open_engine(path), PROMPTS, count, params)]
+    sequences = [Running(engine, n, prompt, count) for n, prompt in enumerate(PROMPTS)]
     for sequence in sequences:
         prefill(engine, sequence, params, 512)
     # They end at different steps, so that rows leave while others go on.
-    launched_ahead(engine, sequences[:2], params, 3)
-    launched_ahead(engine, sequences, params, 6)
+    launched_ahead(engine, sequences[:2], params, count // 2)
+    launched_ahead(engine, sequences, params, count)
     assert [ids(one.results) for one in sequences] == expected
 
 
@@ -99,28 +102,46 @@ def test_rows_that_ask_for_more_are_sampled_by_the_host(
         SamplingParams(temperature=0.9, seed=4, repetition_penalty=1.3),
         SamplingParams(temperature=0.0, min_tokens=9, stop_token_ids=(5,)),
     ]
+    expected = [generate(open_engine(path), [PROMPTS[1]], 2, params)[0] for params in demanding]
     engine = fused_engine(path, device, CONFIG)
-    for params in demanding:
-        expected = generate(open_engine(path), PROMPTS[:2], 2, params)
-        results = generate(engine, PROMPTS[:2], 2, params)
-        assert [ids(one) for one in results] == [ids(one) for one in expected]
-        for one, other in zip(results[0], expected[0], strict=True):
+    sequences = [Running(engine, n, PROMPTS[1], 2) for n in range(len(demanding))]
+    for sequence, params in zip(sequences, demanding, strict=True):
+        prefill(engine, sequence, params, 512)
+    # All in one step: none is sampled as the one beside it asks for.
+    rows = [
+        StepRow(
+            sequence.output_ids,
+            len(PROMPTS[1]),
+            sequence.blocks,
+            sequence.spec(engine, params),
+            is_decode=True,
+        )
+        for sequence, params in zip(sequences, demanding, strict=True)
+    ]
+    for sequence, result in zip(sequences, engine.runner.step(rows), strict=True):
+        assert result is not None
+        sequence.results.append(result)
+    for sequence, others in zip(sequences, expected, strict=True):
+        assert ids(sequence.results) == ids(others)
+        for one, other in zip(sequence.results, others, strict=True):
             assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_a_row_has_the_same_bits_whoever_else_is_in_a_fixed_batch(
-    device: torch.device, checkpoint: Callable[[str], Checkpoint]
+    device: torch.device, checkpoint: Callable[[str], Checkpoint], whole: bool
 ) -> None:
     path = checkpoint("qwen3").path
     config = EngineConfig(backend="triton", max_num_seqs=4, gpu=GpuConfig(fixed_batch=True))
     params = SamplingParams(temperature=0.0, logprobs=0)
+    count = 3 if whole else 2
     engine = fused_engine(path, device, config)
-    [alone] = generate(engine, PROMPTS[1:2], 3, params)
-    together = [Running(engine, n, prompt, 3) for n, prompt in enumerate(PROMPTS)]
+    [alone] = generate(engine, PROMPTS[1:2], count, params)
+    together = [Running(engine, n, prompt, count) for n, prompt in enumerate(PROMPTS)]
     for sequence in together:
         prefill(engine, sequence, params, 512)
-    decode(engine, together, params, 3)
+    decode(engine, together, params, count)
     assert together[1].results[1:] == alone[1:]
 
 

@@ -15,7 +15,7 @@ from ops.control.journal import FILE_NAME, KEPT_OPERATIONS, opened_journal
 from ops.control.memory import expected_bytes, forget_pages, held_bytes
 from ops.control.models import Model
 from ops.control.operations import Operation, Status, Wanted
-from ops.control.worker_seconds import VERSIONS_TOLD, Account, Version
+from ops.control.worker_seconds import OTHERS, VERSIONS_TOLD, Account, Version
 from triolet.config import ControlledModelConfig
 from triolet.control_protocol import LineBuffer, ModelNews, Models, ModelState, encode_line
 from triolet.errors import ConfigError
@@ -48,7 +48,13 @@ def test_servers_are_told_of_the_last_versions_in_a_line_that_they_take() -> Non
     again = Version("m0", f"sha256:{0:064x}")
     account.note("again", {again: 1.0})
     seconds = account.by_model()
-    assert {len(one) for one in seconds.values()} == {VERSIONS_TOLD}
+    assert {len(one) for one in seconds.values()} == {VERSIONS_TOLD + 1}
+    sums: dict[str, float] = {}
+    for version, its_s in account.seconds().items():
+        sums[version.model] = sums.get(version.model, 0.0) + its_s
+    for name, of_model in seconds.items():
+        assert sum(of_model.values()) == pytest.approx(sums[name]), "none is left out of the sum"
+    assert seconds["m1"].pop(OTHERS) == pytest.approx(3 * 1e6 / 3), "three versions"
     assert seconds["m0"][again.digest] == pytest.approx(1e6 / 3 + 1.0), "it runs now"
     assert list(seconds["m1"]) == [f"sha256:{run:064x}" for run in range(versions)][-VERSIONS_TOLD:]
     news = [
@@ -133,5 +139,6 @@ def test_memory_of_a_process_is_as_the_kernel_says(tmp_path: Path) -> None:
     small = ControlledModelConfig("chat", str(tmp_path), num_workers=2, pool_bytes=7)
     none = ControlledModelConfig("chat", str(tmp_path / "none"), num_workers=2, pool_bytes=7)
     assert expected_bytes(small) - expected_bytes(none) == 5000
+    assert expected_bytes(replace(small, adapter_bytes=90)) - expected_bytes(small) == 90
     forget_pages(small)
     assert weights.read_bytes() == bytes(5000)

@@ -289,6 +289,24 @@ def test_a_turn_ends_where_a_model_in_the_way_is_never_idle() -> None:
     assert (large.status, younger.status) == (Status.WAITING, Status.DONE)
 
 
+def test_a_load_that_a_never_idle_model_keeps_out_ends_no_idle_one() -> None:
+    fleet = Fleet(model("busy"), model("s"), model("large"), sizes={"large": 80})
+    for name in ("busy", "s"):
+        fleet.order(name, Wanted.LOAD)
+        fleet.settle()
+    for _ in range(100):
+        fleet.say(("busy", 1), ("s", 0))
+        fleet.tick(1.0)
+    large = fleet.order("large", Wanted.LOAD)
+    for _ in range(130):
+        fleet.say(("busy", 1), ("s", 0))
+        assert fleet.tick(1.0) == []
+    assert (large.status, fleet.state("s")) == (Status.WAITING, ModelState.SERVING)
+    fleet.say(("busy", 0), ("s", 0))
+    ended = {step.operation.model for step in fleet.tick()}
+    assert ended == {"busy", "s"}, "both at once, when that is enough"
+
+
 def test_a_gpu_is_shared_within_its_budget_and_gives_no_pool_to_this_machine() -> None:
     models = [model(name, pool_bytes=30) for name in ("a", "b")]
     fleet = Fleet(*models, budget=1000)

@@ -27,6 +27,7 @@ from triolet.control_protocol import ModelState
 from triolet.errors import LocalProtocolError
 
 MIN_S = 60.0
+TURN_S = 90.0
 NOW = 10_000.0
 
 STATES = st.sampled_from(sorted(ModelState))
@@ -95,12 +96,26 @@ def test_for_a_load_that_comes_first_all_idle_models_end_where_that_is_not_enoug
 ) -> None:
     wanted = replace(models[0], state=ModelState.STAGED)
     usual = make_room(wanted, models, {HOST: budget}, NOW, MIN_S)
-    first = make_room(wanted, models, {HOST: budget}, NOW, MIN_S, is_first=True)
+    first = make_room(wanted, models, {HOST: budget}, NOW, MIN_S, TURN_S)
     idle = {one.name for one in models[1:] if may_evict(one, NOW, MIN_S)}
     if isinstance(first, Fits) and isinstance(usual, Later):
         assert set(first.evict) == idle != set()
     else:
         assert first == usual
+
+
+def test_no_idle_model_ends_for_a_load_that_a_busy_one_keeps_out() -> None:
+    wanted = resident("large", ModelState.STAGED, size_bytes=80)
+    idle, busy = resident("idle"), resident("busy", num_requests=1, size_bytes=30)
+
+    def room(busy_s: float) -> object:
+        models = [idle, replace(busy, busy_s=busy_s)]
+        return make_room(wanted, models, {HOST: 100}, NOW, MIN_S, TURN_S)
+
+    assert room(89.0) == Fits(("idle",)), "it may be idle within the turn"
+    assert room(90.0) == Later(("idle", "busy"))
+    small = replace(busy, busy_s=90.0, size_bytes=20)
+    assert make_room(wanted, [idle, small], {HOST: 100}, NOW, MIN_S, TURN_S) == Fits(("idle",))
 
 
 def on_gpus(name: str, state: ModelState, **gpus: int) -> Resident:
@@ -129,7 +144,7 @@ def test_each_gpu_has_a_budget_of_its_own() -> None:
     assert room({"b": 101}) == Never(101, 0, 100, "b")
     wanted = on_gpus("new", ModelState.STAGED, b=100)
     busy = replace(on_b, num_requests=1)
-    first = make_room(wanted, [on_a, busy, both], budgets, NOW, MIN_S, is_first=True)
+    first = make_room(wanted, [on_a, busy, both], budgets, NOW, MIN_S, TURN_S)
     assert first == Fits(("both",)), "what is on the other GPU alone does not end"
     assert room({"c": 101}) == Fits(), "of a GPU that no worker has told of nothing is known"
     draining = replace(on_a, state=ModelState.DRAINING)

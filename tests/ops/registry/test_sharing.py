@@ -10,10 +10,11 @@ import re
 import socket
 import subprocess
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from structlog.testing import capture_logs
 
 from ops.cli import main
 from ops.registry.shared import SharedModels
@@ -323,6 +324,39 @@ def test_nobody_keeps_a_connection_without_the_password(source: ModelStore) -> N
             raw.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: raw.recv(65_536), b""))
         assert answer.count(b"HTTP/1.1 200 ") == 2
+
+
+def test_lines_about_peers_without_the_password_are_bounded(
+    source: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.registry.sharing.STRANGER_LINES", 2)
+    monkeypatch.setattr("ops.registry.sharing.STRANGER_LINES_S", 3600.0)
+
+    def refused(server: ShareServer) -> None:
+        address = ("127.0.0.1", int(server.server_address[1]))
+        with socket.create_connection(address, TIMEOUT_S) as raw, suppress(OSError):
+            raw.sendall(b"GET /v2/ HTTP/1.1\r\n\r\n")
+            raw.shutdown(socket.SHUT_WR)  # an error where it has no room
+            while raw.recv(65_536):
+                pass
+
+    with shared(source, "chat") as server, capture_logs() as logs:
+        for _ in range(9):
+            refused(server)
+        assert [one["status"] for one in logs] == [401, 401]
+        assert ask(server, "/v2/")[0] == 200
+        assert logs[-1]["status"] == 200, "with the password every request has its line"
+        assert ask(server, "/v2/none/manifests/latest")[0] == 404
+        assert logs[-1]["status"] == 404, "also one that is refused"
+        monkeypatch.setattr("ops.registry.sharing.STRANGER_LINES", 99)
+        refused(server)
+        assert logs[-1]["left_out"] == 7
+    monkeypatch.setattr("ops.registry.sharing.MAX_CONNECTIONS", 0)
+    monkeypatch.setattr("ops.registry.sharing.STRANGER_LINES", 2)
+    with shared(source, "chat") as server, capture_logs() as logs:
+        for _ in range(9):
+            refused(server)
+        assert [one["event"] for one in logs] == ["share_full"] * 2
 
 
 def test_a_connection_that_is_cut_keeps_its_tls(

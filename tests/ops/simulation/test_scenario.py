@@ -22,9 +22,11 @@ SCRIPT = """
 from ops.simulation.campaign import keep_quiet
 from ops.simulation.scenario import simulate
 keep_quiet()
-print(*(simulate(seed).trace for seed in (1, 2, 3)))
+print(*(simulate(seed).trace for seed in (1, 2)))
 """
-NUM_RANDOM_SEEDS = 15
+NUM_RANDOM_SEEDS = 5
+"""In each run of the tests; `make simulate` searches thousands."""
+NUM_SEEDS_WHOLE = 100
 RANDOM_SEEDS_BELOW = 10**9
 
 
@@ -35,10 +37,10 @@ def quiet() -> None:
 
 @pytest.mark.slow
 def test_a_seed_has_the_same_trace_in_every_process_and_another_seed_another() -> None:
-    here = [simulate(seed).trace for seed in (1, 2, 3)]
-    again = [simulate(seed).trace for seed in (3, 2, 1)]
+    here = [simulate(seed).trace for seed in (1, 2)]
+    again = [simulate(seed).trace for seed in (2, 1)]
     assert here == again[::-1]
-    assert len(set(here)) == 3
+    assert len(set(here)) == 2
     elsewhere = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         cwd=ROOT,
@@ -81,9 +83,10 @@ def test_no_seed_of_the_corpus_breaks_anything_and_every_fault_happens_there() -
     assert set(tally.routes) >= often, "prompts go both ways, and for every usual reason"
 
 
+@pytest.mark.proof
 @pytest.mark.slow
-def test_no_seed_that_nobody_chose_breaks_anything() -> None:
+def test_no_seed_that_nobody_chose_breaks_anything(whole: bool) -> None:
     first = secrets.randbelow(RANDOM_SEEDS_BELOW)
-    for seed in range(first, first + NUM_RANDOM_SEEDS):
+    for seed in range(first, first + (NUM_SEEDS_WHOLE if whole else NUM_RANDOM_SEEDS)):
         report = simulate(seed)
         assert report.violations == [], f"take it into the corpus: {replay_command(seed)}"

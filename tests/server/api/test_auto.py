@@ -25,7 +25,7 @@ from tests.server.api.test_many_models import (
     CodeText,
     TwoModels,
 )
-from tests.server.support.fakes import ChargingFleet, FakeFleet, by_hand, fake_model
+from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeText, by_hand, fake_model
 from tests.server.support.surface import MODEL, request_bytes, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from server.text.tokenizer import ChatPrompt
     from tests.server.support.surface import Answer
 
 LADDER = AutoConfig(ladder=(MODEL, CODE), completion_tokens=8)
@@ -59,7 +60,7 @@ async def ladder(auto: AutoConfig = LADDER, **changes: Any) -> AsyncIterator[Two
     demo = changes.pop("fleet", None) or FakeFleet()
     code = changes.pop("code_fleet", None) or FakeFleet()
     demo.status().max_model_len = 256
-    other = fake_model(CODE_CONFIG, code, text=CodeText())
+    other = fake_model(CODE_CONFIG, code, text=changes.pop("code_text", None) or CodeText())
     async with surface(demo, others=[other], auto=auto, **changes) as server:
         yield TwoModels(server, demo, code)
 
@@ -218,6 +219,46 @@ async def test_a_model_that_cannot_be_woken_is_passed_over_whatever_the_policy()
         asleep(models.demo)
         models.demo.status().is_coming = False
         assert (await ask(models)).json["model"] == CODE
+
+
+class CountingText(FakeText):
+    """Counts the prompts that are tokenised."""
+
+    num_prompts = 0
+
+    async def render_chat(self, *args: Any, **more: Any) -> ChatPrompt:  # noqa: ANN401
+        self.num_prompts += 1
+        return await super().render_chat(*args, **more)
+
+
+async def test_a_prompt_is_tokenised_only_if_a_model_that_may_answer_has_room() -> None:
+    text, other = CountingText(), CountingText()
+    async with ladder(text=text, code_text=other) as models:
+        models.demo.admission.refuse_with = overloaded("demo is full", 7.0)
+        assert (await ask(models, max_tokens=250)).json["model"] == CODE
+        assert (text.num_prompts, other.num_prompts) == (1, 1), "the larger one has room"
+        models.code.admission.refuse_with = overloaded("code is full", 9.0)
+        refused = await ask(models)
+        assert (refused.status, b"demo is full" in refused.body) == (503, True)
+        assert (text.num_prompts, other.num_prompts) == (1, 1)
+        assert (len(models.demo.admission.keys), len(models.code.admission.keys)) == (1, 1)
+        models.demo.admission.refuse_with = None
+        tried = await ask(models, max_tokens=250)
+        assert (tried.status, b"code is full" in tried.body) == (503, True)
+        assert (text.num_prompts, other.num_prompts) == (2, 1), "only where it has to be known"
+
+
+async def test_a_model_that_cannot_be_woken_keeps_no_request_from_an_early_refusal() -> None:
+    text = CountingText()
+    async with ladder(text=text) as models:
+        models.demo.admission.refuse_with = overloaded("demo is full", 7.0)
+        asleep(models.code)
+        models.code.status().is_coming = False
+        assert (await ask(models)).status == 503
+        assert text.num_prompts == 0
+        models.code.status().is_coming = True
+        assert (await ask(models)).json["model"] == MODEL, "a longer prompt would wake the other"
+        assert text.num_prompts == 1
 
 
 async def test_an_answer_with_a_key_stays_on_the_model_that_it_was_begun_on() -> None:

@@ -7,8 +7,14 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from server.api.anthropic.schema import MessagesRequest
 from server.api.body import MAX_CONTAINERS, MAX_VALUES, parse_object
+from server.api.ollama.schema import OllamaChat, OllamaEmbed, OllamaGenerate
+from server.api.openai.embeddings import EmbeddingFields, RerankRequest, ScoreRequest
+from server.api.openai.responses_schema import InputTokensRequest, ResponseCreate
+from server.api.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest, StrictModel
 from triolet.errors import RequestError
 
 json_values = st.recursive(
@@ -94,3 +100,31 @@ def test_what_json_takes_and_we_do_not_is_named(body: bytes, why: str) -> None:
     with pytest.raises(RequestError, match=why) as refusal:
         parse_object(body)
     assert refusal.value.status == 400
+
+
+def num_errors(kind: type[StrictModel], body: dict[str, object]) -> int:
+    try:
+        kind.model_validate(body)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
+
+
+@pytest.mark.parametrize("entry", [1, "x", {"x": 1}], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ChatRequest, CompletionRequest, MessagesRequest, ResponseCreate, InputTokensRequest,
+        EmbeddingFields, RerankRequest, ScoreRequest, OllamaChat, OllamaEmbed, OllamaGenerate,
+    ],
+)  # fmt: skip
+def test_a_list_is_not_read_to_its_end_where_it_is_wrong(
+    kind: type[StrictModel], entry: object
+) -> None:
+    """An error of each entry of three MB held the interpreter's lock for six seconds."""
+    entries = [entry] * (2 * MAX_MESSAGES)
+    errors = {
+        name: num_errors(kind, {field.alias or name: entries})
+        for name, field in kind.model_fields.items()
+    }
+    assert max(errors.values()) < MAX_MESSAGES, errors

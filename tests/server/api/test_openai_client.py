@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import openai
 import pytest
 import trio
 import trio.testing
-from openai import AsyncOpenAI, OpenAI
-from openai.lib.responses_websocket import ResponsesWebSocketLimits, ResponsesWebSocketSession
 
 from server.contract.generation import CancelReason, FinishReason
+from tests.lazily import lazily
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import MODEL, PATIENCE_S, surface
 from triolet.errors import deadline_exceeded, no_worker, overloaded
@@ -20,10 +18,15 @@ from triolet.errors import deadline_exceeded, no_worker, overloaded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import openai
+    from openai.lib import responses_websocket
     from openai.types.chat import ChatCompletionMessageParam
 
     from tests.server.support.surface import Surface
     from triolet.errors import RequestError
+else:
+    openai = lazily("openai")
+    responses_websocket = lazily("openai.lib.responses_websocket")
 
 T = TypeVar("T")
 # The client opens its WebSocket in a way that the websockets library has begun to deprecate.
@@ -31,12 +34,12 @@ over_websocket = pytest.mark.filterwarnings("ignore:connect.. must be used:Depre
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
 
-async def with_client(server: Surface, use: Callable[[OpenAI], T]) -> T:
+async def with_client(server: Surface, use: Callable[[openai.OpenAI], T]) -> T:
     """Run the synchronous client in a thread."""
 
     def work() -> T:
         # Without a context for TLS, whose certificates take longer to load than a test runs.
-        with OpenAI(
+        with openai.OpenAI(
             api_key="none",
             base_url=f"{server.url}/v1",
             max_retries=0,
@@ -60,7 +63,7 @@ async def test_it_gets_a_whole_answer() -> None:
 
 
 async def test_it_streams() -> None:
-    def use(client: OpenAI) -> tuple[str, list[Any]]:
+    def use(client: openai.OpenAI) -> tuple[str, list[Any]]:
         with client.chat.completions.create(
             model=MODEL, messages=HI, stream=True, stream_options={"include_usage": True}
         ) as stream:
@@ -76,7 +79,7 @@ async def test_it_streams() -> None:
 
 
 async def test_its_stream_helper_puts_the_answer_together() -> None:
-    def use(client: OpenAI) -> str | None:
+    def use(client: openai.OpenAI) -> str | None:
         with client.chat.completions.stream(model=MODEL, messages=HI) as stream:
             return stream.get_final_completion().choices[0].message.content
 
@@ -116,24 +119,24 @@ async def test_it_lists_models() -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "code", "param"),
     [
-        ({"model": "nobody"}, openai.NotFoundError, "model_not_found", "model"),
-        ({"temperature": 9}, openai.BadRequestError, "invalid_request_error", "temperature"),
-        ({"messages": []}, openai.BadRequestError, "invalid_request_error", "messages"),
-        ({"max_tokens": 5000}, openai.BadRequestError, "context_length_exceeded", "messages"),
+        ({"model": "nobody"}, "NotFoundError", "model_not_found", "model"),
+        ({"temperature": 9}, "BadRequestError", "invalid_request_error", "temperature"),
+        ({"messages": []}, "BadRequestError", "invalid_request_error", "messages"),
+        ({"max_tokens": 5000}, "BadRequestError", "context_length_exceeded", "messages"),
         (
             {"modalities": ["audio"]},
-            openai.BadRequestError,
+            "BadRequestError",
             "unsupported_parameter",
             "modalities",
         ),
     ],
 )
 async def test_it_gets_typed_errors(
-    arguments: dict[str, Any], kind: type[openai.APIStatusError], code: str, param: str
+    arguments: dict[str, Any], kind: str, code: str, param: str
 ) -> None:
     asked: dict[str, Any] = {"model": MODEL, "messages": HI, **arguments}
     async with surface() as server:
-        with pytest.raises(kind) as caught:
+        with pytest.raises(getattr(openai, kind)) as caught:
             await with_client(server, lambda client: client.chat.completions.create(**asked))
     assert caught.value.code == code
     assert caught.value.param == param
@@ -177,7 +180,7 @@ async def test_it_retries_what_is_refused_for_now() -> None:
     fleet = FakeFleet()
     fleet.refuse_with = overloaded("busy", 0.01)
 
-    def use(client: OpenAI) -> str | None:
+    def use(client: openai.OpenAI) -> str | None:
         answer = client.with_options(max_retries=2).chat.completions.create(
             model=MODEL, messages=HI
         )
@@ -197,7 +200,7 @@ async def test_it_retries_what_is_refused_for_now() -> None:
 async def test_closing_its_stream_cancels() -> None:
     fleet = FakeFleet(by_hand)
 
-    def use(client: OpenAI) -> None:
+    def use(client: openai.OpenAI) -> None:
         with client.chat.completions.create(model=MODEL, messages=HI, stream=True) as stream:
             next(stream)
 
@@ -210,12 +213,12 @@ async def test_closing_its_stream_cancels() -> None:
 
 @pytest.mark.slow
 async def test_the_asynchronous_client_streams_side_by_side() -> None:
-    async def ask(client: AsyncOpenAI) -> str:
+    async def ask(client: openai.AsyncOpenAI) -> str:
         stream = await client.chat.completions.create(model=MODEL, messages=HI, stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     async def use(url: str) -> list[str]:
-        async with AsyncOpenAI(
+        async with openai.AsyncOpenAI(
             api_key="none",
             base_url=f"{url}/v1",
             http_client=openai.DefaultAsyncHttpxClient(verify=False),
@@ -229,7 +232,7 @@ async def test_the_asynchronous_client_streams_side_by_side() -> None:
 
 @over_websocket
 async def test_it_chats_over_a_websocket() -> None:
-    def use(client: OpenAI) -> tuple[list[str], list[str]]:
+    def use(client: openai.OpenAI) -> tuple[list[str], list[str]]:
         with client.responses.connect() as connection:
             kinds: list[str] = []
             texts: list[str] = []
@@ -262,7 +265,7 @@ async def test_it_chats_over_a_websocket() -> None:
 
 @over_websocket
 async def test_its_websocket_errors_are_events() -> None:
-    def use(client: OpenAI) -> tuple[int | None, str | None]:
+    def use(client: openai.OpenAI) -> tuple[int | None, str | None]:
         with client.responses.connect() as connection:
             connection.response.create(model="nobody", input="hi")
             event = connection.recv()
@@ -277,8 +280,8 @@ async def test_its_websocket_errors_are_events() -> None:
 async def test_its_sessions_put_lanes_together() -> None:
     fleet = FakeFleet(by_hand)
 
-    def use(client: OpenAI) -> tuple[str, str]:
-        limits = ResponsesWebSocketLimits(
+    def use(client: openai.OpenAI) -> tuple[str, str]:
+        limits = responses_websocket.ResponsesWebSocketLimits(
             max_lanes=4,
             max_events_per_lane=64,
             max_events=128,
@@ -287,7 +290,7 @@ async def test_its_sessions_put_lanes_together() -> None:
         )
         with (
             client.responses.connect() as connection,
-            ResponsesWebSocketSession(connection, limits=limits) as session,
+            responses_websocket.ResponsesWebSocketSession(connection, limits=limits) as session,
         ):
             lanes = [session.lane("a"), session.lane("b")]
             for lane in lanes:

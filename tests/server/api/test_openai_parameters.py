@@ -6,22 +6,24 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 import trio
-from openai import AsyncOpenAI, OpenAI
 
 from server.api.schemas import IGNORED as ignored_names
 from server.api.schemas import ChatRequest, CompletionRequest
+from tests.lazily import lazily
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import MODEL, surface
 from triolet.sampling import MAX_SEED, Grammar, GrammarKind
 from triolet.service_class import Scheduling, ServiceClass
 
 if TYPE_CHECKING:
+    import openai
     from pydantic import BaseModel
 
     from server.contract.generation import GenerationRequest
+else:
+    openai = lazily("openai")
 
 pytestmark = pytest.mark.slow
 
@@ -147,10 +149,10 @@ def options(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def strict(url: str) -> OpenAI:
+def strict(url: str) -> openai.OpenAI:
     """Return a client that believes its types. Of streamed plain completions they demand a
     finish_reason in each chunk, which no server sends."""
-    return OpenAI(
+    return openai.OpenAI(
         api_key="none",
         base_url=f"{url}/v1",
         max_retries=0,
@@ -182,7 +184,7 @@ async def test_every_parameter_is_applied_and_answered_in_its_form(is_chat: bool
     table = OF_CHAT if is_chat else OF_COMPLETIONS
     usual = {"messages": HI} if is_chat else {"prompt": "abc"}
 
-    def use(client: OpenAI) -> None:
+    def use(client: openai.OpenAI) -> None:
         create: Any = client.chat.completions.create if is_chat else client.completions.create
         for sent, _ in table:
             assert create(**options(usual | sent)).choices[0].finish_reason == "stop"
@@ -203,7 +205,7 @@ async def test_every_parameter_is_applied_and_answered_in_its_form(is_chat: bool
 
 
 async def test_what_changes_nothing_is_ignored_and_what_is_not_served_refused_by_name() -> None:
-    def use(client: OpenAI) -> None:
+    def use(client: openai.OpenAI) -> None:
         for name, value in IGNORED.items():
             client.chat.completions.create(**options({"messages": HI, name: value}))
         for name, value in REFUSED.items():
@@ -221,7 +223,7 @@ async def test_what_changes_nothing_is_ignored_and_what_is_not_served_refused_by
 
 
 async def test_what_an_answer_tells_beside_its_text() -> None:
-    def use(client: OpenAI) -> None:
+    def use(client: openai.OpenAI) -> None:
         chat = client.chat.completions.with_raw_response.create(
             **options({"messages": HI, "logprobs": True, "top_logprobs": 1, "n": 3,
                        "return_token_ids": True, "cache_salt": "s"}),
@@ -262,7 +264,7 @@ async def test_what_an_answer_tells_beside_its_text() -> None:
 
 async def test_the_asynchronous_client_sends_the_same() -> None:
     async def use(url: str) -> None:
-        async with AsyncOpenAI(
+        async with openai.AsyncOpenAI(
             api_key="none",
             base_url=f"{url}/v1",
             max_retries=0,

@@ -5,21 +5,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 import trio
-from anthropic import Anthropic
 
 from server.api.anthropic.schema import MessagesRequest
 from server.api.openai.responses_schema import ResponseFields
+from tests.lazily import lazily
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import MODEL, surface
 
 from .test_openai_parameters import SHARED, seen, strict
 
 if TYPE_CHECKING:
+    import anthropic
+    import openai
     from pydantic import BaseModel
+else:
+    anthropic = lazily("anthropic")
+    openai = lazily("openai")
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +47,7 @@ def respond(url: str) -> None:
 
 
 def converse(url: str) -> None:
-    with Anthropic(
+    with anthropic.Anthropic(
         api_key="none",
         base_url=url,
         max_retries=0,
@@ -74,7 +77,7 @@ async def test_what_is_wrong_is_named_to_each_in_its_words(name: str) -> None:
         with strict(url) as client, pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(model=MODEL, input="hi", extra_body={name: "x"})
         with (
-            Anthropic(api_key="none", base_url=url, max_retries=0) as other,
+            anthropic.Anthropic(api_key="none", base_url=url, max_retries=0) as other,
             pytest.raises(anthropic.BadRequestError, match=name),
         ):
             other.messages.create(

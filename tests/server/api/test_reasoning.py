@@ -6,11 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from anthropic.types import ThinkingBlock
-from openai.types.responses import ResponseReasoningItem
 
 from server.contract.generation import Finished, Usage
 from server.scheduling.output import Relay
+from tests.lazily import lazily
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import MODEL, surface
 from tests.server.support.websocket import open_socket
@@ -20,9 +19,15 @@ from transport.frames import TokenRow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from anthropic import types
+    from openai.types import responses
+
     from server.text.tokenizer import TextModel
     from tests.server.support.fakes import FakeGeneration
     from tests.server.support.surface import Surface
+else:
+    types = lazily("anthropic.types")
+    responses = lazily("openai.types.responses")
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
@@ -335,7 +340,7 @@ async def test_earlier_reasoning_is_given_to_the_template(path: str, body: dict[
 async def test_a_response_has_an_item_of_reasoning() -> None:
     answer = await answered(RESPONSES, {"input": "hi"})
     reasoning, message = answer["output"]
-    item = ResponseReasoningItem.model_validate(reasoning)
+    item = responses.ResponseReasoningItem.model_validate(reasoning)
     assert item.content is not None
     assert [part.text for part in item.content] == [THOUGHT]
     assert (item.summary, item.status) == ([], "completed")
@@ -381,7 +386,7 @@ async def test_a_response_that_is_cut_within_reasoning_has_only_that() -> None:
 async def test_a_message_has_a_block_of_thinking() -> None:
     body = {"messages": HI, "max_tokens": 99}
     thought, text = (await answered(MESSAGES, body))["content"]
-    block = ThinkingBlock.model_validate(thought)
+    block = types.ThinkingBlock.model_validate(thought)
     assert block.thinking == THOUGHT
     assert block.signature
     assert text == {"type": "text", "text": "It is."}

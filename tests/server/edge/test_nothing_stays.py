@@ -20,7 +20,7 @@ from server.edge.http import PatchedH11Protocol, PatchedHTTPStream
 from server.edge.tcp import PatchedTCPServer
 from server.edge.websocket import PatchedWSStream
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
-from tests.server.support.surface import PATIENCE_S, request_bytes, small_window, surface
+from tests.server.support.surface import request_bytes, small_window, surface, until
 from tests.server.support.websocket import CLOSE, PATH, Socket, frame_bytes, handshake
 from triolet.errors import RequestError
 
@@ -94,11 +94,13 @@ async def begin_answer(server: Surface, client: RawClient) -> FakeGeneration:
 
 async def read_nothing(generation: FakeGeneration) -> None:
     """Let a client be given more than any kernel takes for it, until it is cut."""
-    with trio.fail_after(PATIENCE_S):
-        while not generation.was_cancelled.is_set():
-            if not generation.num_unread:
-                generation.say("x" * 262_144)
-            await trio.lowlevel.checkpoint()
+
+    def is_cut() -> bool:
+        if not generation.num_unread:
+            generation.say("x" * 262_144)
+        return generation.was_cancelled.is_set()
+
+    await until(is_cut)
 
 
 async def ask_for_health(server: Surface) -> None:

@@ -29,6 +29,7 @@ from tests.server.support.websocket import (
     PING,
     PONG,
     TEXT,
+    Socket,
     frame_bytes,
     handshake,
     open_socket,
@@ -127,11 +128,13 @@ async def test_a_close_behind_unread_messages_is_noticed() -> None:
 async def test_a_close_of_a_client_that_reads_nothing_is_noticed() -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet, send_buffer_bytes=4096) as server:
-        socket = await open_socket(server)
+        socket = Socket(await small_window(server), {})
         async with socket.client.stream:
+            await socket.client.send(handshake())
+            await socket.client.head()
             await socket.send(CREATE)
             generation = await fleet.nth(0)
-            for _ in range(400):  # more than both ends' kernels take, so that a write is stuck
+            for _ in range(10):  # more than both ends' kernels take, so that a write is stuck
                 generation.say("x" * 100_000)
             await trio.testing.wait_all_tasks_blocked(0.05)
             await socket.client.send(frame_bytes(CLOSE, struct.pack("!H", 1000)))

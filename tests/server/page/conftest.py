@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from ops.ports import bind_port
 from tests.chromium import Complaints, running_browser
 
 from .chat_page import ChatPage
@@ -28,12 +29,20 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+@pytest.fixture(scope="package")
+def port() -> Iterator[int]:
+    """The port of one server after the other, so that the browser may keep scripts and styles. It
+    is held for as long as one may come, so that no other process gets it."""
+    with bind_port("127.0.0.1", 0) as kept:
+        yield kept.getsockname()[1]
+
+
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
+def server(port: int) -> Iterator[FakeServer]:
     """A server that says what the test says."""
-    server = FakeServer()
+    server = FakeServer(port)
     yield server
-    server.close()
+    server.stop()
 
 
 @pytest.fixture(scope="package")
@@ -51,11 +60,23 @@ def chat(shared_page: Page, server: FakeServer) -> Iterator[ChatPage]:
     shared_page.emulate_media(color_scheme="light")
     with opened(shared_page, server) as chat:
         yield chat
+        # The next test has the same origin in the same tab.
+        chat.page.evaluate("sessionStorage.clear()")
+
+
+@pytest.fixture
+def tab_chat(shared_page: Page, server: FakeServer) -> Iterator[ChatPage]:
+    """The same in a tab of its own, for tests that change what outlives a load: scripts, keys."""
+    page = shared_page.context.new_page()
+    with opened(page, server) as chat:
+        yield chat
+    page.close()
 
 
 @pytest.fixture
 def own_chat(browser: Browser, server: FakeServer) -> Iterator[ChatPage]:
-    """The same, for tests that change what outlives a page: its clock, permissions, scripts."""
+    """The same in a browser profile of its own, for tests that change what all tabs share: the
+    clock, permissions. It has kept no scripts, so it costs twice as much as the others."""
     page = new_page(browser)
     with opened(page, server) as chat:
         yield chat

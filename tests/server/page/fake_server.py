@@ -20,8 +20,6 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
-from ops.ports import bind_port
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -43,6 +41,11 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
+
+
+KEPT = "max-age=3600"
+"""Of scripts and styles: fetching and compiling them anew is most of what a load of the page
+costs."""
 
 
 class Exchange:
@@ -160,7 +163,7 @@ def usage(output_tokens: int) -> dict[str, Any]:
 class FakeServer:
     """Serves the page and hands each of its requests to the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
         self.models = ["triolet-demo"]
         self.roots: dict[str, str] = {}
         self.page_words: dict[str, Any] | None = {**DEMO_WORDS, "has_chat_template": True}
@@ -175,9 +178,7 @@ class FakeServer:
         self._exchanges: queue.Queue[Exchange] = queue.Queue(maxsize=16)
         self._by_lane: dict[str, Exchange] = {}
         self._connections: set[ServerConnection] = set()
-        # Open for as long as the server may come back, so that no other process gets its port.
-        self._kept = bind_port("127.0.0.1", 0)
-        self._port: int = self._kept.getsockname()[1]
+        self._port = port
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self.start()
@@ -209,11 +210,6 @@ class FakeServer:
         self._thread.join(WAIT_S)
         self._server = None
         self.drop()
-
-    def close(self) -> None:
-        """Stop for good."""
-        self.stop()
-        self._kept.close()
 
     def drop(self) -> None:
         """Cut every connection without a word; the page may come again."""
@@ -279,7 +275,8 @@ class FakeServer:
             return reply(b"not found", "text/plain", HTTPStatus.NOT_FOUND)
         media_type = mimetypes.guess_type(name)[0]
         assert media_type is not None, f"no media type for {name}"
-        return reply((STATIC / name).read_bytes(), media_type)
+        caching = "no-store" if name in PAGES.values() else KEPT
+        return reply((STATIC / name).read_bytes(), media_type, caching=caching)
 
 
 def model_card(name: str, root: str) -> dict[str, Any]:
@@ -296,7 +293,12 @@ def events_of(connection: ServerConnection) -> Iterator[dict[str, Any]]:
             return
 
 
-def reply(body: bytes, media_type: str, status: HTTPStatus = HTTPStatus.OK) -> Response:
+def reply(
+    body: bytes,
+    media_type: str,
+    status: HTTPStatus = HTTPStatus.OK,
+    caching: str = "no-store",
+) -> Response:
     """Make a response under the strict policy."""
     headers = Headers(
         {
@@ -304,7 +306,7 @@ def reply(body: bytes, media_type: str, status: HTTPStatus = HTTPStatus.OK) -> R
             "Content-Length": str(len(body)),
             "Content-Security-Policy": POLICY,
             "X-Content-Type-Options": "nosniff",
-            "Cache-Control": "no-store",
+            "Cache-Control": caching,
             "Connection": "close",
         }
     )

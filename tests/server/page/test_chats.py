@@ -200,38 +200,38 @@ def test_deleting_a_chat_ends_its_answer(chat: ChatPage, server: FakeServer) -> 
     expect(titles(chat.page)).to_have_count(0)
 
 
-def test_a_browser_that_keeps_nothing_is_said_to(own_chat: ChatPage, server: FakeServer) -> None:
-    own_chat.page.add_init_script(FORBID)
-    own_chat.page.reload()
-    expect(own_chat.link).to_have_text("Connected")
-    expect(own_chat.page.get_by_text("This browser keeps nothing for this page")).to_be_visible()
-    converse(own_chat, server, "One?", "First.")
-    converse(own_chat, server, "Two?")
-    own_chat.button("One?").click()
-    expect(own_chat.answer).to_have_text("First.")
+def test_a_browser_that_keeps_nothing_is_said_to(tab_chat: ChatPage, server: FakeServer) -> None:
+    tab_chat.page.add_init_script(FORBID)
+    tab_chat.page.reload()
+    expect(tab_chat.link).to_have_text("Connected")
+    expect(tab_chat.page.get_by_text("This browser keeps nothing for this page")).to_be_visible()
+    converse(tab_chat, server, "One?", "First.")
+    converse(tab_chat, server, "Two?")
+    tab_chat.button("One?").click()
+    expect(tab_chat.answer).to_have_text("First.")
 
 
-def test_a_browser_without_room_is_said_to_be_full(own_chat: ChatPage, server: FakeServer) -> None:
-    converse(own_chat, server, "One?", "First.")
-    own_chat.page.evaluate(FULL)
-    converse(own_chat, server, "Two?")
-    expect(own_chat.page.get_by_text("The browser has no room left")).to_be_visible()
-    own_chat.page.reload()
-    expect(own_chat.link).to_have_text("Connected")
-    expect(titles(own_chat.page)).to_have_text(["One?"])
+def test_a_browser_without_room_is_said_to_be_full(tab_chat: ChatPage, server: FakeServer) -> None:
+    converse(tab_chat, server, "One?", "First.")
+    tab_chat.page.evaluate(FULL)
+    converse(tab_chat, server, "Two?")
+    expect(tab_chat.page.get_by_text("The browser has no room left")).to_be_visible()
+    tab_chat.page.reload()
+    expect(tab_chat.link).to_have_text("Connected")
+    expect(titles(tab_chat.page)).to_have_text(["One?"])
 
 
 def test_a_chat_that_did_not_fit_is_kept_when_there_is_room(
-    own_chat: ChatPage, server: FakeServer
+    tab_chat: ChatPage, server: FakeServer
 ) -> None:
-    page = own_chat.page
-    converse(own_chat, server, "One?")
+    page = tab_chat.page
+    converse(tab_chat, server, "One?")
     page.evaluate("localStorage.setItem('fill', 'x'.repeat(5 * 1024 * 1024 - 5000))")
-    converse(own_chat, server, "Two?", "long " * 4_000)
+    converse(tab_chat, server, "Two?", "long " * 4_000)
     notice = page.get_by_text("The browser has no room left")
     expect(notice).to_be_visible()
     page.evaluate("localStorage.removeItem('fill')")
-    delete(own_chat, "One?")
+    delete(tab_chat, "One?")
     expect(notice).to_be_hidden()
     page.reload()
     expect(titles(page)).to_have_text(["Two?"])

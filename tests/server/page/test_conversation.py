@@ -254,32 +254,32 @@ def test_there_are_suggestions_for_what_the_demo_model_can_do(chat: ChatPage) ->
 
 
 def test_a_model_without_words_of_its_own_gets_those_for_any_model(
-    own_chat: ChatPage, server: FakeServer
+    tab_chat: ChatPage, server: FakeServer
 ) -> None:
-    expect(own_chat.page.get_by_text("Spell the word garden.")).to_be_visible()
+    expect(tab_chat.page.get_by_text("Spell the word garden.")).to_be_visible()
     server.models, server.page_words = ["other"], None
     server.drop()
-    expect(own_chat.page.locator("#model")).to_have_text("other")
-    expect(own_chat.page.get_by_text("Spell the word garden.")).to_have_count(0)
-    expect(own_chat.page.locator("#lead")).to_contain_text("One process reads your question")
-    expect(own_chat.page.locator(".suggestion").first).to_be_visible()
-    expect(own_chat.page.locator("#no-template")).to_be_hidden()
+    expect(tab_chat.page.locator("#model")).to_have_text("other")
+    expect(tab_chat.page.get_by_text("Spell the word garden.")).to_have_count(0)
+    expect(tab_chat.page.locator("#lead")).to_contain_text("One process reads your question")
+    expect(tab_chat.page.locator(".suggestion").first).to_be_visible()
+    expect(tab_chat.page.locator("#no-template")).to_be_hidden()
 
 
 def test_a_model_without_a_chat_template_says_so_and_suggests_nothing(
-    own_chat: ChatPage, server: FakeServer
+    tab_chat: ChatPage, server: FakeServer
 ) -> None:
     server.page_words = {"lead": None, "cards": [], "has_chat_template": False}
     server.drop()
-    expect(own_chat.page.get_by_text("This model has no chat template")).to_be_visible()
-    expect(own_chat.page.locator(".suggestion").first).to_be_hidden()
+    expect(tab_chat.page.get_by_text("This model has no chat template")).to_be_visible()
+    expect(tab_chat.page.locator(".suggestion").first).to_be_hidden()
 
 
 def test_a_late_answer_of_the_server_before_names_no_model(
-    own_chat: ChatPage, server: FakeServer
+    tab_chat: ChatPage, server: FakeServer
 ) -> None:
     server.wait_for_question_about_models()
-    expect(own_chat.page.locator("#model")).to_have_text("triolet-demo")
+    expect(tab_chat.page.locator("#model")).to_have_text("triolet-demo")
     server.answers_handshakes.clear()
     server.drop()
     server.wait_for_question_about_models()  # whether a key is wanted: the page was cut off
@@ -288,31 +288,31 @@ def test_a_late_answer_of_the_server_before_names_no_model(
     server.wait_for_question_about_models()
     server.answers_handshakes.clear()
     server.drop()
-    expect(own_chat.link).not_to_have_text("Connected")
+    expect(tab_chat.link).not_to_have_text("Connected")
     server.models, server.page_words = ["other"], None
-    with own_chat.page.expect_event("requestfinished", lambda one: one.url.endswith("/models")):
+    with tab_chat.page.expect_event("requestfinished", lambda one: one.url.endswith("/models")):
         server.answers_models.set()
     server.answers_handshakes.set()
-    expect(own_chat.page.locator("#model")).to_have_text("other")
-    own_chat.ask("Hello!")
+    expect(tab_chat.page.locator("#model")).to_have_text("other")
+    tab_chat.ask("Hello!")
     assert server.next_exchange().request["model"] == "other"
 
 
 def test_an_answer_keeps_the_name_of_the_model_that_gave_it(
-    own_chat: ChatPage, server: FakeServer
+    tab_chat: ChatPage, server: FakeServer
 ) -> None:
-    own_chat.ask("Hello!")
+    tab_chat.ask("Hello!")
     server.next_exchange().created().say("Good day.").complete(3)
-    speakers = own_chat.page.locator(".answer .role")
+    speakers = tab_chat.page.locator(".answer .role")
     expect(speakers).to_have_text(["triolet-demo"])
     server.models = ["other"]
     server.drop()
-    expect(own_chat.page.locator("#model")).to_have_text("other")
-    own_chat.ask("And you?")
+    expect(tab_chat.page.locator("#model")).to_have_text("other")
+    tab_chat.ask("And you?")
     server.next_exchange().created().say("Good evening.").complete(3)
     expect(speakers).to_have_text(["triolet-demo", "other"])
-    expect(own_chat.button("Send")).to_be_visible()
-    own_chat.page.reload()
+    expect(tab_chat.button("Send")).to_be_visible()
+    tab_chat.page.reload()
     expect(speakers).to_have_text(["triolet-demo", "other"])
 
 

@@ -76,12 +76,12 @@ def test_the_page_follows_the_system_until_the_reader_chooses(chat: ChatPage) ->
 
 
 @slow
-def test_the_theme_needs_no_storage(own_chat: ChatPage) -> None:
+def test_the_theme_needs_no_storage(tab_chat: ChatPage) -> None:
     forbid = "Object.defineProperty(window, 'localStorage', {get() { throw new Error('no'); }})"
-    own_chat.page.add_init_script(forbid)
-    own_chat.page.reload()
-    own_chat.button("Dark theme").click()
-    assert brightness(own_chat) < 60
+    tab_chat.page.add_init_script(forbid)
+    tab_chat.page.reload()
+    tab_chat.button("Dark theme").click()
+    assert brightness(tab_chat) < 60
 
 
 @slow

@@ -176,9 +176,9 @@ $$
 
 
 def test_formulas_are_set_and_everything_else_stays_text(
-    own_chat: ChatPage, server: FakeServer
+    tab_chat: ChatPage, server: FakeServer
 ) -> None:
-    chat = own_chat
+    chat = tab_chat
     chat.page.evaluate(WATCH_POLICY)
     chat.ask("Show me")
     server.next_exchange().created().say(*FORMULAS.splitlines(keepends=True)).complete(9)

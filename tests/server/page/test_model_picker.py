@@ -37,54 +37,54 @@ def test_one_model_leaves_nothing_to_pick(chat: ChatPage, server: FakeServer) ->
     expect(picker(chat)).to_be_hidden()
 
 
-def test_names_of_one_model_are_no_choice(own_chat: ChatPage, server: FakeServer) -> None:
+def test_names_of_one_model_are_no_choice(tab_chat: ChatPage, server: FakeServer) -> None:
     server.models.append("alias")
     server.roots["alias"] = server.models[0]
-    own_chat.page.reload()
-    expect(own_chat.page.locator("#model")).to_have_text(server.models[0])
-    expect(picker(own_chat)).to_be_hidden()
+    tab_chat.page.reload()
+    expect(tab_chat.page.locator("#model")).to_have_text(server.models[0])
+    expect(picker(tab_chat)).to_be_hidden()
 
 
-def test_each_chat_keeps_its_model(own_chat: ChatPage, server: FakeServer) -> None:
-    page, first = own_chat.page, server.models[0]
+def test_each_chat_keeps_its_model(tab_chat: ChatPage, server: FakeServer) -> None:
+    page, first = tab_chat.page, server.models[0]
     server.models.append("other")
     page.reload()
-    expect(picker(own_chat)).to_have_value(first)
-    assert ask(own_chat, server, "To the first") == first
-    own_chat.button("New chat").first.click()
-    picker(own_chat).select_option("other")
-    assert ask(own_chat, server, "To the other") == "other"
+    expect(picker(tab_chat)).to_have_value(first)
+    assert ask(tab_chat, server, "To the first") == first
+    tab_chat.button("New chat").first.click()
+    picker(tab_chat).select_option("other")
+    assert ask(tab_chat, server, "To the other") == "other"
     expect(page.locator(".answer .role")).to_have_text(["other"])
     address = page.url
-    own_chat.button("New chat").first.click()
-    expect(picker(own_chat)).to_have_value(first)
+    tab_chat.button("New chat").first.click()
+    expect(picker(tab_chat)).to_have_value(first)
     page.goto(address)
     page.reload()
-    expect(own_chat.link).to_have_text("Connected")
-    expect(picker(own_chat)).to_have_value("other")
-    assert ask(own_chat, server, "Again") == "other"
-    picker(own_chat).select_option(first)
-    assert ask(own_chat, server, "And you?") == first
+    expect(tab_chat.link).to_have_text("Connected")
+    expect(picker(tab_chat)).to_have_value("other")
+    assert ask(tab_chat, server, "Again") == "other"
+    picker(tab_chat).select_option(first)
+    assert ask(tab_chat, server, "And you?") == first
 
 
-def test_a_picked_model_that_is_gone_gives_way(own_chat: ChatPage, server: FakeServer) -> None:
+def test_a_picked_model_that_is_gone_gives_way(tab_chat: ChatPage, server: FakeServer) -> None:
     server.models.extend(["other", "third"])
-    own_chat.page.reload()
-    picker(own_chat).select_option("other")
-    assert ask(own_chat, server, "Hello") == "other"
+    tab_chat.page.reload()
+    picker(tab_chat).select_option("other")
+    assert ask(tab_chat, server, "Hello") == "other"
     server.models.remove("other")
     server.drop()
-    expect(picker(own_chat)).to_have_value(server.models[0])
-    assert ask(own_chat, server, "Still there?") == server.models[0]
+    expect(picker(tab_chat)).to_have_value(server.models[0])
+    assert ask(tab_chat, server, "Still there?") == server.models[0]
 
 
 @pytest.mark.parametrize("width", [320, 1200])
-def test_the_picker_fits_and_is_named(own_chat: ChatPage, server: FakeServer, width: int) -> None:
+def test_the_picker_fits_and_is_named(tab_chat: ChatPage, server: FakeServer, width: int) -> None:
     server.models.append("a-model-with-the-longest-name-that-a-settings-file-takes-v1.23.4")
-    own_chat.page.set_viewport_size({"width": width, "height": 640})
-    own_chat.page.reload()
-    picker(own_chat).select_option(server.models[1])
-    expect(picker(own_chat)).to_have_value(server.models[1])
-    check(own_chat.page)
+    tab_chat.page.set_viewport_size({"width": width, "height": 640})
+    tab_chat.page.reload()
+    picker(tab_chat).select_option(server.models[1])
+    expect(picker(tab_chat)).to_have_value(server.models[1])
+    check(tab_chat.page)
     wide = "[document.documentElement, scroller].some((e) => e.scrollWidth > e.clientWidth)"
-    assert not own_chat.page.evaluate(wide)
+    assert not tab_chat.page.evaluate(wide)

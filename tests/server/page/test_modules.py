@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def evaluate(browser: Browser) -> Iterator[Callable[..., Any]]:
+def evaluate(browser: Browser, port: int) -> Iterator[Callable[..., Any]]:
     """Call a function of JavaScript with all modules as `m` and one argument."""
-    server = FakeServer()
+    server = FakeServer(port)
     page = browser.new_page()
     page.goto(server.url)
     imports = "Object.assign({}, ...(await Promise.all(%s.map((n) => import(`/static/${n}.js`)))))"
@@ -34,7 +34,7 @@ def evaluate(browser: Browser) -> Iterator[Callable[..., Any]]:
 
     yield call
     page.close()
-    server.close()
+    server.stop()
 
 
 STEPS = {

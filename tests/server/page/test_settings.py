@@ -24,13 +24,13 @@ WRONG_AND_RIGHT = (
 
 
 def test_choices_go_with_each_question_and_outlive_the_page(
-    own_chat: ChatPage, server: FakeServer
+    tab_chat: ChatPage, server: FakeServer
 ) -> None:
-    page = own_chat.page
+    page = tab_chat.page
     server.models.append("other")
     page.reload()
-    expect(own_chat.link).to_have_text("Connected")
-    own_chat.button("Settings").click()
+    expect(tab_chat.link).to_have_text("Connected")
+    tab_chat.button("Settings").click()
     dialog = page.get_by_role("dialog", name="Settings")
     dialog.get_by_label("Instructions").fill("Answer in rhyme.")
     dialog.get_by_label("Temperature").fill("0.5")
@@ -38,9 +38,9 @@ def test_choices_go_with_each_question_and_outlive_the_page(
     dialog.get_by_label("Seed").fill("11")
     dialog.get_by_label("Stop at").fill("END\n\\n\\n")
     dialog.get_by_label("Model", exact=True).select_option("other")
-    own_chat.button("Done").click()
-    expect(own_chat.button("Settings")).to_be_focused()
-    own_chat.ask("Hello")
+    tab_chat.button("Done").click()
+    expect(tab_chat.button("Settings")).to_be_focused()
+    tab_chat.ask("Hello")
     first = server.next_exchange()
     chosen = {"instructions": "Answer in rhyme.", "temperature": 0.5, "max_output_tokens": 7}
     chosen |= {"seed": 11, "stop": ["END", "\n\n"], "model": "other"}
@@ -48,17 +48,17 @@ def test_choices_go_with_each_question_and_outlive_the_page(
         "top_p": None
     }
     first.created().say("Hi").complete(1)
-    expect(own_chat.button("Send")).to_be_visible()  # or the page would resume it
+    expect(tab_chat.button("Send")).to_be_visible()  # or the page would resume it
     page.reload()
-    expect(own_chat.link).to_have_text("Connected")
-    own_chat.ask("Again")
+    expect(tab_chat.link).to_have_text("Connected")
+    tab_chat.ask("Again")
     second = server.next_exchange()
     assert chosen.items() <= second.request.items()
     second.created().say("Hi").complete(1)
-    own_chat.button("Settings").click()
-    own_chat.button("Back to the model's own").click()
+    tab_chat.button("Settings").click()
+    tab_chat.button("Back to the model's own").click()
     page.keyboard.press("Escape")
-    own_chat.ask("Plain")
+    tab_chat.ask("Plain")
     third = server.next_exchange()
     assert not (chosen.keys() - {"model"}) & third.request.keys()
     assert third.request["model"] == server.models[0]
@@ -88,11 +88,11 @@ def test_what_the_server_would_refuse_is_said_and_never_sent(
     exchange.created().say("Hi").complete(1)
 
 
-def test_a_key_is_offered_and_forgotten_with_the_tab(own_chat: ChatPage) -> None:
-    page = own_chat.page
-    own_chat.button("Settings").click()
+def test_a_key_is_offered_and_forgotten_with_the_tab(tab_chat: ChatPage) -> None:
+    page = tab_chat.page
+    tab_chat.button("Settings").click()
     page.get_by_label("API key").fill("sk-clé")
-    own_chat.button("Done").click()
+    tab_chat.button("Done").click()
     offered = page.evaluate(
         """async () => (await import("/static/keys.js")).keyProtocols("sk-clé")"""
     )
@@ -105,10 +105,10 @@ def test_a_key_is_offered_and_forgotten_with_the_tab(own_chat: ChatPage) -> None
 
 
 def test_the_key_comes_first_where_the_server_asks_for_one(
-    own_chat: ChatPage, server: FakeServer
+    tab_chat: ChatPage, server: FakeServer
 ) -> None:
-    page = own_chat.page
-    own_chat.complaints.allow("401", "WebSocket connection")
+    page = tab_chat.page
+    tab_chat.complaints.allow("401", "WebSocket connection")
     server.wants_key = True
     server.drop()
     dialog = page.get_by_role("dialog", name="Settings")
@@ -117,11 +117,11 @@ def test_the_key_comes_first_where_the_server_asks_for_one(
     expect(first).to_be_focused()
     expect(first).to_have_attribute("id", "set-key")
     first.fill("sk-wrong")
-    own_chat.button("Done").click()
+    tab_chat.button("Done").click()
     expect(dialog.get_by_role("alert")).to_contain_text("refuses the API key below")
     server.wants_key = False
     first.fill("sk-right")
-    own_chat.button("Done").click()
-    expect(own_chat.link).to_have_text("Connected")
-    own_chat.button("Settings").click()
+    tab_chat.button("Done").click()
+    expect(tab_chat.link).to_have_text("Connected")
+    tab_chat.button("Settings").click()
     expect(first).to_have_attribute("id", "set-model")

@@ -231,6 +231,21 @@ def test_the_limit_adds_up_what_comes_together() -> None:
     assert refusal.error.status == 503
 
 
+def test_to_be_asked_whether_a_request_would_be_refused_changes_nothing() -> None:
+    scene = Scene(tokens_per_s=300.0)
+    overload = scene.admission.overload
+    ask = Ask(Scheduling(), DEADLINE_S, b"request", key=7)
+    assert not scene.admission.would_refuse(ask, scene.now)
+    overload.limiter.limit_tokens = 600.0
+    overload.outstanding.apply(None, Standing(Stage.QUEUED, D, 600))
+    before = overload.status(scene.now)
+    assert scene.admission.would_refuse(ask, scene.now)
+    assert overload.status(scene.now) == before
+    with pytest.raises(RequestError):
+        scene.admission.refuse_early(ask, scene.now)
+    assert overload.status(scene.now).expected_returns == before.expected_returns + 1
+
+
 def test_what_a_first_token_takes_by_itself_is_no_pressure() -> None:
     one = overload(30_000.0, slo_s=0.05)
     now = 0.0
@@ -272,7 +287,8 @@ def test_a_limit_that_refuses_rises_however_little_is_owed() -> None:
         owed = Standing(Stage.QUEUED, D, 600)
         outstanding.apply(None, owed)
         limit.took()
-        limit.admits(D, 600)
+        if not limit.admits(D, 600):
+            limit.refused()
         limit.came(0.1, now)
         outstanding.apply(owed, None)
     assert limit.limit_tokens > 1200.0

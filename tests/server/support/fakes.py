@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from server.contract.generation import Event, GenerationRequest
     from server.metrics.metrics import Metrics
+    from server.scheduling.admission import Ask
     from server.scheduling.links import Links
     from server.tenants.quotas import Quotas
     from server.text.grammars import Grammars
@@ -181,10 +182,11 @@ class FakeAdmission:
         self.refuse_with: RequestError | None = None
         self.keys: list[int] = []
 
-    def refuse_early(
-        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
-    ) -> None:
-        self.keys.append(key)
+    def would_refuse(self, ask: Ask, now: float) -> bool:
+        return self.refuse_with is not None
+
+    def refuse_early(self, ask: Ask, now: float) -> None:
+        self.keys.append(ask.key)
         if self.refuse_with is not None:
             raise self.refuse_with
 

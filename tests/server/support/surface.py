@@ -8,10 +8,11 @@ import sys
 import traceback
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from server.app import build_app
 from server.edge.listen import Edge, base_url, open_listening_socket
@@ -22,7 +23,7 @@ from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText, fake_s
 from triolet.config import ServerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from structlog.typing import EventDict
 
@@ -45,6 +46,19 @@ PATIENCE_S = 60.0
 """Nothing here takes a second; the machine may have other things to do."""
 
 
+LOOK_S: Final = 0.005
+"""Something that is waited for is looked at when all tasks have been at rest for this long, or
+have gone on for this long: to look between any two of their steps would take a core all along."""
+
+
+async def until(is_so: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
+    """Wait until something holds."""
+    with trio.fail_after(within_s):
+        while not is_so():
+            with trio.move_on_after(LOOK_S):
+                await wait_all_tasks_blocked(LOOK_S)
+
+
 @dataclass
 class Surface:
     """A server that is up."""
@@ -59,9 +73,7 @@ class Surface:
 
     async def all_connections_closed(self, within_s: float = PATIENCE_S) -> None:
         """Wait until the server holds no connection any more."""
-        with trio.fail_after(within_s):
-            while self.edge.connections:
-                await trio.lowlevel.checkpoint()
+        await until(lambda: not self.edge.connections, within_s)
 
     async def connect(self, source: str | None = None) -> RawClient:
         """Open a connection to write bytes on, perhaps from another address of this machine."""

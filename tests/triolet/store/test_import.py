@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +25,8 @@ from triolet.store.manifest import (
     WEIGHT_TYPE,
     Facts,
 )
-from triolet.store.receipts import SETTLED_NS, Receipts
+from triolet.store.receipts import MAX_KEPT, SETTLED_NS, Receipts
+from triolet.store.verify import is_whole
 from triolet.store.view import opened
 
 from .conftest import copy_of_demo, faults
@@ -107,6 +109,34 @@ def test_a_folder_with_a_gguf_file_is_refused_for_the_file(model: Path, add: Add
     file = gguf_file(model / "model.gguf")
     with pytest.raises(ConfigError, match=f"name the file itself: {file}"):
         add(model)
+
+
+def test_receipts_of_a_store_that_may_not_be_written_are_kept_in_memory(tmp_path: Path) -> None:
+    # Not even root may write into a folder that is not there.
+    receipts, digest = Receipts(tmp_path / "none"), f"sha256:{'0' * 64}"
+    paths = [tmp_path / str(number) for number in range(MAX_KEPT + 1)]
+    for path in paths:
+        path.touch()
+        found = path.stat()
+        changed_at = max(found.st_ctime_ns, found.st_mtime_ns)
+        receipts.write_settled(found, digest, changed_at + SETTLED_NS + 1)
+    assert receipts.find(paths[0].stat()) is None, "the oldest gives way"
+    assert all(receipts.find(path.stat()) == digest for path in paths[1:])
+    receipts.drop(paths[1].stat())
+    assert receipts.find(paths[1].stat()) is None
+    paths[2].write_bytes(b"x")
+    assert receipts.find(paths[2].stat()) is None, "it has changed"
+
+
+def test_a_blob_of_a_store_that_may_not_be_written_is_read_once(
+    add: Add, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (blob, *_) = store.manifest(add(demo_model_path()).digest).blobs
+    shutil.rmtree(store.receipts.folder)
+    later = time.time_ns() + 2 * SETTLED_NS
+    monkeypatch.setattr("triolet.store.verify.now_ns", lambda: later)
+    assert is_whole(store, blob)
+    assert store.receipts.find(store.blob_path(blob.digest).stat()) == blob.digest
 
 
 def test_what_was_imported_before_is_not_read_again(add: Add) -> None:

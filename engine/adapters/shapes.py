@@ -1,0 +1,64 @@
+"""Shapes of what an adapter adds to a layer, and the memory that adapters take. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from triolet.adapters.files import WEIGHTS_FILE, Place, place_of
+
+from ..preflight.headers import read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from triolet.config import AdapterConfig
+
+    from ..model_config import ModelConfig
+
+PRODUCTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "output": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""A layer's products and the modules that each stacks, in order."""
+
+
+def module_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return outputs and inputs of each module."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    return {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+
+
+def adapter_numbers(configs: Iterable[AdapterConfig], model: ModelConfig) -> int:
+    """Return how many numbers a worker holds for adapters, by the headers of their files.
+
+    The B of modules that share a product are blocks of a diagonal; the zeros beside them count, the
+    padding of packed panels does not.
+
+    Raises:
+      ModelError: a file cannot be read, or is no safetensors file.
+    """
+    shapes, found = module_shapes(model), 0
+    for config in configs:
+        ranks: dict[Place, int] = {}
+        for name, stored in read_header(Path(config.path) / WEIGHTS_FILE).items():
+            place = place_of(name)
+            if place is not None and place.matrix == "A" and stored.shape:
+                ranks[place] = stored.shape[0]
+        for layer in {place.layer for place in ranks}:
+            for modules in PRODUCTS.values():
+                rank = sum(ranks.get(Place(layer, module, "A"), 0) for module in modules)
+                outputs = sum(shapes[module][0] for module in modules)
+                found += rank * (shapes[modules[0]][1] + outputs)
+    return found
