@@ -16,8 +16,6 @@ import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -30,43 +28,34 @@ from triolet.process import return_large_blocks
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.units import MIB
 
-from .api.peers import ALONE, Peers
+from .api.peers import Peers
 from .api.request_scope import ServerState
-from .api.served_models import ModelTable, ServedModel
+from .api.served_models import ModelTable
 from .api.services import Services
 from .app import build_app
 from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
+from .fleets import Fleets, names_of
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics.metrics import Metrics
+from .model_changes import ModelChanges, read_models
 from .scheduling.control_link import ControlLink
-from .scheduling.links import Links
-from .scheduling.members import MemberFile, by_model
+from .scheduling.members import MemberFile
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
-from .text.grammars import Grammars
-from .text.model_files import (
-    PageWords,
-    read_embedding_model,
-    read_model_card,
-    read_page_words,
-    read_sampling_defaults,
-)
-from .text.tokenizer import TextModel, text_threads
+from .text.tokenizer import text_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Set
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from socket import socket
 
     from quart_trio import QuartTrio
 
-    from transport.link import Network
     from triolet.config import ServerConfig
-    from triolet.members import Member
     from triolet.tenants import Prices, Tenants
 
     from .tenants.quotas import Quotas
-    from .text.threads import FairLimiter, Turns
+    from .text.threads import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +74,6 @@ CLOSE_SHARE: Final = 0.5
 """Of the grace after the drain: for writing what is left. The rest is for leaving."""
 SPEND_SUFFIX: Final = ".spend.sqlite3"
 """Beside the file of tenants."""
-NO_TEMPLATE: Final = "it cannot chat: use /v1/completions, or serve a model that is made for chats"
 EXIT_FORCED: Final = 75
 """EX_TEMPFAIL of sysexits: told apart from a crash and from a bad configuration."""
 
@@ -111,15 +99,16 @@ async def serve(
     with ExitStack() as sockets:
         listening = _listen(config, sockets)
         threads = text_threads(config.tokenize_threads, config.turns)
-        texts = {one.model_name: _load_text(one, threads) for one in config.of_models}
+        config, files = read_models(config, threads)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = _metrics(config)
-            tenancy, tenant_file = _tenancy(config, metrics)
+            names = names_of(config)
+            tenancy, tenant_file = _tenancy(config, metrics, names)
             peers = Peers(config.peers) if config.peers else None
-            quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
-            fleets = Fleets(config, texts, network, metrics, quotas)
-            models = [_served_model(one, texts, fleets, metrics) for one in config.of_models]
+            quotas = sockets.enter_context(_quotas(config, metrics, tenancy, names))
+            fleets = Fleets(config, network, metrics, quotas, names)
+            models = fleets.add_all(config, files)
             services = Services(
                 config,
                 ModelTable(models),
@@ -134,110 +123,20 @@ async def serve(
             edge = Edge(app := build_app(services, storage), config)
             _show(metrics, fleets, edge, services, threads.turns)
             async with trio.open_nursery() as nursery:
-                grammars = [model.grammars for model in models]
-                for part in (quotas.store, *fleets, services.kept, *grammars):
+                for part in (quotas.store, services.kept):
                     await nursery.start(part.run)
+                changes = ModelChanges(services, fleets, threads, nursery)
+                await changes.start()
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.state, edge, config.handover_s)
                 nursery.start_soon(_run_beside, services, app, storage, fleets, tenant_file)
-                if config.control_socket is not None:
-                    link = ControlLink(config.control_socket, fleets.own_name, fleets.by_model)
-                    nursery.start_soon(link.run)
+                nursery.start_soon(_follow, config, fleets, changes)
                 await services.state.draining.wait()
                 await _drain(fleets, peers, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
-
-
-class Fleets:
-    """The workers of all models: those of each have a queue and links of their own.
-
-    Args:
-      config: of the server.
-      texts: by model.
-      network: makes the links of all.
-      metrics: observe each.
-      quotas: of the tenants, whatever model they ask.
-
-    Attributes:
-      own_name: of this server among those on its port.
-      by_model: the workers of each model, by its name.
-    """
-
-    def __init__(
-        self,
-        config: ServerConfig,
-        texts: Mapping[str, TextModel],
-        network: Network,
-        metrics: Metrics,
-        quotas: Quotas,
-    ) -> None:
-        self.own_name = own_name = ALONE if config.peers is None else config.peers.name
-        is_only = len(texts) == 1
-        self.by_model: dict[str, Links] = {
-            one.model_name: Links(
-                one,
-                texts[one.model_name],
-                network,
-                metrics.fleets[one.model_name],
-                own_name if is_only else f"{own_name}.{one.model_name}",
-                charges=quotas,
-                takes_unversioned=is_only,
-            )
-            for one in config.of_models
-        }
-
-    def __iter__(self) -> Iterator[Links]:
-        return iter(self.by_model.values())
-
-    async def drain(self) -> None:
-        """Refuse new requests for any model from now on, and wait until none runs."""
-        async with trio.open_nursery() as nursery:
-            for fleet in self:
-                nursery.start_soon(fleet.drain)
-
-    def cancel_tenants(self, tenants: Set[str]) -> None:
-        """End all requests of tenants that were disabled or removed."""
-        for fleet in self:
-            fleet.cancel_tenants(tenants)
-
-    def hold_s(self) -> float:
-        """Return the longest time [s] that a line of a batch is held: for interactive requests of
-        any model, since models on one machine share its cores; of several only of those with
-        workers, since requests that wait for others need no cores yet."""
-        is_only = len(self.by_model) == 1
-        holding = [fleet for fleet in self if fleet.hold_s() > 0]
-        return max(
-            (fleet.hold_s() for fleet in holding if is_only or fleet.status().is_ready), default=0.0
-        )
-
-
-def _served_model(
-    config: ServerConfig, texts: Mapping[str, TextModel], fleets: Fleets, metrics: Metrics
-) -> ServedModel:
-    """Return one model with all that requests need of it."""
-    name, model_dir = config.model_name, config.model_dir
-    text = texts[name]
-    grammars = Grammars(
-        Path(model_dir) / "tokenizer.json",
-        text.eos_token_ids,
-        config.grammar,
-        partial(metrics.grammar_checked, name),
-        # A process for each of many models that sleep would take memory for nothing.
-        starts_at_once=len(texts) == 1,
-    )
-    return ServedModel(
-        config,
-        fleets.by_model[name],
-        text,
-        grammars,
-        read_sampling_defaults(model_dir),
-        embedding=read_embedding_model(model_dir),
-        card=read_model_card(model_dir),
-        page_words=_page_words(config, text),
-    )
 
 
 def _require_ladder(config: ServerConfig) -> None:
@@ -269,7 +168,7 @@ def _show(
     lines = {
         "text": [texts],
         "parser": [services.parser_threads.turns],
-        "grammar": [model.grammars.turns for model in services.models],
+        "grammar": fleets.grammar_turns,
     }
     bodies = services.bodies
     metrics.http.watch_door(lines, lambda: bodies.held_bytes, bodies.refused)
@@ -303,17 +202,26 @@ def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
 
 
 @contextmanager
-def _quotas(config: ServerConfig, metrics: Metrics, tenancy: Tenancy) -> Iterator[Quotas]:
-    """Open the accounts of tenants, which servers on one port share as well as they can."""
+def _quotas(
+    config: ServerConfig, metrics: Metrics, tenancy: Tenancy, names: Mapping[str, tuple[str, ...]]
+) -> Iterator[Quotas]:
+    """Open the accounts of tenants, which servers on one port share as well as they can.
+
+    Args:
+      config: of the server.
+      metrics: are told.
+      tenancy: the tenants.
+      names: of each model with its aliases, by its name.
+    """
     tenants, quotas = config.tenants, config.tenants.quotas
     if config.peers is not None:
         quotas = replace(quotas, servers=max(quotas.servers, len(config.peers.paths)))
     if tenants.file is not None and quotas.spend_file is None and not quotas.is_shared:
         quotas = replace(quotas, spend_file=tenants.file + SPEND_SUFFIX)
-    names = {one.model_name: (one.model_name, *one.model_aliases) for one in config.of_models}
 
     def prices_of(model: str) -> Prices:
-        return tenancy.prices_of(*names[model])
+        # The last charges of a model may come after it was removed.
+        return tenancy.prices_of(*names.get(model, (model,)))
 
     with opened_quotas(quotas, metrics.quotas, prices_of) as opened:
         metrics.quotas.watch(opened)
@@ -333,15 +241,22 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
         storage.close()
 
 
-def _tenancy(config: ServerConfig, metrics: Metrics) -> tuple[Tenancy, TenantFile | None]:
-    """Return the tenants, and the file that may change them."""
+def _tenancy(
+    config: ServerConfig, metrics: Metrics, models: Collection[str]
+) -> tuple[Tenancy, TenantFile | None]:
+    """Return the tenants, and the file that may change them.
+
+    Args:
+      config: of the server.
+      metrics: are told.
+      models: names of those that there are.
+    """
     tenant_file = None
     tenancy = Tenancy()
     if config.tenants.file is not None:
-        names = [one.model_name for one in config.of_models]
 
         def check(tenants: Tenants, file: str) -> None:
-            require_tenant_ladders(tenants, config.auto, names, file)
+            require_tenant_ladders(tenants, config.auto, models, file)
 
         tenant_file = TenantFile(config.tenants.file, config.tenants, check)
         tenancy = Tenancy(tenant_file.read())
@@ -361,21 +276,21 @@ async def _run_beside(
         if storage is not None:
             nursery.start_soon(_run_batches, services, app, storage, fleets)
         nursery.start_soon(services.recent.run)
-        if services.config.members_file is not None:
-            nursery.start_soon(_heed_members, services.config, fleets)
         if tenant_file is not None:
             nursery.start_soon(tenant_file.run, services.tenancy, fleets.cancel_tenants)
 
 
-async def _heed_members(config: ServerConfig, fleets: Fleets) -> None:
-    """Let each model have the workers that the file of members names."""
-    assert config.members_file is not None
-
-    def use(members: tuple[Member, ...]) -> None:
-        for name, own in by_model(members, list(fleets.by_model)).items():
-            fleets.by_model[name].set_members(own)
-
-    await MemberFile(config.members_file, config.members_poll_s).run(use)
+async def _follow(config: ServerConfig, fleets: Fleets, changes: ModelChanges) -> None:
+    """Follow the file of members, and tell control of the models, where there are these."""
+    async with trio.open_nursery() as nursery:
+        if config.control_socket is not None:
+            changes.link = ControlLink(
+                config.control_socket, fleets.own_name, fleets.by_model, changes.refused
+            )
+            nursery.start_soon(changes.link.run)
+        if config.members_file is not None:
+            file = MemberFile(config.members_file, config.members_poll_s)
+            nursery.start_soon(file.run, changes.use)
 
 
 async def _run_batches(
@@ -388,22 +303,6 @@ async def _run_batches(
         nursery.start_soon(runner.run)
         await services.state.leaving.wait()
         nursery.cancel_scope.cancel()
-
-
-def _load_text(config: ServerConfig, threads: FairLimiter) -> TextModel:
-    return TextModel.load(
-        config.model_dir,
-        tokenize_timeout_s=config.tokenize_timeout_s,
-        tool_parser=config.tool_parser,
-        reasoning_parser=config.reasoning_parser,
-        threads=threads,
-    )
-
-
-def _page_words(config: ServerConfig, text: TextModel) -> PageWords:
-    if not text.has_chat_template:
-        log.warning("no_chat_template", model=config.model_name, advice=NO_TEMPLATE)
-    return read_page_words(config.model_dir, has_chat_template=text.has_chat_template)
 
 
 async def _hand_over(state: ServerState, edge: Edge, handover_s: float) -> None:

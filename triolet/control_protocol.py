@@ -59,10 +59,17 @@ class ModelActivity(msgspec.Struct, frozen=True):
 
 
 class Activity(msgspec.Struct, frozen=True, tag_field="say", tag="activity"):
-    """What a server does with each of its models."""
+    """What a server does with each of its models.
+
+    Attributes:
+      server: its name.
+      models: each of them.
+      refused: why models that it is to have cannot be added there, by name.
+    """
 
     server: str
     models: tuple[ModelActivity, ...]
+    refused: dict[str, str] = {}
 
 
 class Wake(msgspec.Struct, frozen=True, tag_field="say", tag="wake"):

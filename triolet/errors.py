@@ -149,6 +149,16 @@ def draining() -> RequestError:
     )
 
 
+def model_removed(name: str) -> RequestError:
+    """Return the error for a request whose model was removed meanwhile: 404."""
+    return RequestError(
+        f"model {name} was removed from this server; GET /v1/models lists those that there are",
+        status=404,
+        code="model_not_found",
+        param="model",
+    )
+
+
 def deadline_exceeded(message: str) -> RequestError:
     """Return the error for a request whose deadline passed: 504."""
     return RequestError(message, status=504, code="deadline_exceeded")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from .config import MAX_MODELS, ServedModelConfig
 from .errors import ConfigError
 from .ids import Role
+from .units import KIB
 
 MAX_MEMBERS = 1024
 """Of one file: a server keeps a connection with each."""
-MAX_MEMBERS_BYTES = 256 * MAX_MEMBERS
-"""Of one file: the address of a member is a path or a host and a port."""
+MAX_MEMBERS_BYTES = 256 * MAX_MEMBERS + 16 * KIB * MAX_MODELS
+"""Of one file: the address of a member is a path or a host and a port; a model has paths, aliases,
+addresses of up to 64 workers of a role, and adapters."""
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,14 +30,21 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = ""
 
 
-class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of them: a worker that is not named is left."""
+class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """All of them: a worker that is not named is left.
+
+    Attributes:
+      members: each of them.
+      models: of the server, the first answers requests that name none; None for those of its
+        settings.
+    """
 
     members: tuple[Member, ...]
+    models: tuple[ServedModelConfig, ...] | None = None
 
 
-def read_members(content: bytes, name: str) -> tuple[Member, ...]:
-    """Return the members that a file names.
+def read_members(content: bytes, name: str) -> Members:
+    """Return the members, and perhaps the models, that a file names.
 
     Args:
       content: of the file, JSON.
@@ -44,9 +54,10 @@ def read_members(content: bytes, name: str) -> tuple[Member, ...]:
       ConfigError: something in it is wrong; nothing of it counts.
     """
     try:
-        members = msgspec.json.decode(content, type=Members).members
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = msgspec.json.decode(content, type=Members)
+    except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{name} is no list of members: {error}") from None
+    members = found.members
     if len(members) > MAX_MEMBERS:
         raise ConfigError(f"{name} names {len(members)} members; allowed: {MAX_MEMBERS}")
     roles = (Role.PREFILL, Role.DECODE)
@@ -60,9 +71,20 @@ def read_members(content: bytes, name: str) -> tuple[Member, ...]:
         if member.address in addresses:
             raise ConfigError(f"{name} names {member.address} twice; one address is one worker")
         addresses.add(member.address)
-    return members
+    if found.models is not None:
+        _require_models(found.models, name)
+    return found
 
 
-def written_members(members: tuple[Member, ...]) -> bytes:
+def _require_models(models: tuple[ServedModelConfig, ...], name: str) -> None:
+    names = [one.name for one in models]
+    if not 1 <= len(names) <= MAX_MODELS:
+        raise ConfigError(f"{name} names {len(names)} models; allowed: 1 to {MAX_MODELS}")
+    for one in names:
+        if not one or names.count(one) > 1:
+            raise ConfigError(f"{name} names model {one!r} twice, or names one by nothing")
+
+
+def written_members(members: Members) -> bytes:
     """Return the content of a file of members."""
-    return msgspec.json.format(msgspec.json.encode(Members(members))) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(members)) + b"\n"

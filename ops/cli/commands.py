@@ -225,7 +225,7 @@ def serve(sources: Sources, models: ModelsArgument = None) -> None:
         closing(Starter(templates, command_line(), silence_s)) as starter,
         with_stored_models(settings) as stored,
     ):
-        serve_fleet(prepare(settings, stored, gpus), starter)
+        serve_fleet(prepare(settings, stored, gpus), starter, stored)
 
 
 @app.command(hidden=True)

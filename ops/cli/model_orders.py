@@ -1,13 +1,16 @@
-"""`triolet model load|sleep|wake|unload`: asks the control of a fleet that runs."""
+"""`triolet model load|sleep|wake|unload|add|drop`: asks the control of a fleet that runs."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from triolet.control_protocol import ADMIN_SOCKET
+from triolet.errors import ConfigError
+from triolet.home import expanded
 
 from ..exit_codes import CommandFailed
 from ..http_trust import verify_for
@@ -15,7 +18,6 @@ from ..running_fleets import find_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     import httpx2
 
@@ -33,24 +35,71 @@ HELP: Final = {
     "sleep": "End the workers of a model; its files stay in memory, and the next request wakes it.",
     "unload": "End the workers of a model, and give up the memory of its files too.",
 }
+ELSEWHERE: Final = (
+    "Where servers and workers are started one by one, as in pods, the models are those of their "
+    "settings: change `server.models`, start the workers, and restart the servers in turn"
+)
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `triolet serve` was told.")]
+PortOption = Annotated[
+    int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
+]
 
 
 def add_orders(app: typer.Typer) -> None:
     """Add a command for each order."""
     for action, text in HELP.items():
         app.command(action, help=text)(_command(action))
+    app.command("add")(add_model)
+    app.command("drop")(drop_model)
 
 
 def _command(action: str) -> Callable[..., None]:
-    def command(
-        name: Annotated[str, typer.Argument(metavar="NAME", help="As `triolet serve` was told.")],
-        port: Annotated[
-            int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
-        ] = None,
-    ) -> None:
+    def command(name: NameArgument, port: PortOption = None) -> None:
         run_order(find_fleet(port).directory / ADMIN_SOCKET, name, action)
 
     return command
+
+
+def add_model(
+    model: Annotated[str, typer.Argument(metavar="NAME=MODEL", help="As for `triolet serve`.")],
+    alias: Annotated[list[str] | None, typer.Option(help="Another name for it.")] = None,
+    prefill: Annotated[int | None, typer.Option(metavar="N", help="Prefill workers.")] = None,
+    decode: Annotated[int | None, typer.Option(metavar="N", help="Decode workers.")] = None,
+    asleep: Annotated[bool, typer.Option("--asleep", help="The first request wakes it.")] = False,
+    port: PortOption = None,
+) -> None:
+    """Add a model to the fleet that runs, and wait until requests may name it."""
+    name, is_named, ref = model.partition("=")
+    if not (is_named and name and ref):
+        raise ConfigError(f"{model!r} names no model; give NAME=MODEL, such as code=code@stable")
+    path = expanded(Path(ref))
+    counts = {"prefill": prefill, "decode": decode}
+    settings = {
+        "name": name,
+        # What exists on disk under the name is meant first, and the fleet has another directory.
+        "ref": str(path.absolute()) if path.exists() else ref,
+        "aliases": alias or [],
+        "start": not asleep,
+        **{role: count for role, count in counts.items() if count is not None},
+    }
+    run(_admin(port), f"add {name}", "POST", "/admin/models", settings)
+
+
+def drop_model(name: NameArgument, port: PortOption = None) -> None:
+    """End the requests and workers of a model in order, and have it no more; its files stay."""
+    run(_admin(port), f"drop {name}", "DELETE", f"/admin/models/{name}")
+
+
+def _admin(port: int | None) -> Path:
+    """Return where control of a fleet is asked.
+
+    Raises:
+      CommandFailed: no fleet runs here.
+    """
+    try:
+        return find_fleet(port).directory / ADMIN_SOCKET
+    except CommandFailed as error:
+        raise CommandFailed(f"{error}. {ELSEWHERE}") from error
 
 
 def run_order(path: Path, name: str, action: str) -> None:
@@ -64,12 +113,28 @@ def run_order(path: Path, name: str, action: str) -> None:
     Raises:
       CommandFailed: it was refused, has failed or does not end, or control does not answer.
     """
+    run(path, f"{action} {name}", "POST", f"/admin/models/{name}/{action}")
+
+
+def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | None = None) -> None:
+    """Begin an operation and show how far it is, until it is over.
+
+    Args:
+      path: of control's Unix socket.
+      what: is asked for, in words.
+      method: of HTTP.
+      route: that begins it.
+      body: of the request.
+
+    Raises:
+      CommandFailed: it was refused, has failed or does not end, or control does not answer.
+    """
     import httpx2  # here: every command of `triolet` imports this file
 
     began, shown = time.monotonic(), ""
     transport = httpx2.HTTPTransport(uds=str(path), verify=verify_for(LOCAL_URL))
     with httpx2.Client(transport=transport, base_url=LOCAL_URL, timeout=ANSWER_TIMEOUT_S) as client:
-        operation = _ask(client, "POST", f"/admin/models/{name}/{action}")
+        operation = _ask(client, method, route, body)
         while True:
             if operation["progress"] != shown:
                 shown = operation["progress"]
@@ -78,21 +143,23 @@ def run_order(path: Path, name: str, action: str) -> None:
                 case "done":
                     return
                 case "failed":
-                    raise CommandFailed(f"{action} {name}: {shown}")
+                    raise CommandFailed(f"{what}: {shown}")
             if time.monotonic() - began >= WAIT_S:
                 raise CommandFailed(
-                    f"{action} {name} is not over after {WAIT_S:.0f} s ({shown}); it goes on, and "
+                    f"{what} is not over after {WAIT_S:.0f} s ({shown}); it goes on, and "
                     "`triolet model ps` shows how far it is"
                 )
             time.sleep(POLL_S)
             operation = _ask(client, "GET", f"/admin/operations/{operation['id']}")
 
 
-def _ask(client: httpx2.Client, method: str, path: str) -> dict[str, Any]:
+def _ask(
+    client: httpx2.Client, method: str, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
     from httpx2 import HTTPError
 
     try:
-        answer = client.request(method, path)
+        answer = client.request(method, path, json=body)
     except HTTPError as error:
         raise CommandFailed(
             f"control does not answer: {error}; only a fleet that serves models by names "

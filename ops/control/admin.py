@@ -4,7 +4,9 @@ the port of clients; no route takes an address.
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,18 +19,20 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from triolet.audit_log.events import Outcome, os_user
+from triolet.config import ModelConfig
 from triolet.control_protocol import ModelState
-from triolet.errors import AuditLogError
+from triolet.errors import AuditLogError, ConfigError
+from triolet.store.reference import is_reference
 
+from ..settings.form import require_model_name
 from .auditing import audit
-from .operations import NoRoom, Operation, UnknownModel, Wanted
+from .operations import Conflict, NoRoom, Operation, UnknownModel, Wanted
 from .residency import HOST, held_bytes
 from .sockets import bind_port, bind_private
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from .models import Model
     from .process import Control
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES: Final = 64 * 1024
-"""The only bodies are names of models."""
+"""The only bodies are names and settings of models."""
 ACTIONS: Final = {
     "load": Wanted.LOAD,
     "wake": Wanted.LOAD,
@@ -119,6 +123,8 @@ def build_app(control: Control, actor: str) -> QuartTrio:
     app.config["PROPAGATE_EXCEPTIONS"] = False
     routes: tuple[tuple[str, str, Callable[..., Awaitable[Response]]], ...] = (
         ("GET", "/admin/models", partial(_list_models, control)),
+        ("POST", "/admin/models", partial(_add, control, actor)),
+        ("DELETE", "/admin/models/<name>", partial(_drop, control, actor)),
         ("POST", "/admin/models/<name>/<action>", partial(_order, control, actor)),
         ("GET", "/admin/operations/<operation_id>", partial(_show_operation, control)),
         ("GET", "/models", partial(_list_as_llama, control)),
@@ -214,11 +220,85 @@ async def order(control: Control, actor: str, name: str, wanted: Wanted) -> Oper
         except NoRoom as error:
             await noted(Outcome.FAILED, reason="NoRoom")
             raise Refusal(409, "no_room", str(error)) from None
+        except (Conflict, UnknownModel) as error:  # it was added or dropped meanwhile
+            await noted(Outcome.FAILED, reason=type(error).__name__)
+            raise Refusal(409, "conflict", str(error)) from None
         if operation.id != operation_id:  # the entry of another order tells its end
             await noted(Outcome.DONE)
     except AuditLogError as error:
         raise Refusal(503, "not_recorded", str(error)) from error
     return operation
+
+
+async def _add(control: Control, actor: str) -> Response:
+    """Add the model that the body describes: its name, and what `[models.NAME]` has."""
+    asked = await _body()
+    name = asked.pop("name", None)
+    if not isinstance(name, str):
+        raise Refusal(400, "bad_request", 'the body has no name; send {"name": NAME, "ref": MODEL}')
+    fields = [one.name for one in dataclasses.fields(ModelConfig)]
+    for unknown in asked.keys() - set(fields):
+        raise Refusal(
+            400, "bad_request", f"unknown field {unknown!r}; allowed: name, {', '.join(fields)}"
+        )
+    try:
+        require_model_name(name)
+        model = msgspec.convert(asked, ModelConfig)
+    except (msgspec.ValidationError, ConfigError) as error:
+        raise Refusal(400, "bad_request", str(error)) from None
+    if actor != os_user():
+        _require_references((model.ref, *model.adapters.values()))
+    settings = msgspec.json.encode(model).decode()
+    return _json(await _change(control, actor, name, Wanted.ADD, settings), 202)
+
+
+def _require_references(refs: Iterable[str]) -> None:
+    """Refuse paths from the port, which every user of the machine reaches: this user's workers
+    would read what that user may not, and what that user wrote."""
+    for ref in refs:
+        if "/" in ref or not is_reference(ref) or Path(ref).exists():
+            raise Refusal(
+                403,
+                "not_a_version",
+                f"{ref!r} is no version of the store; a path is taken on the Unix socket only",
+            )
+
+
+async def _drop(control: Control, actor: str, name: str) -> Response:
+    return _json(await _change(control, actor, name, Wanted.DROP), 202)
+
+
+async def _change(
+    control: Control, actor: str, name: str, wanted: Wanted, settings: str = ""
+) -> Operation:
+    """Record that a model is to be added or dropped, begin it, and return the operation.
+
+    Raises:
+      Refusal: it was not begun; the text says why.
+    """
+    try:
+        control.changes.require(name, wanted)
+        operation_id = control.draw_id()
+        noted = partial(audit, wanted, name, actor, operation_id)
+        await noted(Outcome.BEGUN)
+        try:
+            return control.change(name, wanted, actor, operation_id, settings)
+        except (Conflict, UnknownModel) as error:  # it came in between
+            await noted(Outcome.FAILED, reason=type(error).__name__)
+            raise
+    except UnknownModel as error:
+        raise Refusal(404, "model_not_found", str(error)) from None
+    except Conflict as error:
+        raise Refusal(409, "conflict", str(error)) from None
+    except AuditLogError as error:
+        raise Refusal(503, "not_recorded", str(error)) from error
+
+
+async def _body() -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(await request.get_data(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, "bad_request", f"the body is no object of JSON: {error}") from None
 
 
 async def _show_operation(control: Control, operation_id: str) -> Response:
@@ -247,11 +327,7 @@ async def _order_as_llama(control: Control, actor: str, action: str) -> Response
     """Do what llama.cpp's router does for `{"model": NAME}`."""
     if action not in ("load", "unload"):
         raise Refusal(404, "not_found", f"no action {action!r}; allowed: load, unload")
-    try:
-        asked = msgspec.json.decode(await request.get_data(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(400, "bad_request", f"the body is no object of JSON: {error}") from None
-    name = asked.get("model")
+    name = (await _body()).get("model")
     if not isinstance(name, str):
         raise Refusal(400, "bad_request", 'the body has no name; send {"model": NAME}')
     await order(control, actor, name, ACTIONS[action])

@@ -20,6 +20,8 @@ AUDITED: Final = {
     Wanted.LOAD: Action.MODEL_LOAD,
     Wanted.SLEEP: Action.MODEL_SLEEP,
     Wanted.UNLOAD: Action.MODEL_UNLOAD,
+    Wanted.ADD: Action.MODEL_ADD,
+    Wanted.DROP: Action.MODEL_DROP,
 }
 
 

@@ -90,6 +90,8 @@ class Controller:
         worker has told of.
       load_times: measured ones.
       outlook: what the models take, and when they could serve.
+      refusals: why models could not be added, by server and name.
+      heard_at: when each server last spoke.
       changed: operations that were not written down since they changed, by id.
     """
 
@@ -107,7 +109,8 @@ class Controller:
         self.load_times = LoadTimes(past.load_times)
         self._config = config
         self._draw_id = draw_id
-        self._heard_at: dict[str, float] = {}
+        self.heard_at: dict[str, float] = {}
+        self.refusals: dict[str, dict[str, str]] = {}
         self.models: dict[str, Model] = {}
         self.outlook = Outlook(config, self.budgets, self.models, self.load_times, now)
         for one in config.models:
@@ -215,7 +218,9 @@ class Controller:
           now: the time.
           wall: the same since the epoch.
         """
-        model = self.models[operation.model]
+        model = self.models.get(operation.model)
+        if model is None or model.running is not operation:
+            return  # the model was dropped meanwhile
         if failure is not None:
             self._finish(model, operation, Status.FAILED, failure)
             if operation.wanted is not Wanted.LOAD:
@@ -242,7 +247,9 @@ class Controller:
 
     def note_files(self, name: str, *, are_there: bool, now: float) -> None:
         """Take in whether a model's files are there."""
-        model = self.models[name]
+        model = self.models.get(name)
+        if model is None:
+            return  # it was dropped meanwhile
         if are_there and model.state is ModelState.ABSENT:
             self._move(model, Event.FOUND, now)
         elif not are_there and model.state in RESTING:
@@ -287,7 +294,9 @@ class Controller:
         Blocks of a KV pool become memory when they are first used: at the first measurement after
         a load hardly any have been, and all may be.
         """
-        model = self.models[name]
+        model = self.models.get(name)
+        if model is None:
+            return  # it was dropped meanwhile
         if size_bytes:
             is_first, model.is_guess = not model.is_measured, False
             # That of a GPU is not in this machine's memory.
@@ -298,7 +307,10 @@ class Controller:
 
     def note_activity(self, said: Activity, now: float) -> None:
         """Take in what a server does with its models."""
-        self._heard_at[said.server] = now
+        self.heard_at[said.server] = now
+        self.refusals[said.server] = said.refused
+        for name in self.models.keys() - {one.name for one in said.models}:
+            self.models[name].activity.pop(said.server, None)
         for one in said.models:
             model = self.models.get(one.name)
             if model is None:
@@ -417,10 +429,10 @@ class Controller:
 
     def _forget_silent(self, now: float) -> None:
         """Take servers that say nothing any more for gone, and their requests with them."""
-        for server, heard_at in list(self._heard_at.items()):
+        for server, heard_at in list(self.heard_at.items()):
             if now - heard_at < self._config.silence_s:
                 continue
-            del self._heard_at[server]
+            del self.heard_at[server], self.refusals[server]
             for model in self.models.values():
                 model.activity.pop(server, None)
                 model.note_requests(now)

@@ -10,6 +10,8 @@ import sqlite3
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError
 from triolet.private_files import make_private_database, take_private_folder
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from .models import Model
 
 FILE_NAME: Final = "control.sqlite3"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS operations (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -36,7 +38,9 @@ CREATE TABLE IF NOT EXISTS operations (
     actor TEXT NOT NULL,
     created_at REAL NOT NULL,
     status TEXT NOT NULL,
-    progress TEXT NOT NULL
+    progress TEXT NOT NULL,
+    settings TEXT NOT NULL DEFAULT '',  -- of a model that is added
+    run TEXT NOT NULL DEFAULT ''        -- of the fleet whose models change
 ) STRICT;
 CREATE TABLE IF NOT EXISTS models (
     name TEXT PRIMARY KEY,
@@ -58,11 +62,16 @@ CREATE TABLE IF NOT EXISTS worker_seconds (
     PRIMARY KEY (run, model, digest)
 ) STRICT;
 """
+SINCE_1: Final = (
+    "ALTER TABLE operations ADD COLUMN settings TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE operations ADD COLUMN run TEXT NOT NULL DEFAULT ''",
+)
+"""What version 1 lacks."""
 BUSY_S: Final = 10.0
 """For the last transaction of a process that was killed and is not gone yet."""
 KEPT_OPERATIONS: Final = 1000
 """Operations that have ended: days of a fleet that loads a model every few minutes."""
-_OPERATION: Final = "id, model, wanted, actor, created_at, status, progress"
+_OPERATION: Final = "id, model, wanted, actor, created_at, status, progress, settings, run"
 
 
 class Journal:
@@ -116,12 +125,10 @@ class Journal:
         """
         with transaction(self._connection):
             self._connection.executemany(
-                f"INSERT INTO operations ({_OPERATION}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT "
-                "(id) DO UPDATE SET status = excluded.status, progress = excluded.progress",
-                [
-                    (o.id, o.model, o.wanted, o.actor, o.created_at, o.status, o.progress)
-                    for o in operations
-                ],
+                f"INSERT INTO operations ({_OPERATION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON "
+                "CONFLICT (id) DO UPDATE SET status = excluded.status, "
+                "progress = excluded.progress",
+                [msgspec.structs.astuple(operation) for operation in operations],
             )
             self._connection.executemany(
                 "INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?)",
@@ -139,6 +146,16 @@ class Journal:
                 "(SELECT max(number) FROM operations) - ?",
                 (*sorted(ENDED), KEPT_OPERATIONS),
             )
+
+    def forget(self, name: str) -> None:
+        """Remove what is known of a model that was dropped: another one may get its name.
+
+        Raises:
+          sqlite3.Error: it is still there.
+        """
+        with transaction(self._connection):
+            self._connection.execute("DELETE FROM models WHERE name = ?", (name,))
+            self._connection.execute("DELETE FROM load_times WHERE model = ?", (name,))
 
     def account(self) -> Account:
         """Return the worker-seconds as they were written down last."""
@@ -162,10 +179,18 @@ class Journal:
             )
 
 
-def _operation(row: tuple[str, str, str, str, float, str, str]) -> Operation:
-    operation_id, model, wanted, actor, created_at, status, progress = row
+def _operation(row: tuple[str, str, str, str, float, str, str, str, str]) -> Operation:
+    operation_id, model, wanted, actor, created_at, status, progress, settings, run = row
     return Operation(
-        operation_id, model, Wanted(wanted), actor, created_at, Status(status), progress
+        operation_id,
+        model,
+        Wanted(wanted),
+        actor,
+        created_at,
+        Status(status),
+        progress,
+        settings,
+        run,
     )
 
 
@@ -191,12 +216,12 @@ def opened_journal(folder: Path) -> Iterator[Journal]:
             connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
             with transaction(connection):
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
-                if version not in (0, SCHEMA_VERSION):
+                if not 0 <= version <= SCHEMA_VERSION:
                     raise ConfigError(
                         f"{path} is of version {version}; this release knows {SCHEMA_VERSION}: "
                         "give another control.state_dir"
                     )
-                for statement in SCHEMA.split(";\n"):
+                for statement in (*SCHEMA.split(";\n"), *(SINCE_1 if version == 1 else ())):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         except sqlite3.Error as error:

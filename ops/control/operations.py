@@ -22,6 +22,10 @@ class Wanted(StrEnum):
     """They have ended; the files stay in the page cache, so that it wakes quickly."""
     UNLOAD = "unload"
     """They have ended, and the page cache is free for others."""
+    ADD = "add"
+    """The fleet has the model, and servers give it requests."""
+    DROP = "drop"
+    """The fleet has the model no more."""
 
 
 class Status(StrEnum):
@@ -33,6 +37,8 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
+CHANGES: Final = frozenset({Wanted.ADD, Wanted.DROP})
+"""What changes which models a fleet has."""
 ENDED: Final = frozenset({Status.DONE, Status.FAILED})
 
 
@@ -49,6 +55,8 @@ class Operation(msgspec.Struct):
       created_at: seconds since the epoch.
       status: how far it is.
       progress: what is done now, or the outcome, in words.
+      settings: of a model that is added, as JSON.
+      run: of the fleet whose models change, by its supervisor's id; empty for the other operations.
     """
 
     id: str
@@ -58,6 +66,8 @@ class Operation(msgspec.Struct):
     created_at: float
     status: Status = Status.WAITING
     progress: str = "accepted"
+    settings: str = ""
+    run: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -70,6 +80,10 @@ class UnknownModel(TrioletError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(f"there is no model {name!r}; this fleet has {', '.join(known)}")
+
+
+class Conflict(TrioletError):
+    """An order that cannot be given now, or not for this model; the text says why."""
 
 
 class NoRoom(TrioletError):

@@ -10,6 +10,7 @@ import secrets
 import signal
 import sqlite3
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,12 +28,13 @@ from ..running_fleets import SUPERVISOR_SOCKET
 from ..supervisor.model_status import ModelState as SupervisedState
 from .admin import serve_admin
 from .auditing import audit, is_ordered
+from .changes import Changes
 from .controller import Controller
 from .journal import opened_journal
 from .memory import budget_bytes, expected_bytes, forget_pages, has_files, held_bytes
 from .model_states import RUNNING
 from .models import WorkerSeen, WorkersSeen
-from .operations import Operation, Status, Wanted
+from .operations import CHANGES, Conflict, Operation, Status, Wanted
 from .server_channel import ServerChannel
 from .supervisor_client import SupervisorClient, SupervisorFailed
 from .worker_seconds import Version
@@ -79,6 +81,8 @@ class Control:
       controller: as given.
       account: worker-seconds.
       channel: to servers.
+      run_id: of the fleet, as the supervisor last said; empty before it did.
+      changes: models that are added and dropped.
     """
 
     def __init__(
@@ -99,6 +103,10 @@ class Control:
         self._written: tuple[object, ...] = ()
         self._accounted_at = 0.0
         self._troubles: dict[str, str] = {}
+        self.run_id = ""
+        self.changes = Changes(
+            config, controller, supervisor, self._settle, self._forget, wall, nursery
+        )
 
     def news(self) -> tuple[ModelNews, ...]:
         """Return what servers are told."""
@@ -118,11 +126,52 @@ class Control:
         Raises:
           UnknownModel: there is no such model.
           NoRoom: it cannot be loaded, however long it waits.
+          Conflict: the model is being added or dropped.
         """
+        self.changes.require_free(name)
         now = trio.current_time()
         operation = self.controller.order(name, wanted, actor, now, wall(), operation_id)
         self._settle()
         return operation
+
+    def change(
+        self, name: str, wanted: Wanted, actor: str, operation_id: str, settings: str = ""
+    ) -> Operation:
+        """Begin to add or drop a model, once that is written down.
+
+        Args:
+          name: of the model.
+          wanted: which of the two.
+          actor: gives the order.
+          operation_id: of the operation.
+          settings: of a model that is added, as JSON.
+
+        Raises:
+          Conflict: it cannot be now, or could not be written down.
+          UnknownModel: there is none to drop.
+        """
+        self.changes.require(name, wanted)
+        if not self.run_id:
+            raise Conflict("the supervisor of this fleet does not answer; try again in a minute")
+        operation = Operation(
+            operation_id, name, wanted, actor, wall(), settings=settings, run=self.run_id
+        )
+        self.controller.changed[operation.id] = operation
+        self._write()
+        if operation.id in self.controller.changed:
+            del self.controller.changed[operation.id]
+            raise Conflict(
+                f"the journal cannot be written: {self._troubles[JOURNAL]}; make room, and try "
+                "again"
+            )
+        self.changes.begin(operation)
+        return operation
+
+    def _forget(self, name: str) -> None:
+        try:
+            self._journal.forget(name)
+        except sqlite3.Error as error:
+            self._note_trouble(JOURNAL, str(error))
 
     def operation(self, operation_id: str) -> Operation | None:
         """Return an operation, or None if there is none or it was long ago."""
@@ -137,8 +186,10 @@ class Control:
             self._note_trouble(SUPERVISOR, str(error))
             return
         self._note_trouble(SUPERVISOR, "")
+        self.run_id = listed.run
+        self.changes.note_listed(listed, asked_at)
         self.controller.note_workers(seen(listed.models), asked_at, trio.current_time(), wall())
-        for name, model in self.controller.models.items():
+        for name, model in list(self.controller.models.items()):
             if not model.pids:
                 are_there = await trio.to_thread.run_sync(has_files, model.config)
                 self.controller.note_files(name, are_there=are_there, now=trio.current_time())
@@ -151,7 +202,7 @@ class Control:
         await self._measure(lambda model: True)
 
     async def _measure(self, is_wanted: Callable[[Model], bool]) -> None:
-        for name, model in self.controller.models.items():
+        for name, model in list(self.controller.models.items()):
             pids = model.pids
             if model.state not in RUNNING or not pids or not is_wanted(model):
                 continue
@@ -173,7 +224,8 @@ class Control:
             case Activity():
                 self.controller.note_activity(said, now)
             case Wake(model):
-                self.controller.wake(model, now, wall())
+                if model not in self.changes.under_way:
+                    self.controller.wake(model, now, wall())
         self._settle()
 
     def _settle(self) -> None:
@@ -292,14 +344,13 @@ def new_id() -> str:
     return secrets.token_hex(ID_BYTES)
 
 
-async def _first_pids(supervisor: SupervisorClient) -> list[int]:
-    """Return the pids of workers that run when control starts."""
+async def _first_listed(supervisor: SupervisorClient) -> Models | None:
+    """Return what the supervisor has when control starts; None where it does not say."""
     try:
-        listed = await supervisor.models()
+        return await supervisor.models()
     except SupervisorFailed as error:
         log.warning("control_in_trouble", part=SUPERVISOR, reason=str(error))
-        return []
-    return [w.pid for model in listed.models for w in model.workers if w.pid is not None]
+        return None
 
 
 async def run_control(
@@ -317,13 +368,22 @@ async def run_control(
     folder = Path(config.directory)
     supervisor = SupervisorClient(folder / SUPERVISOR_SOCKET)
     with opened_journal(Path(config.state_dir or folder)) as journal:
+        listed = await _first_listed(supervisor)
+        known = [] if listed is None else listed.models
+        if listed is not None and listed.configs:  # some may have been added, others dropped
+            config = replace(config, models=tuple(listed.configs))
         past = journal.past({one.name: one.digest for one in config.models})
-        budget = budget_bytes(config, await _first_pids(supervisor))
+        changes = [one for one in past.unfinished if one.wanted in CHANGES]
+        past = past._replace(unfinished=[one for one in past.unfinished if one not in changes])
+        pids = [w.pid for model in known for w in model.workers if w.pid is not None]
+        budget = budget_bytes(config, pids)
         guesses = {one.name: expected_bytes(one) for one in config.models}
         now = trio.current_time()
         controller = Controller(config, budget, guesses, past, new_id, now)
         async with trio.open_nursery() as nursery:
             control = Control(config, journal, controller, supervisor, nursery)
+            for operation in changes:
+                control.changes.begin(operation)
             await control.look()
             await nursery.start(control.channel.run, folder / CONTROL_SOCKET)
             await nursery.start(serve_admin, control, folder / ADMIN_SOCKET, config.admin_port)

@@ -245,6 +245,10 @@ class LoadTimes:
         self.seconds[name, origin] = mean_s
         return mean_s
 
+    def forget(self, name: str) -> None:
+        """Forget a model that was dropped."""
+        self.seconds = {key: s for key, s in self.seconds.items() if key[0] != name}
+
     def predict(self, name: str, origin: ModelState, size_bytes: int) -> float:
         """Return how long a load will take [s]; without a measurement of this state that of
         another one, and without any a guess from the size."""

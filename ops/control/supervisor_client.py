@@ -10,10 +10,14 @@ import trio
 
 from ..exit_codes import CommandFailed
 from ..supervisor.supervisor_socket import (
+    Added,
+    AddModelRequest,
+    DropModelRequest,
     Finished,
     Models,
     ModelsRequest,
     Refused,
+    ServeModelRequest,
     StartModelRequest,
     StepBegan,
     StopModelRequest,
@@ -23,6 +27,10 @@ from ..supervisor.supervisor_socket import (
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from triolet.config import ControlledModelConfig, ModelConfig
+
+    from ..supervisor.supervisor_socket import Request
 
 LIST_TIMEOUT_S: Final = 5.0
 """For the list of workers, which the supervisor has in memory."""
@@ -66,6 +74,44 @@ class SupervisorClient:
         """
         await self._do(StopModelRequest(name), tell)
 
+    async def add_model(
+        self, name: str, model: ModelConfig, tell: Callable[[str], object]
+    ) -> ControlledModelConfig:
+        """Have a model more, whose workers can be started; no server is told of it.
+
+        Args:
+          name: of the model.
+          model: as settings would have it.
+          tell: called with each step, in words.
+
+        Raises:
+          SupervisorFailed: it cannot be had; nothing of it stays.
+        """
+        config = await self._do(AddModelRequest(name, model), tell)
+        if config is None:
+            raise SupervisorFailed("the supervisor does not say what it added")
+        return config
+
+    async def serve_model(self, name: str, *, is_served: bool) -> None:
+        """Have servers told to have a model, or to let it go.
+
+        Raises:
+          SupervisorFailed: they were not told.
+        """
+        await self._do(ServeModelRequest(name, is_served), lambda text: None)
+
+    async def drop_model(self, name: str, tell: Callable[[str], object]) -> None:
+        """End the workers of a model that servers have let go, and have it no more.
+
+        Args:
+          name: of the model.
+          tell: called with each step, in words.
+
+        Raises:
+          SupervisorFailed: it was not done, or not to its end.
+        """
+        await self._do(DropModelRequest(name), tell)
+
     async def models(self) -> Models:
         """Return how each model is.
 
@@ -84,8 +130,9 @@ class SupervisorClient:
         raise SupervisorFailed(f"the supervisor is silent for {LIST_TIMEOUT_S:g} s")
 
     async def _do(
-        self, request: StartModelRequest | StopModelRequest, tell: Callable[[str], object]
-    ) -> None:
+        self, request: Request, tell: Callable[[str], object]
+    ) -> ControlledModelConfig | None:
+        """Ask for something, and return what was added, if anything was."""
         try:
             async with aclosing(ask(self._path, request)) as answers:
                 async for answer in answers:
@@ -95,7 +142,9 @@ class SupervisorClient:
                         case Refused(message):
                             raise SupervisorFailed(message)
                         case Finished():
-                            return
+                            return None
+                        case Added(config):
+                            return config
         except (CommandFailed, msgspec.MsgspecError) as error:
             raise SupervisorFailed(str(error)) from error
         raise SupervisorFailed(f"the supervisor behind {self._path} ended its answer too early")

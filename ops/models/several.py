@@ -52,10 +52,47 @@ def name_of(settings: Settings) -> str:
     return next(iter(settings.models), "")
 
 
+class StoredModels:
+    """The models of a fleet, each of which stays in the store until it is released.
+
+    Attributes:
+      settings: for each model that is held, with a directory as the model, by its name.
+    """
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Settings] = {}
+        self._held: dict[str, ExitStack] = {}
+
+    def __iter__(self) -> Iterator[Settings]:
+        return iter(self.settings.values())
+
+    def hold(self, own: Settings) -> Settings:
+        """Return the settings of a model with a directory as the model, also where a version of
+        the store is named; that version is held from now on.
+
+        Args:
+          own: settings that are one model's.
+
+        Raises:
+          ConfigError: as `with_stored_model`; the text names the model.
+        """
+        name = name_of(own)
+        with ExitStack() as held, naming(name):
+            found = held.enter_context(with_stored_model(own))
+            self.settings[name] = held.enter_context(with_adapters(found))
+            self._held[name] = held.pop_all()
+        return self.settings[name]
+
+    def release(self, name: str) -> None:
+        """Hold a model no more, if it is held."""
+        self.settings.pop(name, None)
+        if name in self._held:
+            self._held.pop(name).close()
+
+
 @contextmanager
-def with_stored_models(settings: Settings) -> Iterator[list[Settings]]:
-    """Give the settings for each model with a directory as the model, also where versions of the
-    store are named; these stay in the store until the end.
+def with_stored_models(settings: Settings) -> Iterator[StoredModels]:
+    """Hold each model of a fleet until the end.
 
     Args:
       settings: of a fleet.
@@ -63,13 +100,14 @@ def with_stored_models(settings: Settings) -> Iterator[list[Settings]]:
     Raises:
       ConfigError: as `with_stored_model`; the text names the model.
     """
-    with ExitStack() as held:
-        stored = []
+    stored = StoredModels()
+    try:
         for own in each_model(settings):
-            with naming(name_of(own)):
-                found = held.enter_context(with_stored_model(own))
-                stored.append(held.enter_context(with_adapters(found)))
+            stored.hold(own)
         yield stored
+    finally:
+        for name in list(stored.settings):
+            stored.release(name)
 
 
 @contextmanager

@@ -61,6 +61,7 @@ class ModelPlan:
       model_dir: absolute path.
       settings: of its workers, and of a server as if this were its only model.
       dtypes: what each kind of worker computes in.
+      number: in the names of its sockets; None for its place among the models of the fleet.
       adapter_bytes: what the adapters take in the memory of one worker of each kind.
     """
 
@@ -68,6 +69,7 @@ class ModelPlan:
     settings: Settings
     dtypes: Mapping[Role, Dtype] = field(default_factory=dict)
     adapter_bytes: Mapping[Role, int] = field(default_factory=dict)
+    number: int | None = None
 
     @property
     def name(self) -> str:
@@ -152,8 +154,10 @@ class FleetPlan:
 
     def _worker(self, place: int, role: Role, last: str) -> Worker:
         own, name = f"{role}-{last}", self.models[place].name
+        told = self.models[place].number
+        number = place if told is None else told
         return (
-            Worker(place, role, f"{name}.{own}", f"m{place}.{own}")
+            Worker(place, role, f"{name}.{own}", f"m{number}.{own}")
             if name
             else Worker(place, role, own, own)
         )
@@ -202,6 +206,17 @@ class FleetPlan:
         # Those that run share the cores among as many as there were: the new ones have no place.
         models = (*self.models[:place], model, *self.models[place + 1 :])
         return replace(self, models=models, lends=False)
+
+    def with_models(self, models: Sequence[ModelPlan]) -> FleetPlan:
+        """Return the plan with other models, one at least; those that run share the cores among as
+        many as there were.
+
+        Raises:
+          ConfigError: there cannot be so many workers.
+        """
+        named = {model.name: model.settings.models[model.name] for model in models}
+        settings = replace(self.settings, models=named)
+        return replace(self, settings=settings, models=tuple(models), lends=False)
 
     def engine(self, worker: Worker) -> EngineConfig:
         """Return what a worker computes with."""
@@ -349,7 +364,7 @@ def _of_servers(plan: FleetPlan, control: Mapping[str, str], directory: Path) ->
       control: addresses of workers and stand-ins, by name.
       directory: of the fleet, with its sockets.
     """
-    models = tuple(_served(plan, place, control) for place in range(len(plan.models)))
+    models = tuple(served_model(plan, place, control) for place in range(len(plan.models)))
     if plan.has_control:
         path = str(directory / CONTROL_SOCKET)
         return of_role(plan.settings, Role.SERVER, models=models, control_socket=path)
@@ -366,7 +381,12 @@ def _of_servers(plan: FleetPlan, control: Mapping[str, str], directory: Path) ->
 def _of_control(plan: FleetPlan, directory: Path) -> Settings:
     """Return the settings with what control is told of the models."""
     models = tuple(controlled(model) for model in plan.models)
-    control = replace(plan.settings.control, directory=str(directory), models=models)
+    control = replace(
+        plan.settings.control,
+        directory=str(directory),
+        models=models,
+        server_drain_s=plan.settings.server.drain_timeout_s,
+    )
     return replace(plan.settings, control=control)
 
 
@@ -389,7 +409,14 @@ def controlled(model: ModelPlan) -> ControlledModelConfig:
     )
 
 
-def _served(plan: FleetPlan, place: int, control: Mapping[str, str]) -> ServedModelConfig:
+def served_model(plan: FleetPlan, place: int, control: Mapping[str, str]) -> ServedModelConfig:
+    """Return what servers are told of a model.
+
+    Args:
+      plan: the fleet.
+      place: of the model in it.
+      control: addresses of workers and stand-ins, by name.
+    """
     model = plan.models[place]
     spares = [one for one in plan.spares if one.model == place]
     every = [*(one for one in plan.workers if one.model == place), *spares]

@@ -13,23 +13,25 @@ from triolet.tenants_form import read_tenants
 
 from ..model_directory import check_start, with_model_name, with_pool_share
 from ..models.choose import ready_model
+from ..models.fetch import is_kept
+from ..models.known import AUTO, KNOWN
 from ..models.several import name_of, naming
 from ..settings.form import Settings, of_role
 from .plan import FleetPlan, ModelPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from triolet.config import Dtype, TenantsConfig
     from triolet.tenants import Tenants
 
 
-def prepare(settings: Settings, models: Sequence[Settings], gpus: tuple[str, ...]) -> FleetPlan:
+def prepare(settings: Settings, stored: Iterable[Settings], gpus: tuple[str, ...]) -> FleetPlan:
     """Return the plan of a fleet: the settings with what follows from models and machine.
 
     Args:
       settings: of the fleet, as given.
-      models: the same for each model; versions of the store are directories already.
+      stored: the same for each model; versions of the store are directories already.
       gpus: of this machine, as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
@@ -38,12 +40,34 @@ def prepare(settings: Settings, models: Sequence[Settings], gpus: tuple[str, ...
     """
     # Also those of models that do not run yet: when they do, there is memory for all.
     require_auto(settings)
+    models = list(stored)
     num_workers = sum(own.fleet.prefill + own.fleet.decode for own in models)
     plans = []
     for own in models:
         with naming(name_of(own)):
             plans.append(_prepared(own, num_workers, gpus))
     return FleetPlan(settings if settings.models else plans[0].settings, tuple(plans), gpus)
+
+
+def prepare_model(plan: FleetPlan, own: Settings) -> ModelPlan:
+    """Return what the processes of a model are that comes to a fleet while it runs.
+
+    Args:
+      plan: of the fleet as it is.
+      own: settings for this model; a version of the store is a directory already.
+
+    Raises:
+      ConfigError: it cannot be served here.
+    """
+    num_workers = len(plan.workers) + own.fleet.prefill + own.fleet.decode
+    with naming(name_of(own)):
+        named = own.fleet.model
+        if named == AUTO or (named in KNOWN and not is_kept(KNOWN[named])):
+            raise ConfigError(
+                f"{named} is fetched from the package index at the start of a fleet only; name a "
+                "directory, a GGUF file, or a version of the store"
+            )
+        return _prepared(own, num_workers, plan.gpus)
 
 
 def _prepared(settings: Settings, num_workers: int, gpus: tuple[str, ...]) -> ModelPlan:

@@ -1,30 +1,32 @@
-"""How many workers a model has, changed while the fleet runs: which processes that makes, and the
-file that tells the servers.
+"""How many workers a model has, and which models there are, changed while the fleet runs: which
+processes that makes, and the file that tells the servers.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from triolet.config import Pinning
 from triolet.errors import ConfigError
-from triolet.members import Member, written_members
+from triolet.members import Member, Members, written_members
 
 from ..running_fleets import write_note
-from .plan import control_address
+from .plan import control_address, served_model
 from .slot import RestartFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from triolet.config import ServedModelConfig
     from triolet.ids import Role
 
     from ..running_fleets import Note
-    from .plan import FleetPlan
+    from .plan import FleetPlan, ModelPlan, Worker
     from .process_spec import ProcessSpec
 
 MEMBERS: Final = "members.json"
@@ -38,7 +40,10 @@ class Scaling:
       plan: as the fleet was started.
       note: what commands read of it.
       directory: of the fleet.
-      specs: returns the processes of a plan.
+      specs: returns the processes of a plan, and the stand-ins.
+
+    Attributes:
+      now: the plan as it is.
     """
 
     def __init__(
@@ -46,20 +51,22 @@ class Scaling:
         plan: FleetPlan,
         note: Note,
         directory: Path,
-        specs: Callable[[FleetPlan], Sequence[ProcessSpec]],
+        specs: Callable[[FleetPlan], tuple[Sequence[ProcessSpec], Sequence[ProcessSpec]]],
     ) -> None:
-        self._plan = plan
+        # A model that comes after another one has gone has not its sockets.
+        numbered = [replace(model, number=place) for place, model in enumerate(plan.models)]
+        self.now = replace(plan, models=tuple(numbered))
         self._note = note
         self._directory = directory
         self._specs = specs
-        self._spares = plan.spares
+        self._next_number = len(numbered)
+        self._spares = {one.name: _spares_of(self.now, one.name) for one in plan.models}
         # Also those of a plan that was refused, or is not reached yet: which of them are there,
         # `_present` says.
-        self._workers = {worker.name: worker for worker in plan.workers}
-        self._present = {
-            place: {worker.name for worker in plan.workers if worker.model == place}
-            for place in range(len(plan.models))
-        }
+        self._workers = {one.name: _workers_of(self.now, one.name) for one in plan.models}
+        self._present = {name: set(workers) for name, workers in self._workers.items()}
+        # None while servers have the models that they were started with.
+        self._served: tuple[str, ...] | None = None
 
     def plan(self, model: str, role: Role, count: int) -> list[ProcessSpec]:
         """Plan another number of workers; return all of them.
@@ -72,19 +79,58 @@ class Scaling:
         Raises:
           ConfigError: there is no such model, or there cannot be so many.
         """
-        if self._plan.settings.fleet.pin is not Pinning.OFF:
-            raise ConfigError(
-                "fleet.pin gave each worker cores of its own at the start; start the fleet with "
-                f"fleet.{role.value}={count}, or with fleet.pin=off"
-            )
+        self._require_unpinned(f"start the fleet with fleet.{role.value}={count}")
         place = self._place(model)
-        plan = self._plan.with_count(place, role, count)
-        own = [one for one in plan.workers if (one.model, one.role) == (place, role)]
-        names = {one.name for one in own}
-        specs = [spec for spec in self._specs(plan) if spec.name in names]
-        self._plan = plan
-        self._workers.update((worker.name, worker) for worker in plan.workers)
+        plan = self.now.with_count(place, role, count)
+        names = {name for name, one in _workers_of(plan, model).items() if one.role is role}
+        specs = [spec for spec in self._specs(plan)[0] if spec.name in names]
+        self.now = plan
+        self._workers[model] |= _workers_of(plan, model)
         return specs
+
+    def add(self, model: ModelPlan) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
+        """Have a model more, which no server is told of yet; return its workers and stand-ins.
+
+        Raises:
+          ConfigError: there cannot be so many workers, or cores are dealt out.
+        """
+        name = model.name
+        self._require_unpinned(f"start the fleet with {name} among its models")
+        numbered = replace(model, number=self._next_number)
+        plan = self.now.with_models((*self.now.models, numbered))
+        specs, spares = self._specs(plan)
+        own = [one for one in specs if one.model == name]
+        if self._served is None:
+            self._served = tuple(one.name for one in self.now.models)
+        self.now, self._next_number = plan, self._next_number + 1
+        self._workers[name] = _workers_of(plan, name)
+        self._present[name] = set(self._workers[name])
+        self._spares[name] = _spares_of(plan, name)
+        return own, [one for one in spares if one.model == name]
+
+    def remove(self, name: str) -> None:
+        """Have a model less, which servers have not any more."""
+        self.now = self.now.with_models([one for one in self.now.models if one.name != name])
+        del self._workers[name], self._present[name], self._spares[name]
+
+    def is_served(self, name: str) -> bool:
+        """Whether servers are told to have a model."""
+        return name in self._names_served
+
+    def set_served(self, name: str, *, is_served: bool) -> None:
+        """Tell servers to have a model, or not to have it any more.
+
+        Raises:
+          RestartFailed: a file cannot be written; servers are told what they were told before.
+        """
+        before = self._served
+        others = tuple(one for one in self._names_served if one != name)
+        self._served = (*others, name) if is_served else others
+        try:
+            self._write(name)
+        except RestartFailed:
+            self._served = before
+            raise
 
     def note(self, model: str, names: Sequence[str]) -> None:
         """Tell servers and commands which workers a model has now.
@@ -92,20 +138,33 @@ class Scaling:
         Raises:
           RestartFailed: a file cannot be written.
         """
-        self._present[self._place(model)] = set(names)
+        self._place(model)
+        self._present[model] = set(names)
+        self._write(model)
+
+    @property
+    def _names_served(self) -> tuple[str, ...]:
+        told = tuple(one.name for one in self.now.models)
+        return told if self._served is None else self._served
+
+    def _write(self, about: str) -> None:
+        served = self._names_served
         workers = [
             worker
-            for worker in self._workers.values()
-            if worker.name in self._present[worker.model]
+            for model, present in self._present.items()
+            for name, worker in self._workers[model].items()
+            if name in present and model in served
         ]
+        spares = [one for name in served for one in self._spares[name].values()]
         addresses = {one.name: control_address(self._directory, one) for one in workers}
-        members = tuple(
-            Member(
-                one.role,
-                control_address(self._directory, one),
-                self._plan.models[one.model].name,
-            )
-            for one in (*workers, *self._spares)
+        names = {one.name: model for model in served for one in self._workers[model].values()}
+        names |= {one.name: model for model in served for one in self._spares[model].values()}
+        members = Members(
+            tuple(
+                Member(one.role, control_address(self._directory, one), names[one.name])
+                for one in (*workers, *spares)
+            ),
+            self._models(),
         )
         new = self._directory / f"{MEMBERS}.new"
         try:
@@ -114,13 +173,36 @@ class Scaling:
             write_note(self._directory, msgspec.structs.replace(self._note, workers=addresses))
         except OSError as error:
             raise RestartFailed(
-                f"cannot write which workers {model or 'the fleet'} has: {error}; make room in "
+                f"cannot write which workers {about or 'the fleet'} has: {error}; make room in "
                 f"{self._directory}, and ask again"
             ) from error
 
+    def _models(self) -> tuple[ServedModelConfig, ...] | None:
+        """Return what servers are told of models; None where these have not changed."""
+        if self._served is None:
+            return None
+        every = (*self.now.workers, *self.now.spares)
+        addresses = {one.name: control_address(self._directory, one) for one in every}
+        return tuple(served_model(self.now, self._place(one), addresses) for one in self._served)
+
+    def _require_unpinned(self, instead: str) -> None:
+        if self.now.settings.fleet.pin is not Pinning.OFF:
+            raise ConfigError(
+                f"fleet.pin gave each worker cores of its own at the start; {instead}, or with "
+                "fleet.pin=off"
+            )
+
     def _place(self, model: str) -> int:
-        names = [one.name for one in self._plan.models]
+        names = [one.name for one in self.now.models]
         if model not in names:
             known = ", ".join(f"{name}.decode" for name in names) if names[0] else "decode"
             raise ConfigError(f"no model is called {model!r}; say for example {known}")
         return names.index(model)
+
+
+def _workers_of(plan: FleetPlan, model: str) -> dict[str, Worker]:
+    return {one.name: one for one in plan.workers if plan.models[one.model].name == model}
+
+
+def _spares_of(plan: FleetPlan, model: str) -> dict[str, Worker]:
+    return {one.name: one for one in plan.spares if plan.models[one.model].name == model}

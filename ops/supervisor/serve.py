@@ -28,39 +28,27 @@ from ..ports import base_url, bind_door, bind_ports
 from ..private_directory import parent_directory, private_directory
 from ..running_fleets import SUPERVISOR_SOCKET, Note, write_note
 from ..settings.form import of_role
+from .commands import Commands
 from .json_view import JsonView
+from .model_set import ModelSet
 from .placement import VISIBLE_GPUS, gpu_names
 from .plan import Door, control_address, door_path, plan_processes
 from .readiness import LIVE_PATH, PATH, Readiness
 from .restart_policy import GiveUp
-from .rolling import ORDER
 from .scaling import MEMBERS, Scaling
-from .slot import RestartFailed
 from .supervisor import Supervisor, stop_on_signals
-from .supervisor_socket import (
-    Finished,
-    Models,
-    ModelsRequest,
-    Refused,
-    RestartRequest,
-    ScaleRequest,
-    StartModelRequest,
-    StepBegan,
-    StopModelRequest,
-    answer_commands,
-)
+from .supervisor_socket import answer_commands
 from .terminal_view import TerminalView
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from triolet.config import ServerConfig, SupervisorConfig
 
+    from ..models.several import StoredModels
     from .plan import FleetPlan
     from .process_spec import ProcessSpec
-    from .rolling import Step
     from .starter import Starter
-    from .supervisor_socket import Request, Tell
     from .view import View
 
 NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
@@ -73,12 +61,13 @@ EXIT_MARGIN_S = 2.0
 """Between the server's own watchdog and ours, so that it is the server that decides."""
 
 
-def serve(plan: FleetPlan, starter: Starter) -> None:
+def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
     """Serve until a signal asks for the end.
 
     Args:
       plan: the fleet.
       starter: starts its processes.
+      stored: holds its models in the store.
 
     Raises:
       ConfigError: port or directory cannot be had; nothing was started.
@@ -116,6 +105,8 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
         addresses = {one.name: control_address(directory, one) for one in plan.workers}
         note = Note(port, base_url(server.host, port), addresses)
         write_note(directory, note)
+        scaling = Scaling(plan, note, directory, planned)
+        commands = Commands(supervisor, scaling, ModelSet(supervisor, scaling, stored))
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -126,7 +117,7 @@ def serve(plan: FleetPlan, starter: Starter) -> None:
                 directory / SUPERVISOR_SOCKET,
                 place.own_paths,
                 starter,
-                Scaling(plan, note, directory, lambda grown: planned(grown)[0]),
+                commands,
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
@@ -249,7 +240,7 @@ async def run_fleet(
     socket_path: Path | None = None,
     own_paths: Sequence[Path] = (),
     starter: Starter | None = None,
-    scaling: Scaling | None = None,
+    commands: Commands | None = None,
 ) -> GiveUp | None:
     """Run a fleet and say when it takes requests; return why it had to end, if it had to.
 
@@ -261,7 +252,7 @@ async def run_fleet(
       socket_path: where commands reach the supervisor; None for nowhere.
       own_paths: where each server is reached if there are several.
       starter: of the processes; None spawns each.
-      scaling: plans other numbers of workers; None where no command comes.
+      commands: does what commands ask for; None where none comes.
     """
     readiness = partial(Readiness, url, own_paths)
     async with trio.open_nursery() as nursery:
@@ -270,8 +261,8 @@ async def run_fleet(
             nursery.start_soon(starter.reap_strays)
         nursery.start_soon(_tell_of_the_end, supervisor)
         nursery.start_soon(_announce, supervisor, config, url, readiness, view)
-        if socket_path is not None and scaling is not None:
-            command = partial(_obey, supervisor, readiness, scaling)
+        if socket_path is not None and commands is not None:
+            command = partial(commands.obey, readiness)
             await nursery.start(answer_commands, socket_path, command)
         outcome = await supervisor.run()
         nursery.cancel_scope.cancel()
@@ -281,91 +272,6 @@ async def run_fleet(
 async def _tell_of_the_end(supervisor: Supervisor) -> None:
     await supervisor.stopping.wait()
     tell_service_manager(STOPPING, "STATUS=Shutting down")
-
-
-async def _obey(
-    supervisor: Supervisor,
-    readiness: Callable[[], Readiness],
-    scaling: Scaling,
-    request: Request,
-    tell: Tell,
-) -> None:
-    """Do what a command asked for, and tell it of each step."""
-
-    async def begun(text: str) -> None:
-        log.info("model_step", step=text)
-        await tell(StepBegan(text))
-
-    match request:
-        case ModelsRequest():
-            await tell(Models(supervisor.models(), supervisor.run_id))
-        case RestartRequest():
-            done = Told("restarted", "restart_failed", {})
-            await _told(partial(_restart, supervisor, readiness, request, tell), done, tell)
-        case StartModelRequest(model):
-            done = Told("model_started", "model_start_failed", {"model": model})
-            await _told(partial(supervisor.start_model, model, begun), done, tell)
-        case ScaleRequest(model, role):
-            done = Told("scaled", "scale_failed", {"model": model, "role": role.value})
-            await _told(partial(_scale, supervisor, scaling, request, begun), done, tell)
-        case StopModelRequest(model):
-            done = Told("model_stopped", "model_stop_failed", {"model": model})
-            await _told(partial(supervisor.stop_model, model, begun), done, tell)
-
-
-async def _scale(
-    supervisor: Supervisor,
-    scaling: Scaling,
-    request: ScaleRequest,
-    begun: Callable[[str], Awaitable[None]],
-) -> None:
-    model, role = request.model, request.role
-    try:
-        specs = scaling.plan(model, role, request.count)
-    except ConfigError as error:
-        raise RestartFailed(str(error)) from error
-    await supervisor.scale(model, role, specs, partial(scaling.note, model), begun)
-
-
-class Told(NamedTuple):
-    """What the log says at the end of a command.
-
-    Attributes:
-      done: event of its success.
-      failed: event of its failure.
-      facts: of either.
-    """
-
-    done: str
-    failed: str
-    facts: dict[str, str]
-
-
-async def _told(do: Callable[[], Awaitable[None]], said: Told, tell: Tell) -> None:
-    """Do something, and tell and log how it ended."""
-    try:
-        await do()
-    except RestartFailed as error:
-        log.warning(said.failed, **said.facts, message=str(error))
-        await tell(Refused(str(error)))
-    else:
-        log.info(said.done, **said.facts)
-        await tell(Finished())
-
-
-async def _restart(
-    supervisor: Supervisor,
-    readiness: Callable[[], Readiness],
-    request: RestartRequest,
-    tell: Tell,
-) -> None:
-    async def begun(step: Step) -> None:
-        log.info("restart_step", name=step.name, move=step.move.name.lower())
-        await tell(StepBegan(str(step)))
-
-    async with readiness() as servers:
-        roles = request.roles or tuple(ORDER)
-        await supervisor.restart(roles, servers.is_met, begun, request.models)
 
 
 async def _announce(

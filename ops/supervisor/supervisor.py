@@ -24,7 +24,7 @@ from .slot import RestartFailed, Slot, StartAbandoned
 from .starter import Starter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from triolet.config import SupervisorConfig
 
@@ -75,11 +75,16 @@ class Supervisor:
         self.run_id = secrets.token_hex(RUN_ID_BYTES)
         self._config = config
         self._server_exit_s = server_exit_s
-        self._worker_drain_s = worker_drain_s
+        # The longest time from the request to a worker to leave to its end.
+        self._worker_exit_s = worker_drain_s + config.worker_exit_s
         self._starter = starter or Starter()
         self._watcher = watcher
-        self._on_log = on_log
         self._stopped = stopped
+
+        def new_slot(spec: ProcessSpec, nursery: trio.Nursery) -> Slot:
+            return Slot(spec, self._starter, config, watcher, on_log, nursery)
+
+        self._new_slot = new_slot
         servers = [spec for spec in specs if spec.role is Role.SERVER]
         self._servers = Group("", servers, (), self._new_slot)
         control = [spec for spec in specs if spec.role is Role.CONTROL]
@@ -96,9 +101,6 @@ class Supervisor:
         self._failure: GiveUp | None = None
         self._restarting: tuple[Group, ...] = ()
         self._control_was_ready = False
-
-    def _new_slot(self, spec: ProcessSpec, nursery: trio.Nursery) -> Slot:
-        return Slot(spec, self._starter, self._config, self._watcher, self._on_log, nursery)
 
     async def run(self) -> GiveUp | None:
         """Run the fleet until `stop` has been called and every process is gone.
@@ -185,15 +187,10 @@ class Supervisor:
                 f"{self._config.control_retry_s:g} s"
             ) from error
 
-    @property
-    def _worker_exit_s(self) -> float:
-        """The longest time from the request to a worker to leave to its end [s]."""
-        return self._worker_drain_s + self._config.worker_exit_s
-
     async def wait_all_ready(self) -> None:
         """Wait until every process is ready that was started and whose model has not failed."""
         await self._begun.wait()
-        for group in [one for one in self._groups if one.phase is Phase.RUNNING]:
+        for group in running(self._groups):
             try:
                 await group.wait_ready()
             except StartAbandoned:
@@ -239,8 +236,7 @@ class Supervisor:
         """
         if self._restarting:
             raise RestartFailed("a restart or a scaling is under way already; wait for its end")
-        running = [group for group in self._groups if group.phase is Phase.RUNNING]
-        among = [self._to_change(name) for name in dict.fromkeys(models)] or running
+        among = [self._to_change(name) for name in dict.fromkeys(models)] or running(self._groups)
         for group in among:
             if group.phase is not Phase.RUNNING:
                 raise RestartFailed(
@@ -316,6 +312,36 @@ class Supervisor:
             for spec in group.specs:
                 await tell(f"{spec.name}: draining")
         await group.wait_gone()
+
+    def add_model(
+        self, name: str, specs: Sequence[ProcessSpec], spares: Sequence[ProcessSpec]
+    ) -> None:
+        """Have a model more, whose workers `start_model` starts.
+
+        Args:
+          name: of the model.
+          specs: its workers.
+          spares: what stands in for the only one of a role.
+
+        Raises:
+          RestartFailed: there is one of this name, or the fleet ends.
+        """
+        if self.stopping.is_set():
+            raise RestartFailed("the fleet is being stopped")
+        if name in self._models:
+            raise RestartFailed(f"a model is called {name!r} already")
+        self._models[name] = Group(name, specs, spares, self._new_slot)
+
+    def drop_model(self, name: str) -> None:
+        """Have a model less.
+
+        Raises:
+          RestartFailed: there is no such model, it has workers, a restart is under way, or the
+            fleet ends.
+        """
+        if self._to_change(name).phase is not Phase.STOPPED:
+            raise RestartFailed(f"model {name} has workers; they are stopped first")
+        del self._models[name]
 
     async def scale(
         self,
@@ -400,6 +426,11 @@ class Supervisor:
         await see_out(self._servers.lives(), self._server_exit_s)
         workers = chain.from_iterable(group.lives() for group in self._models.values())
         await see_out(list(workers), self._config.worker_exit_s)
+
+
+def running(groups: Iterable[Group]) -> list[Group]:
+    """Return the groups whose processes run."""
+    return [group for group in groups if group.phase is Phase.RUNNING]
 
 
 async def stop_on_signals(

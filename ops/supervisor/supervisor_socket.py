@@ -12,6 +12,11 @@ import msgspec
 import structlog
 import trio
 
+from triolet.config import (  # noqa: TC001 (msgspec reads the annotations)
+    ControlledModelConfig,
+    ModelConfig,
+)
+from triolet.errors import ConfigError
 from triolet.ids import Role  # noqa: TC001 (msgspec reads the annotations)
 
 from ..exit_codes import CommandFailed
@@ -23,7 +28,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-MAX_LINE_BYTES: Final = 64 * 1024
+MAX_LINE_BYTES: Final = 1024 * 1024
+"""Of one line: 64 models with paths and workers, or one with many aliases and adapters."""
 REQUEST_TIMEOUT_S: Final = 5.0
 """For a command to say what it wants once it is connected."""
 ANSWER_TIMEOUT_S: Final = 1.0
@@ -62,12 +68,44 @@ class ScaleRequest(msgspec.Struct, frozen=True, tag_field="request", tag="scale"
     count: int
 
 
+class AddModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="add_model"):
+    """Have a model more, which no server is told of yet. Idempotent.
+
+    Attributes:
+      name: of it.
+      model: as settings would have it.
+    """
+
+    name: str
+    model: ModelConfig
+
+
+class ServeModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="serve_model"):
+    """Tell servers to have a model, or to let it go. Idempotent."""
+
+    model: str
+    is_served: bool
+
+
+class DropModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="drop_model"):
+    """End the workers of a model that servers have let go, and have it no more. Idempotent."""
+
+    model: str
+
+
 class ModelsRequest(msgspec.Struct, frozen=True, tag_field="request", tag="models"):
     """Tell how each model is."""
 
 
 Request: TypeAlias = (
-    RestartRequest | StartModelRequest | StopModelRequest | ScaleRequest | ModelsRequest
+    RestartRequest
+    | StartModelRequest
+    | StopModelRequest
+    | ScaleRequest
+    | AddModelRequest
+    | ServeModelRequest
+    | DropModelRequest
+    | ModelsRequest
 )
 
 
@@ -93,13 +131,23 @@ class Models(msgspec.Struct, frozen=True, tag_field="event", tag="models"):
     Attributes:
       models: each.
       run: of the supervisor, by an id of its own.
+      configs: what control is to know of those with names.
+      served: names of those that servers are told to have.
     """
 
     models: list[ModelStatus]
     run: str = ""
+    configs: list[ControlledModelConfig] = []
+    served: list[str] = []
 
 
-Answer: TypeAlias = StepBegan | Finished | Refused | Models
+class Added(msgspec.Struct, frozen=True, tag_field="event", tag="added"):
+    """A model is there whose workers can be started."""
+
+    config: ControlledModelConfig
+
+
+Answer: TypeAlias = StepBegan | Finished | Refused | Models | Added
 Tell: TypeAlias = "Callable[[Answer], Awaitable[None]]"
 Command: TypeAlias = "Callable[[Request, Tell], Awaitable[None]]"
 """Does what a request asks for, and tells its steps and its end."""
@@ -156,6 +204,7 @@ async def _serve_one(command: Command, stream: trio.SocketStream) -> None:
             request = await _request(stream)
         except (
             msgspec.MsgspecError,
+            ConfigError,
             UnicodeDecodeError,
             trio.TooSlowError,
             trio.BrokenResourceError,

@@ -111,10 +111,16 @@ class ServedModel:
         """How far it is from answering, as its workers show."""
         return state_of(self.fleet.status())
 
-    def keeping(self, store: ResponseStore, charges: Charges) -> ServedModel:
-        """Return the same with answers that are given again from a store."""
+    def keeping(self, store: ResponseStore, charges: Charges, name: str) -> ServedModel:
+        """Return the same with answers that are given again from a store.
+
+        Args:
+          store: of all models.
+          charges: for answers that are given again.
+          name: in those of its answers; no other model of this process ever has it.
+        """
         assert not isinstance(self.fleet, CachingFleet)
-        fleet = CachingFleet(self.fleet, store, self.config.response_cache, charges, self.name)
+        fleet = CachingFleet(self.fleet, store, self.config.response_cache, charges, name)
         return replace(self, fleet=fleet)
 
 
@@ -145,21 +151,34 @@ class ModelTable:
     """
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.first = models[0]
-        self._models = tuple(models)
-        self.listed = [one for model in models for one in (model, *model.with_adapters)]
-        self._by_name: dict[str, ServedModel] = {}
-        self._any: ServedModel | None = None
-        for model in self.listed:
+        self._use(models)
+
+    def _use(self, models: Sequence[ServedModel]) -> None:
+        listed = [one for model in models for one in (model, *model.with_adapters)]
+        by_name: dict[str, ServedModel] = {}
+        for model in listed:
             for name in model.names:
-                other = self._by_name.setdefault(name, model)
+                other = by_name.setdefault(name, model)
                 if other is not model:
                     raise ConfigError(
                         f"two models are called {name!r}: {other.config.model_dir} and "
                         f"{model.config.model_dir}; give one another name or alias"
                     )
-            if ANY_MODEL in model.config.model_aliases and self._any is None:
-                self._any = model
+        self.first, self.listed = models[0], listed
+        self._models, self._by_name = tuple(models), by_name
+        self._any = next((one for one in models if ANY_MODEL in one.config.model_aliases), None)
+
+    def add(self, model: ServedModel) -> None:
+        """Have one model more, behind the others.
+
+        Raises:
+          ConfigError: another one has a name of it; nothing has changed.
+        """
+        self._use((*self._models, model))
+
+    def remove(self, name: str) -> None:
+        """Have a model less; one is left at least."""
+        self._use([one for one in self._models if one.base_name != name])
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 from ..cache.store import ResponseStore
@@ -17,13 +18,14 @@ from .resume import KeptAnswers
 from .served_models import ModelTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from triolet.config import ServerConfig
 
     from ..metrics.metrics import Metrics
     from ..tenants.quotas import Quotas
     from .peers import Peers
+    from .served_models import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class Services:
     """What was counted in the last seconds."""
     refusal_log: RefusalLog = field(init=False)
     """Which of them are logged."""
+    store: ResponseStore | None = field(init=False, default=None)
+    """Answers that are given again, of all models; None where none are."""
+    lives: Iterator[int] = field(init=False, default_factory=count)
+    """Tells models of one name apart, which came one after the other."""
 
     def __post_init__(self) -> None:
         door = self.config.door
@@ -69,8 +75,9 @@ class Services:
         if self.config.response_cache.max_bytes:
             # One for all models: its bounds are those of the server.
             store = ResponseStore(self.config.response_cache)
-            models = ModelTable([model.keeping(store, self.quotas) for model in self.models])
-            object.__setattr__(self, "models", models)  # as a frozen dataclass's own __init__ does
+            object.__setattr__(self, "store", store)  # as a frozen dataclass's own __init__ does
+            models = ModelTable([self.with_store(model) for model in self.models])
+            object.__setattr__(self, "models", models)
             self.metrics.http.watch_response_cache(store)
             sweeps.append(store.expire)
         kept = KeptAnswers(
@@ -80,3 +87,9 @@ class Services:
             sweeps=sweeps,
         )
         object.__setattr__(self, "kept", kept)
+
+    def with_store(self, model: ServedModel) -> ServedModel:
+        """Return a model whose answers are given again, where they are kept."""
+        if self.store is None:
+            return model
+        return model.keeping(self.store, self.quotas, f"{model.name} {next(self.lives)}")

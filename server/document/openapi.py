@@ -235,13 +235,13 @@ class ServedDocument:
 
     def __init__(self, app: QuartTrio) -> None:
         self._app = app
-        self._of: tuple[tuple[int, ...], bool] | None = None
+        self._of: tuple[tuple[tuple[tuple[str, ...], int], ...], bool] | None = None
         self._text = b""
 
     def answer(self, services: Services) -> Response:
         """Answer with the document."""
-        lengths = tuple(model.fleet.max_model_len for model in services.models)
-        depends_on = lengths, services.tenancy.is_open
+        models = tuple((model.names, model.fleet.max_model_len) for model in services.models)
+        depends_on = models, services.tenancy.is_open
         if depends_on != self._of:
             self._text = msgspec.json.encode(openapi_document(self._app, services))
             self._of = depends_on

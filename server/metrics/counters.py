@@ -406,6 +406,11 @@ class VersionMetrics:
         kinds = [self._tokens.labels(model, version, kind) for kind in TOKEN_KINDS]
         return VersionTokens(*kinds)
 
+    def forget(self, model: str, version: str) -> None:
+        """Show the tokens of a version no more, whose model was removed."""
+        for kind in TOKEN_KINDS:
+            self._tokens.remove(model, version, kind)
+
     def watch(self, worker_seconds: Callable[[], WorkerSeconds]) -> None:
         """Read the worker-seconds of each model by version whenever the metrics are."""
         self.worker_seconds = worker_seconds

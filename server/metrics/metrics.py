@@ -47,7 +47,7 @@ NO_OTHERS: Final[Mapping[str, Status]] = {}
 class Metrics:
     """The counters of this process.
 
-    Where there are several models, what is counted for each has its name as the label `model`.
+    While there are several models, what is counted for each has its name as the label `model`.
 
     Args:
       model_name: of the first model; label of the alias names.
@@ -72,32 +72,47 @@ class Metrics:
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._compat = compat
-        self._names = (model_name, *others)
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.http = HttpMetrics(self._registry)
         self.tenants = TenantMetrics(self._registry)
         self.auto = AutoMetrics(self._registry)
         self.quotas = QuotaMetrics(self._registry, self.auto)
         self.versions = VersionMetrics(self._registry)
-        registries = {
-            name: CollectorRegistry(auto_describe=False) if others else self._registry
-            for name in self._names
-        }
-        self.fleets = {
-            name: FleetMetrics(
-                registry, self.tenants, self.versions.of(name, digests.get(name, UNVERSIONED))
-            )
-            for name, registry in registries.items()
-        }
+        self._registries: dict[str, CollectorRegistry] = {}
+        self._statuses: dict[str, Status] = {}
+        self._digests: dict[str, str] = {}
+        self._past: dict[str, dict[str, float]] = {}
+        self.fleets: dict[str, FleetMetrics] = {}
+        for name in (model_name, *others):
+            self.add(name, digests.get(name, UNVERSIONED))
         self.fleet = self.fleets[model_name]
-        if others:
-            self._registry.register(
-                Reading(lambda: by_model({n: r.collect() for n, r in registries.items()}))
-            )
+        self._registry.register(Reading(self._counted))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._exposition = Exposition(self._registry.collect)
         self.scrape = self._exposition.take
+
+    def add(self, model: str, digest: str, status: Status | None = None) -> FleetMetrics:
+        """Count for a model from now on; return the observer of its scheduler.
+
+        Args:
+          model: its name.
+          digest: of its version, or UNVERSIONED.
+          status: of its fleet, read whenever the metrics are; None where `watch` follows.
+        """
+        registry = self._registries[model] = CollectorRegistry(auto_describe=False)
+        fleet = FleetMetrics(registry, self.tenants, self.versions.of(model, digest))
+        self.fleets[model], self._digests[model] = fleet, digest
+        if status is not None:
+            self._statuses[model] = status
+        return fleet
+
+    def remove(self, model: str) -> None:
+        """Show a model no more. What it counted stays in `figures`, which are of all models."""
+        _add_figures(self._past, self.fleets.pop(model))
+        self._statuses.pop(model, None)
+        del self._registries[model]
+        self.versions.forget(model, self._digests.pop(model))
 
     def watch(
         self,
@@ -109,13 +124,13 @@ class Metrics:
     ) -> None:
         """Read these whenever the metrics are: the fleet of the first model, the surface, and the
         fleets of the other models by their names."""
-        statuses = {self._names[0]: status, **others}
+        self._statuses |= {next(iter(self.fleets)): status, **others}
         self._registry.register(
             Reading(lambda: surface_families(connections(), writes(), turned_away()))
         )
-        self._registry.register(Reading(lambda: self._of_fleets(statuses)))
+        self._registry.register(Reading(self._of_fleets))
         if self._compat == "vllm":
-            self._registry.register(Reading(lambda: self._aliases(statuses)))
+            self._registry.register(Reading(self._aliases))
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text form."""
@@ -123,15 +138,10 @@ class Metrics:
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return counters by their labels, and histograms' running totals by their upper bounds;
-        of all models together."""
-        found: dict[str, dict[str, float]] = {}
+        of all models together, removed ones too."""
+        found = {name: dict(values) for name, values in self._past.items()}
         for fleet in self.fleets.values():
-            for name in (*fleet.counters, *fleet.histograms):
-                values = found.setdefault(name, {})
-                for sample in _family(fleet, name).samples:
-                    if not sample.name.endswith(("_sum", "_count")):
-                        key = sample.labels.get("le") or ",".join(sample.labels.values())
-                        values[key] = values.get(key, 0.0) + sample.value
+            _add_figures(found, fleet)
         return found
 
     def tokens_of(self, model: str) -> dict[str, float]:
@@ -146,15 +156,18 @@ class Metrics:
 
     def grammar_checked(self, model: str, verdict: str) -> None:
         """A grammar was checked for a model, or not for want of time."""
-        self.fleets[model].counters["grammars_checked"].labels(verdict).inc()
+        if model in self.fleets:  # it may have been removed meanwhile
+            self.fleets[model].counters["grammars_checked"].labels(verdict).inc()
 
-    def _of_fleets(self, statuses: Mapping[str, Status]) -> Iterable[Metric]:
-        if len(statuses) == 1:
-            [status] = statuses.values()
-            return fleet_families(status())
-        return by_model({name: fleet_families(status()) for name, status in statuses.items()})
+    def _counted(self) -> Iterable[Metric]:
+        return _labelled({name: one.collect() for name, one in self._registries.items()})
 
-    def _aliases(self, statuses: Mapping[str, Status]) -> Iterable[Metric]:
+    def _of_fleets(self) -> Iterable[Metric]:
+        shown = {name: fleet_families(status()) for name, status in self._statuses.items()}
+        return _labelled(shown)
+
+    def _aliases(self) -> Iterable[Metric]:
+        statuses = self._statuses
         is_only = len(statuses) == 1
         found = {
             name: alias_families(
@@ -163,6 +176,24 @@ class Metrics:
             for name, status in statuses.items()
         }
         return by_model(found, label=None)
+
+
+def _labelled(families: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
+    """Return the families of all models, with the label `model` where there are several."""
+    if len(families) == 1:
+        [only] = families.values()
+        return only
+    return by_model(families)
+
+
+def _add_figures(figures: dict[str, dict[str, float]], fleet: FleetMetrics) -> None:
+    """Add the counters and histograms of one model."""
+    for name in (*fleet.counters, *fleet.histograms):
+        values = figures.setdefault(name, {})
+        for sample in _family(fleet, name).samples:
+            if not sample.name.endswith(("_sum", "_count")):
+                key = sample.labels.get("le") or ",".join(sample.labels.values())
+                values[key] = values.get(key, 0.0) + sample.value
 
 
 def value_of(counter: Counter) -> float:

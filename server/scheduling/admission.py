@@ -18,7 +18,7 @@ from .routing import needed_roles
 from .wait_estimate import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from triolet.config import ServerConfig
     from triolet.service_class import Scheduling
@@ -100,6 +100,7 @@ class Admission:
     Attributes:
       overload: decides about waits.
       is_draining: nothing new is taken on.
+      refusal: makes the error of what is refused then, and of what runs until the deadline.
       presence: whether workers come when requests need them.
     """
 
@@ -115,6 +116,7 @@ class Admission:
     ) -> None:
         self.overload = Overload(config.overload, observer, now, config.routing.overtaken_s)
         self.is_draining = False
+        self.refusal: Callable[[], RequestError] = draining
         self.presence = Presence()
         self._config = config
         self._workers = workers
@@ -196,7 +198,7 @@ class Admission:
     def _check(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
         """Raise for a request that must not begin, whatever it asks for."""
         if requests and self.is_draining:
-            raise draining()
+            raise self.refusal()
         for request in requests:
             if request.request_id in self._table:
                 raise server_error()  # two requests with one id could not be told apart

@@ -322,7 +322,7 @@ class Attempts:
             text = f"the request did not finish within its {request.spec.deadline_s:g} s"
             self.fail(request, Outcome.DEADLINE.failure(text), now)
         elif drain_until is not None and now >= drain_until:
-            self.fail(request, outcome.drained(), now)
+            self.fail(request, outcome.drained(self.admission.refusal()), now)
         elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
             self.fail(request, outcome.stalled(config.stall_timeout_s), now)
         elif (

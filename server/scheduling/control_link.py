@@ -3,6 +3,7 @@ them, and hears how they are."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -23,6 +24,8 @@ from .presence import ASLEEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from triolet.control_protocol import ModelNews
 
     from .links import Links
     from .presence import Presence
@@ -74,16 +77,40 @@ class ControlLink:
     Args:
       path: of control's Unix socket.
       name: of this server among those of the fleet.
-      fleets: of each model, by its name.
+      fleets: of each model, by its name; `refresh` follows a change.
+      refused: why models could not be added here, by name.
     """
 
-    def __init__(self, path: str, name: str, fleets: Mapping[str, Links]) -> None:
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        fleets: Mapping[str, Links],
+        refused: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._path = path
         self._name = name
-        self._models = {model: _Model(fleet) for model, fleet in fleets.items()}
+        self._fleets = fleets
+        self._refused = refused
+        self._models: dict[str, _Model] = {}
+        self._news: dict[str, ModelNews] = {}
         self._due = trio.Event()
-        for model in self._models.values():
-            model.presence.changed = self._report_now
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in that models have come or gone, or that one was refused; tell control."""
+        self._models = {
+            name: self._models.get(name) or self._known(name, fleet)
+            for name, fleet in self._fleets.items()
+        }
+        self._report_now()
+
+    def _known(self, name: str, fleet: Links) -> _Model:
+        model = _Model(fleet)
+        model.presence.changed = self._report_now
+        if name in self._news:
+            model.presence.note(self._news[name], trio.current_time())
+        return model
 
     def _report_now(self) -> None:
         self._due.set()
@@ -125,9 +152,10 @@ class ControlLink:
         while data := await stream.receive_some(READ_BYTES):
             now = trio.current_time()
             for line in lines.feed(data):
-                for news in decode_told(line).models:
-                    if news.name in self._models:
-                        self._models[news.name].presence.note(news, now)
+                self._news = {news.name: news for news in decode_told(line).models}
+                for name, news in self._news.items():
+                    if name in self._models:
+                        self._models[name].presence.note(news, now)
             # A model may have gone to sleep as a request came.
             self._report_now()
 
@@ -136,7 +164,8 @@ class ControlLink:
             self._due = trio.Event()
             now = trio.current_time()
             reports = [model.report(name, now) for name, model in self._models.items()]
-            activity = Activity(self._name, tuple(activity for activity, _ in reports))
+            shown = tuple(activity for activity, _ in reports)
+            activity = Activity(self._name, shown, dict(self._refused))
             wakes = [Wake(one.name) for one, is_missed in reports if is_missed]
             lines = encode_line(activity) + b"".join(map(encode_line, wakes))
             with trio.move_on_after(SEND_TIMEOUT_S) as sending:

@@ -19,7 +19,7 @@ from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbea
 from transport.handshake import check_version, check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
 from triolet.adapters.keys import adapters_mark, digest_bytes
-from triolet.errors import ConfigError
+from triolet.errors import ConfigError, draining
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transport.link import Connection, Network
     from triolet.audit import FleetAudit
     from triolet.config import LinkConfig, ServerConfig
+    from triolet.errors import RequestError
 
     from ..contract.generation import CancelReason, Charges, GenerationRequest
     from .output import RelayText
@@ -372,10 +373,14 @@ class Links:
         while not is_ready(self._workers, self._config.routing, trio.current_time()):
             await self._changed.park()
 
-    async def drain(self) -> None:
+    async def drain(self, refusal: Callable[[], RequestError] = draining) -> None:
         """Refuse new requests from now on, and wait until none runs. Those that run may finish
-        until `drain_timeout_s`, then each gets its terminal event."""
-        self._requests.begin_drain(self._now())
+        until `drain_timeout_s`, then each gets its terminal event.
+
+        Args:
+          refusal: makes the error of what is refused, and of what runs longer.
+        """
+        self._requests.begin_drain(self._now(), refusal)
         self._flush()
         while self._requests.num_in_flight:
             await self._changed.park()

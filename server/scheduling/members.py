@@ -15,26 +15,28 @@ from triolet.members import MAX_MEMBERS_BYTES, read_members
 from triolet.watched_file import WatchedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from triolet.ids import Role
-    from triolet.members import Member
+    from triolet.members import Members
 
 log = structlog.get_logger(__name__)
 
 
-def by_model(members: Iterable[Member], names: Sequence[str]) -> dict[str, list[tuple[Role, str]]]:
+def by_model(file: Members, names: Sequence[str]) -> dict[str, list[tuple[Role, str]]]:
     """Return the role and address of each member by its model.
 
     Args:
-      members: those that name no model are of the first.
-      names: of the models of this server.
+      file: members that name no model are of the first.
+      names: of the models of this server, where the file does not say them.
 
     Raises:
       ConfigError: a member is of another model.
     """
+    if file.models is not None:
+        names = [one.name for one in file.models]
     found: dict[str, list[tuple[Role, str]]] = {name: [] for name in names}
-    for member in members:
+    for member in file.members:
         name = member.model or names[0]
         if name not in found:
             raise ConfigError(
@@ -54,10 +56,20 @@ class MemberFile:
     """
 
     def __init__(self, path: str, poll_s: float) -> None:
-        self._file = WatchedFile(path, "members", MAX_MEMBERS_BYTES, is_guarded=True)
         self._poll_s = poll_s
+        self._file = WatchedFile(path, "members", MAX_MEMBERS_BYTES, is_guarded=True)
 
-    async def run(self, use: Callable[[tuple[Member, ...]], None]) -> None:
+    def read(self) -> Members | None:
+        """Return what the file says now; None where there is none.
+
+        Raises:
+          ConfigError: it cannot be read, or is wrong.
+        """
+        if not self._file.path.exists():
+            return None
+        return read_members(self._file.read(), str(self._file.path))
+
+    async def run(self, use: Callable[[Members], None]) -> None:
         """Apply each version of the file that this user or root has written and others may not.
 
         Args:

@@ -104,12 +104,12 @@ def cancelled(reason: CancelReason, config: ServerConfig) -> Failure:
         case CancelReason.STALLED:
             return stalled(config.stall_timeout_s)
         case CancelReason.DRAIN:
-            return drained()
+            return drained(draining())
 
 
-def drained() -> Failure:
-    """Return the end of a request that still runs when the server has to stop."""
-    return Failure(Outcome.DRAIN, draining())
+def drained(error: RequestError) -> Failure:
+    """Return the end of a request that still runs when the server or its model has to stop."""
+    return Failure(Outcome.DRAIN, error)
 
 
 def stalled(stall_timeout_s: float) -> Failure:

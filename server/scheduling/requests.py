@@ -18,6 +18,7 @@ from transport.frames import (
     WorkerHeartbeat,
 )
 from transport.liveness import PeerEvent, PeerState, SelfFence
+from triolet.errors import draining
 from triolet.ids import new_secret
 
 from ..contract.generation import NO_CHARGES
@@ -32,10 +33,11 @@ from .request import Phase, RequestTable
 from .routing import is_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence, Set
+    from collections.abc import Callable, Iterable, Sequence, Set
 
     from transport.frames import AnyFrame, Welcome
     from triolet.config import ServerConfig
+    from triolet.errors import RequestError
     from triolet.ids import AttemptKey
 
     from ..contract.generation import CancelReason, Charges, GenerationRequest
@@ -315,11 +317,16 @@ class Requests:
         self._attempts.end_without_workers(now)
         self._attempts.dispatch(now)
 
-    def begin_drain(self, now: float) -> None:
-        """Refuse what is new; what runs may finish until `drain_timeout_s`. Idempotent."""
+    def begin_drain(self, now: float, refusal: Callable[[], RequestError] = draining) -> None:
+        """Refuse what is new; what runs may finish until `drain_timeout_s`. Idempotent.
+
+        Args:
+          now: the time.
+          refusal: makes the error of what is refused, and of what runs longer.
+        """
         if self._drain_until is None:
             self._drain_until = now + self._config.drain_timeout_s
-            self.admission.is_draining = True
+            self.admission.is_draining, self.admission.refusal = True, refusal
 
     def check_accounting(self) -> None:
         """Raise unless every request has or will have exactly one terminal event.

@@ -92,9 +92,9 @@ def worker_seconds(fleet: FleetProcess, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(begin))
 
 
-def order(fleet: FleetProcess, action: str, name: str, code: int = 0) -> str:
+def order(fleet: FleetProcess, action: str, name: str, *options: str, code: int = 0) -> str:
     """Run `triolet model …` and return what it prints."""
-    command = [forked.TRIOLET, "model", action, name, "--port", str(fleet.port)]
+    command = [forked.TRIOLET, "model", action, name, *options, "--port", str(fleet.port)]
     with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code, out.decode()

@@ -156,6 +156,8 @@ async def test_models_are_one_line_of_json(tmp_path: Path) -> None:
             }
         ],
         "run": "",
+        "configs": [],
+        "served": [],
     }
 
 

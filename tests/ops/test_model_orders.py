@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ops.cli import model_orders
+from ops.cli import main, model_orders
 from ops.cli.model_orders import run_order
 from ops.exit_codes import CommandFailed
 
@@ -57,3 +57,29 @@ def test_an_operation_that_does_not_end_is_left_with_a_word_on_how_to_follow_it(
     with pytest.raises(CommandFailed, match=r"wake chat is not over after 0 s \(chat: loading\)"):
         run_order(path, "chat", "wake")
     assert capsys.readouterr().out.count("chat: loading") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("add", "code"), "'code' names no model; give NAME=MODEL"),
+        (("add", "code="), "'code=' names no model; give NAME=MODEL"),
+        (
+            ("add", "code=demo"),
+            "change `server.models`, start the workers, and restart the servers",
+        ),
+        (("drop", "code"), "no `triolet serve` of this user runs here"),
+    ],
+)
+def test_what_has_no_fleet_or_no_model_is_refused(
+    arguments: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert main(("model", *arguments)) != 0
+    assert words in capsys.readouterr().err

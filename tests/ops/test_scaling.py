@@ -29,8 +29,8 @@ CORES = range(4)
 
 
 def scaling(fleet: FleetPlan, directory: Path) -> Scaling:
-    def specs(grown: FleetPlan) -> Sequence[ProcessSpec]:
-        return plan_processes(grown, ("triolet",), directory, 1, CORES, [Door(3)])[0]
+    def specs(grown: FleetPlan) -> tuple[Sequence[ProcessSpec], Sequence[ProcessSpec]]:
+        return plan_processes(grown, ("triolet",), directory, 1, CORES, [Door(3)])
 
     return Scaling(fleet, Note(8000, "http://127.0.0.1:8000", {}), directory, specs)
 
@@ -39,7 +39,7 @@ def members(directory: Path) -> list[tuple[str, str, str]]:
     content = (directory / MEMBERS).read_bytes()
     return [
         (one.model, one.role.value, one.address.rpartition("/")[2])
-        for one in read_members(content, MEMBERS)
+        for one in read_members(content, MEMBERS).members
     ]
 
 

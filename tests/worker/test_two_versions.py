@@ -12,11 +12,12 @@ import pytest
 import trio
 
 from server.contract.generation import Delta
-from server.main import Fleets
+from server.fleets import Fleets, ModelFiles
 from server.metrics.metrics import Metrics
 from server.scheduling.links import Links
 from server.scheduling.status import Observer
 from server.tenants.opening import quotas_in_memory
+from server.text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDefaults
 from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.tiny_text import tiny_text
 from transport.frames import Capacity, Goodbye, Peer, Welcome
@@ -171,10 +172,11 @@ async def test_lines_of_batches_are_held_for_models_that_compute(autojump_clock:
     here = ServedModelConfig("old", "tiny", OLD, (), *_addresses_of(config))
     config = replace(config, models=(here, nowhere))
     async with both_versions() as host:
-        texts = {"old": tiny_text(), "new": tiny_text()}
-        fleets = Fleets(
-            config, texts, host.network, Metrics("old", "none", "new"), quotas_in_memory()
-        )
+        metrics = Metrics("old", "none", "new")
+        fleets = Fleets(config, host.network, metrics, quotas_in_memory(), {})
+        parts = SamplingDefaults(), EmbeddingModel(), ModelCard(), PageWords()
+        files = ModelFiles(tiny_text(), *parts)
+        fleets.add_all(config, {"old": files, "new": files})
         for fleet in fleets:
             await host.nursery.start(fleet.run)
         await fleets.by_model["old"].wait_ready()

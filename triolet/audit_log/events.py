@@ -50,6 +50,8 @@ class Action(StrEnum):
     MODEL_LOAD = "model.load"
     MODEL_SLEEP = "model.sleep"
     MODEL_UNLOAD = "model.unload"
+    MODEL_ADD = "model.add"
+    MODEL_DROP = "model.drop"
     MODEL_REQUIRE = "model.require"
     TENANT_ADD = "tenant.add"
     TENANT_ROTATE = "tenant.rotate"

@@ -8,7 +8,7 @@ from .adapters import SEPARATOR, AdapterConfig, require_adapter_names
 from .auto import MAX_RUNGS, AutoConfig, ModelLimits, WakePolicy, require_ladder
 from .control import ControlConfig, ControlledModelConfig
 from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
-from .models import ModelConfig, ServedModelConfig
+from .models import MAX_MODELS, ModelConfig, ServedModelConfig
 from .parsers import ReasoningParser, ToolParser
 from .scheduling import (
     AT,
@@ -85,6 +85,7 @@ __all__ = [
     "LOOKUP",
     "MAX_AUDIT_LEASES",
     "MAX_LENDERS",
+    "MAX_MODELS",
     "MAX_NUM_SEQS",
     "MAX_RUNGS",
     "MAX_WORKERS",

@@ -71,19 +71,26 @@ class ControlConfig:
     turn_s: float = 90.0 * SECONDS
     """For which it comes first: models that were loaded before are old enough then to be evicted,
     and a model that is never idle does not keep all others from loading."""
+    servers_s: float = 60.0 * SECONDS
+    """For servers to read a model that is added, and to say so; a tokenizer of 250,000 ids takes
+    seconds on a busy machine."""
     silence_s: float = 5.0 * SECONDS
     """A server that says nothing for so long is taken for gone: five reports were lost."""
     tick_s: float = 100 * MILLISECONDS
     """How often is looked for what time alone changes: residency, keep-alive, deadlines."""
+    server_drain_s: float = 30.0 * SECONDS
+    """For requests of a model that is dropped; `triolet serve` sets it to
+    `server.drain_timeout_s`."""
     directory: str = ""
     """The fleet's own folder, with its sockets; `triolet serve` sets it."""
     models: tuple[ControlledModelConfig, ...] = ()
     """`triolet serve` sets it."""
 
     def __post_init__(self) -> None:
-        for name in ("poll_s", "measure_s", "operation_timeout_s", "room_timeout_s", "silence_s"):
+        waits = ("poll_s", "measure_s", "operation_timeout_s", "room_timeout_s", "servers_s")
+        for name in (*waits, "silence_s"):
             require(getattr(self, name) > 0, name, getattr(self, name), "> 0")
-        for name in ("turn_after_s", "turn_s"):
+        for name in ("turn_after_s", "turn_s", "server_drain_s"):
             require(getattr(self, name) >= 0, name, getattr(self, name), ">= 0")
         require(self.tick_s > 0, "tick_s", self.tick_s, "> 0")
         require(self.min_residency_s >= 0, "min_residency_s", self.min_residency_s, ">= 0")

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 (get_type_hints reads the annotations)
 from dataclasses import dataclass, field
+from typing import Final
 
 from .adapters import AdapterConfig, require_adapter_names
 from .link import require
 from .parsers import ReasoningParser, ToolParser
 from .supervisor import MAX_WORKERS
+
+MAX_MODELS: Final = MAX_WORKERS
+"""Of one fleet: each has a decode worker at least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,11 +95,12 @@ async def _audit(services: Services) -> FleetAudit:
       RequestError: too many audits at once.
     """
     check_is_from_here(services)
+    models = list(services.models)  # others may come and go meanwhile
     found: dict[str, FleetAudit] = {}
     refused: list[RequestError] = []
 
     async def ask(model: ServedModel) -> None:
-        is_first = model is services.models.first
+        is_first = model is models[0]
         # The clients are those of the server, counted once.
         connections = services.count_connections() if is_first else 0
         try:
@@ -108,14 +109,14 @@ async def _audit(services: Services) -> FleetAudit:
             refused.append(error)
 
     async with trio.open_nursery() as nursery:
-        for model in services.models:
+        for model in models:
             nursery.start_soon(ask, model)
     if refused:
         raise refused[0]
     if len(found) == 1:
-        return found[services.models.first.name]
+        return found[models[0].name]
     own_name = ALONE if services.peers is None else services.peers.own_name
-    return whole_audit(own_name, [found[model.name] for model in services.models])
+    return whole_audit(own_name, [found[model.name] for model in models])
 
 
 def _document(audit: FleetAudit) -> Response:

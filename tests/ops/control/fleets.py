@@ -33,19 +33,31 @@ class FakeSupervisor:
 
     Attributes:
       processes: that run, by model.
-      failures: why a model does not start, by name.
+      failures: why a model does not start, or cannot be added, by name.
+      fail_start: why a model does not start that can be added, by name.
       gate: called before each answer to a request; tests stop there.
       requests: that came: kind and model.
       worker_seconds: told of each model.
+      busy: how many requests of a kind are refused before one is done, by kind.
+      run_id: of the fleet.
+      added: directory of each model that was added, by name.
+      withdrawn: models that servers are told to let go.
+      on_served: called when servers are told of other models.
     """
 
     def __init__(self) -> None:
         self.processes: dict[str, list[subprocess.Popen[bytes]]] = {}
         self.failures: dict[str, str] = {}
+        self.fail_start: dict[str, str] = {}
         self.gate: Callable[[str, str], Awaitable[None]] | None = None
         self.requests: list[tuple[str, str]] = []
         self.names: list[str] = []
         self.worker_seconds: dict[str, float] = {}
+        self.busy: dict[str, int] = {}
+        self.run_id = "run"
+        self.added: dict[str, str] = {}
+        self.withdrawn: set[str] = set()
+        self.on_served: Callable[[], object] = int
 
     def pids(self, name: str) -> list[int]:
         return [one.pid for one in self.processes.get(name, ())]
@@ -79,26 +91,51 @@ class FakeSupervisor:
                 return  # control was ended before it asked
             asked = json.loads(request)
             try:
-                for line in await self._answer(asked["request"], asked.get("model", "")):
+                for line in await self._answer(asked["request"], asked):
                     await stream.send_all(json.dumps(line).encode() + b"\n")
             except trio.BrokenResourceError:
                 return  # control was killed
 
-    async def _answer(self, kind: str, name: str) -> list[dict[str, Any]]:
+    async def _answer(self, kind: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
         if kind == "models":
-            return [{"event": "models", "models": [self._listed(one) for one in self.names]}]
+            models = [self._listed(one) for one in self.names]
+            configs = [_config(one, directory) for one, directory in self.added.items()]
+            served = [one for one in self.added if one not in self.withdrawn]
+            told = {"run": self.run_id, "configs": configs, "served": served}
+            return [{"event": "models", "models": models, **told}]
+        name = asked["name"] if kind == "add_model" else asked["model"]
         self.requests.append((kind, name))
         if self.gate is not None:
             await self.gate(kind, name)
+        if self.busy.get(kind, 0):
+            self.busy[kind] -= 1
+            return [{"event": "refused", "message": "a restart of code is under way"}]
         if kind == "start_model":
+            why = self.fail_start.get(name) or self.failures.get(name)
+            if why is not None:
+                return [{"event": "refused", "message": why}]
+            self.start(name)
+        elif kind == "add_model":
             if name in self.failures:
                 return [{"event": "refused", "message": self.failures[name]}]
-            self.start(name)
+            if name not in self.added:
+                self.added[name] = asked["model"]["ref"]
+                self.names.append(name)
+                self.withdrawn.add(name)
+        elif kind == "serve_model":
+            (self.withdrawn.discard if asked["is_served"] else self.withdrawn.add)(name)
+            self.on_served()
         else:
             self.stop(name)
+        if kind == "drop_model" and name in self.added:
+            del self.added[name]
+            self.names.remove(name)
         if self.gate is not None:
             await self.gate("done", name)
-        return [{"event": "step", "text": f"{name}: {kind}"}, {"event": "finished"}]
+        end = {"event": "finished"}
+        if kind == "add_model":
+            end = {"event": "added", "config": _config(name, self.added[name])}
+        return [{"event": "step", "text": f"{name}: {kind}"}, end]
 
     def _listed(self, name: str) -> dict[str, Any]:
         workers = [
@@ -109,6 +146,10 @@ class FakeSupervisor:
         seconds = self.worker_seconds.get(name, 0.0)
         shown = {"workers": workers, "failure": None, "worker_seconds": seconds}
         return {"name": name, "state": state, **shown}
+
+
+def _config(name: str, directory: str) -> dict[str, Any]:
+    return {"name": name, "model_dir": directory, "digest": f"sha256:{name}"}
 
 
 @contextmanager
@@ -134,6 +175,7 @@ async def supervised(folder: Path, *models: str) -> AsyncIterator[FakeSupervisor
     """Run a supervisor for models."""
     supervisor = FakeSupervisor()
     supervisor.names = list(models)
+    supervisor.added = {name: str(folder / "model") for name in models}
     try:
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:

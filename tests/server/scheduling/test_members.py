@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import trio
 from structlog.testing import capture_logs
@@ -12,9 +13,10 @@ from structlog.testing import capture_logs
 from server.contract.generation import Finished
 from server.scheduling.members import MemberFile, by_model
 from server.scheduling.workers import Worker
+from triolet.config import AdapterConfig, ServedModelConfig, ToolParser
 from triolet.errors import ConfigError, RequestError
 from triolet.ids import Role
-from triolet.members import MAX_MEMBERS, Member, read_members, written_members
+from triolet.members import MAX_MEMBERS, Member, Members, read_members, written_members
 
 from .fake_processes import FakeProcess
 from .fakes import FakeDecode, completion_ids, make_request
@@ -160,7 +162,12 @@ async def test_twenty_changes_under_load_cost_no_stream(autojump_clock: MockCloc
 
 
 def test_a_file_of_members_is_read_as_it_was_written() -> None:
-    members = (Member(Role.DECODE, "ipc:///x/d"), Member(Role.PREFILL, "tcp://h:1", "chat"))
+    own = (Member(Role.DECODE, "ipc:///x/d"), Member(Role.PREFILL, "tcp://h:1", "chat"))
+    adapter = AdapterConfig("sql", "/a", "", "sha256:" + "0" * 64)
+    chat = ServedModelConfig("chat", "/m", aliases=("*",), adapters=(adapter,))
+    members = Members(own, (chat, ServedModelConfig("code", "/c", tool_parser=ToolParser.HERMES)))
+    assert read_members(written_members(Members(own)), "F") == Members(own)
+    assert b"models" not in written_members(Members(own))
     assert read_members(written_members(members), "F") == members
 
 
@@ -172,12 +179,24 @@ def test_a_file_of_members_is_read_as_it_was_written() -> None:
         (b'{"members": [{"role": "server", "address": "a"}]}', r"members\[0\].role is 'server'"),
         (b'{"members": [], "zone": 1}', "unknown field `zone`"),
         (
-            written_members((Member(Role.DECODE, "a"), Member(Role.PREFILL, "a"))),
+            written_members(Members((Member(Role.DECODE, "a"), Member(Role.PREFILL, "a")))),
             "names a twice",
         ),
         (
-            written_members(tuple(Member(Role.DECODE, str(n)) for n in range(MAX_MEMBERS + 1))),
+            written_members(
+                Members(tuple(Member(Role.DECODE, str(n)) for n in range(MAX_MEMBERS + 1)))
+            ),
             "names 1025 members; allowed: 1024",
+        ),
+        (written_members(Members((), ())), "names 0 models; allowed: 1 to 64"),
+        (
+            written_members(Members((), (ServedModelConfig("a", "/1"),) * 2)),
+            "names model 'a' twice",
+        ),
+        (
+            b'{"members": [], "models": [{"name": "a", "model_dir": "/a", "adapters": ['
+            b'{"name": "/", "path": "/b", "base": "", "digest": ""}]}]}',
+            "which is no name of an adapter",
         ),
     ],
 )
@@ -187,11 +206,13 @@ def test_a_file_with_an_error_counts_for_nothing(content: bytes, words: str) -> 
 
 
 def test_each_model_has_its_members_and_an_unknown_one_is_an_error() -> None:
-    own = [
-        Member(Role.DECODE, "a"),
-        Member(Role.DECODE, "b", "chat"),
-        Member(Role.PREFILL, "c", "x"),
-    ]
+    own = Members(
+        (
+            Member(Role.DECODE, "a"),
+            Member(Role.DECODE, "b", "chat"),
+            Member(Role.PREFILL, "c", "x"),
+        )
+    )
     assert by_model(own, ["chat", "x", "y"]) == {
         "chat": [(Role.DECODE, "a"), (Role.DECODE, "b")],
         "x": [(Role.PREFILL, "c")],
@@ -199,6 +220,10 @@ def test_each_model_has_its_members_and_an_unknown_one_is_an_error() -> None:
     }
     with pytest.raises(ConfigError, match="the member at c is of model 'x'; this server has chat"):
         by_model(own, ["chat"])
+    # Those of the file count where it names models, also those that are not there yet.
+    x = msgspec.structs.replace(own, models=(ServedModelConfig("x", "/x"),))
+    with pytest.raises(ConfigError, match="the member at b is of model 'chat'; this server has x"):
+        by_model(x, ["chat"])
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -211,26 +236,27 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 async def test_the_last_good_file_stays_in_force(tmp_path: Path) -> None:
     path = tmp_path / "members.json"
-    used: list[tuple[Member, ...]] = []
-    one, other = Member(Role.DECODE, "mem://1"), Member(Role.DECODE, "mem://2")
+    used: list[Members] = []
+    one = Members((Member(Role.DECODE, "mem://1"),))
+    both = Members((*one.members, Member(Role.DECODE, "mem://2")))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(MemberFile(str(path), POLL_S).run, used.append)
         await trio.sleep(4 * POLL_S)
         assert used == []
-        path.write_bytes(written_members((one,)))
-        await until(lambda: used == [(one,)])
+        path.write_bytes(written_members(one))
+        await until(lambda: used == [one])
         path.write_bytes(b"nonsense, and longer")
         await trio.sleep(6 * POLL_S)
         path.unlink()
         await trio.sleep(6 * POLL_S)
-        assert used == [(one,)]
+        assert used == [one]
         path.touch()
         path.chmod(0o666)
-        path.write_bytes(written_members((one, other)))
+        path.write_bytes(written_members(both))
         with capture_logs() as lines:
             await trio.sleep(6 * POLL_S)
-        assert used == [(one,)]
+        assert used == [one]
         assert ["others may have written it" in line["reason"] for line in lines] == [True]
         path.chmod(0o644)
-        await until(lambda: used == [(one,), (one, other)])
+        await until(lambda: used == [one, both])
         nursery.cancel_scope.cancel()

@@ -1,0 +1,322 @@
+"""Models that are added to a fleet while it runs, and dropped.
+
+Each step may be done again: control that was killed is followed by one that begins an unfinished
+operation anew. What cannot be added to its end is taken back.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+import trio
+
+from triolet.config import MAX_MODELS, ModelConfig
+from triolet.control_protocol import ModelState
+from triolet.errors import ConfigError
+from triolet.units import SECONDS
+
+from .memory import expected_bytes
+from .models import Model
+from .operations import Conflict, NoRoom, Operation, Status, UnknownModel, Wanted
+from .supervisor_client import SupervisorFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from triolet.config import ControlConfig, ControlledModelConfig
+
+    from ..supervisor.supervisor_socket import Models
+    from .controller import Controller
+    from .supervisor_client import SupervisorClient
+
+log = structlog.get_logger(__name__)
+
+BY_ADD: Final = "add"
+BY_RECONCILING: Final = "supervisor"
+RETRY_S: Final = 1.0 * SECONDS
+"""Before the supervisor is asked again for what it refuses during a restart of workers."""
+UNDER_WAY: Final = "{wanted} of {name} is under way (operation {id}); ask again after its end"
+
+
+class Failed(Exception):
+    """A model cannot be added; the text says why."""
+
+
+class Changes:
+    """The changes of one fleet's models.
+
+    Args:
+      config: bounds.
+      controller: knows the models, and decides about their workers.
+      supervisor: has their processes.
+      settle: decides, writes down and tells, after each change.
+      forget: lets the journal forget a model.
+      wall: returns the seconds since the epoch.
+      nursery: for what operations do.
+
+    Attributes:
+      under_way: operation of each model that is added or dropped, by its name.
+    """
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        controller: Controller,
+        supervisor: SupervisorClient,
+        settle: Callable[[], None],
+        forget: Callable[[str], None],
+        wall: Callable[[], float],
+        nursery: trio.Nursery,
+    ) -> None:
+        self.under_way: dict[str, Operation] = {}
+        self._config = config
+        self._controller = controller
+        self._supervisor = supervisor
+        self._settle = settle
+        self._forget = forget
+        self._wall = wall
+        self._nursery = nursery
+        self._changed_at = 0.0
+
+    def require_free(self, name: str) -> None:
+        """Look whether other orders for a model may be given.
+
+        Raises:
+          Conflict: it is being added or dropped.
+        """
+        live = self.under_way.get(name)
+        if live is not None:
+            raise Conflict(UNDER_WAY.format(wanted=live.wanted, name=name, id=live.id))
+
+    def require(self, name: str, wanted: Wanted) -> None:
+        """Look whether a model may be added or dropped.
+
+        Raises:
+          Conflict: that is under way, there is one of this name, or there are too many.
+          UnknownModel: there is none to drop.
+        """
+        self.require_free(name)
+        known = self._controller.models
+        if wanted is Wanted.DROP and name not in known:
+            raise UnknownModel(name, known)
+        if wanted is Wanted.ADD and name in known:
+            raise Conflict(
+                f"there is a model {name} already; `triolet model drop {name}` comes first, or "
+                "another name"
+            )
+        if wanted is Wanted.ADD and len({*known, *self.under_way}) >= MAX_MODELS:
+            raise Conflict(f"this fleet has {len(known)} models; allowed: {MAX_MODELS}")
+
+    def begin(self, operation: Operation) -> None:
+        """Do an operation from its beginning; the journal has it already, or gets it now."""
+        self.under_way[operation.model] = operation
+        self._controller.changed[operation.id] = operation
+        operation.status = Status.RUNNING
+        self._nursery.start_soon(self._run, operation)
+
+    def note_listed(self, listed: Models, asked_at: float) -> None:
+        """Take in which models the supervisor has: it is right about those that do not change.
+
+        Args:
+          listed: what it said.
+          asked_at: when it was asked.
+        """
+        if not listed.configs or asked_at <= self._changed_at:
+            return
+        told = {one.name: one for one in listed.configs}
+        for name in [one for one in self._controller.models if one not in told]:
+            if name not in self.under_way:
+                self._drop(name)
+        for name, config in told.items():
+            if name in self.under_way:
+                continue
+            if name not in listed.served:
+                # Nothing half-done stays: what was to be done with it is not known any more.
+                operation = Operation(
+                    f"{listed.run}-{name}",
+                    name,
+                    Wanted.DROP,
+                    BY_RECONCILING,
+                    self._wall(),
+                    run=listed.run,
+                )
+                self.begin(operation)
+            elif name not in self._controller.models:
+                self._add(config, expected_bytes(config))
+
+    async def _run(self, operation: Operation) -> None:
+        work = self._add_all if operation.wanted is Wanted.ADD else self._drop_all
+        try:
+            listed = await self._supervisor.models()
+            if listed.run != operation.run:
+                raise Failed("the fleet that it was asked of has ended before it was done")
+            await work(operation)
+        except (Failed, SupervisorFailed, NoRoom) as error:
+            operation.status, operation.progress = Status.FAILED, str(error)
+        else:
+            word = "added" if operation.wanted is Wanted.ADD else "dropped"
+            operation.status, operation.progress = Status.DONE, f"{operation.model} is {word}"
+        self._changed_at = trio.current_time()
+        del self.under_way[operation.model]
+        self._controller.changed[operation.id] = operation
+        self._settle()
+
+    async def _add_all(self, operation: Operation) -> None:
+        """Add a model, or leave nothing of it.
+
+        Raises:
+          Failed: it was not added.
+          SupervisorFailed: the same.
+          NoRoom: the same.
+        """
+        name = operation.model
+        try:
+            model = msgspec.json.decode(operation.settings, type=ModelConfig)
+        except (msgspec.DecodeError, ConfigError) as error:
+            raise Failed(f"its settings cannot be read: {error}") from error
+        tell = partial(self._tell, operation)
+        try:
+            with trio.fail_after(self._config.operation_timeout_s):
+                config = await self._supervisor.add_model(name, model, tell)
+        except trio.TooSlowError:
+            failure: Exception = Failed(_late("looking at it", self._config.operation_timeout_s))
+        else:
+            size_bytes = await trio.to_thread.run_sync(expected_bytes, config)
+            self._add(config, size_bytes)
+            try:
+                if model.start:
+                    await self._load(operation)
+                await self._supervisor.serve_model(name, is_served=True)
+                await self._wait_served(operation)
+                return
+            except (Failed, SupervisorFailed, NoRoom) as error:
+                failure = error
+        await self._take_back(operation)
+        raise failure
+
+    async def _load(self, operation: Operation) -> None:
+        """Start the workers of a model that is being added, as an order would.
+
+        Raises:
+          Failed: they do not run.
+          NoRoom: there is no memory for them.
+        """
+        now = trio.current_time()
+        load = self._controller.order(
+            operation.model, Wanted.LOAD, BY_ADD, now, operation.created_at
+        )
+        self._settle()
+        while not load.is_over:
+            await trio.sleep(self._config.tick_s)
+            self._tell(operation, load.progress)
+        if load.status is Status.FAILED:
+            raise Failed(load.progress)
+
+    async def _wait_served(self, operation: Operation) -> None:
+        """Wait until every server gives a model requests.
+
+        Raises:
+          Failed: one refuses it, or they do not say so in time.
+        """
+        name, controller = operation.model, self._controller
+        self._tell(operation, f"{name}: servers read its tokenizer")
+        with trio.move_on_after(self._config.servers_s):
+            while True:
+                for server, refused in controller.refusals.items():
+                    if name in refused:
+                        raise Failed(f"{server.partition('/')[0]}: {refused[name]}")
+                servers = controller.heard_at.keys()
+                if servers and servers <= controller.models[name].activity.keys():
+                    return
+                await trio.sleep(self._config.tick_s)
+        raise Failed(_late("the servers", self._config.servers_s) + "; their log says why")
+
+    async def _drop_all(self, operation: Operation) -> None:
+        """Drop a model: its requests end first, then its workers.
+
+        Raises:
+          SupervisorFailed: it is needed, or its workers could not be ended; servers have it again.
+        """
+        name = operation.model
+        self._tell(operation, f"{name}: its requests finish")
+        await self._supervisor.serve_model(name, is_served=False)
+        await self._wait_let_go(name)
+        try:
+            await self._persist(partial(self._supervisor.drop_model, name, self._teller(operation)))
+        except SupervisorFailed:
+            await self._supervisor.serve_model(name, is_served=True)
+            raise
+        self._drop(name)
+
+    async def _wait_let_go(self, name: str) -> None:
+        """Wait until no server has a model; at most until they have cut off its requests."""
+        with trio.move_on_after(self._config.server_drain_s + self._config.servers_s):
+            while True:
+                if not self._is_known_to_servers(name):
+                    return
+                await trio.sleep(self._config.tick_s)
+
+    def _is_known_to_servers(self, name: str) -> bool:
+        """Whether a server has requests of a model, or says why it does not take it."""
+        model = self._controller.models.get(name)
+        is_refused = any(name in refused for refused in self._controller.refusals.values())
+        return is_refused or (model is not None and bool(model.activity))
+
+    async def _take_back(self, operation: Operation) -> None:
+        """Leave nothing of a model that could not be added.
+
+        Raises:
+          SupervisorFailed: something of it is left.
+        """
+        name = operation.model
+        self._tell(operation, f"{name}: taken back")
+        await self._persist(partial(self._supervisor.serve_model, name, is_served=False))
+        await self._wait_let_go(name)
+        await self._persist(partial(self._supervisor.drop_model, name, self._teller(operation)))
+        self._drop(name)
+
+    async def _persist(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Ask the supervisor until it does something, or the time of an operation is over.
+
+        Raises:
+          SupervisorFailed: it does not.
+        """
+        give_up_at = trio.current_time() + self._config.operation_timeout_s
+        while True:
+            try:
+                return await work()
+            except SupervisorFailed:
+                if trio.current_time() >= give_up_at:
+                    raise
+            await trio.sleep(RETRY_S)
+
+    def _add(self, config: ControlledModelConfig, size_bytes: int) -> None:
+        if config.name not in self._controller.models:
+            now = trio.current_time()
+            model = Model(config, ModelState.STAGED, size_bytes, now, now, now)
+            self._controller.models[config.name] = model
+
+    def _drop(self, name: str) -> None:
+        self._changed_at = trio.current_time()
+        model = self._controller.models.pop(name, None)
+        if model is None:
+            return
+        for live in filter(None, (model.running, model.waiting)):
+            live.status, live.progress = Status.FAILED, f"{name} was dropped"
+            self._controller.changed[live.id] = live
+        self._controller.load_times.forget(name)
+        self._forget(name)
+
+    def _teller(self, operation: Operation) -> Callable[[str], None]:
+        return partial(self._tell, operation)
+
+    def _tell(self, operation: Operation, text: str) -> None:
+        if text != operation.progress:
+            self._controller.note_progress(operation, text)
+
+
+def _late(what: str, seconds: float) -> str:
+    return f"{what} took longer than {seconds:g} s"

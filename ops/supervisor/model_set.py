@@ -1,0 +1,180 @@
+"""Models that come to a fleet while it runs, and go: checked, held in the store, planned, and told
+to the servers. Their workers are started and stopped as those of the others are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from triolet.config import MAX_MODELS
+from triolet.errors import ConfigError
+
+from ..models.several import each_model
+from ..settings.form import require_model_name
+from .plan import controlled
+from .prepare import prepare_model, require_auto
+from .slot import RestartFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from triolet.config import ControlledModelConfig, ModelConfig
+
+    from ..models.several import StoredModels
+    from .plan import ModelPlan
+    from .scaling import Scaling
+    from .supervisor import Supervisor
+
+    Tell = Callable[[str], Awaitable[None]]
+
+log = structlog.get_logger(__name__)
+
+
+class ModelSet:
+    """The models of a fleet that runs.
+
+    One change at a time. Each may be asked for again, and goes on from where it is.
+
+    Args:
+      supervisor: of their workers.
+      scaling: plans them.
+      stored: holds them in the store.
+    """
+
+    def __init__(self, supervisor: Supervisor, scaling: Scaling, stored: StoredModels) -> None:
+        self._supervisor = supervisor
+        self._scaling = scaling
+        self._stored = stored
+        self._changing = trio.Lock()
+        # Each looks at files, and one change is under way at a time.
+        self._thread = trio.CapacityLimiter(1)
+
+    def configs(self) -> list[ControlledModelConfig]:
+        """Return what control is told of each model that has a name."""
+        models = self._scaling.now.models
+        return [controlled(model) for model in models if model.name]
+
+    def is_served(self, name: str) -> bool:
+        """Whether servers are told to have a model."""
+        return self._scaling.is_served(name)
+
+    async def add(self, name: str, model: ModelConfig, tell: Tell) -> ControlledModelConfig:
+        """Have a model whose workers can be started; servers are not told of it.
+
+        Args:
+          name: of the model.
+          model: as settings would have it.
+          tell: called before each step, with its words.
+
+        Raises:
+          RestartFailed: it cannot be had; nothing of it stays.
+        """
+        async with self._changing:
+            plan = self._scaling.now
+            known = {one.name: one for one in plan.models}
+            if name in known:
+                if plan.settings.models[name] != model:
+                    raise RestartFailed(f"a model is called {name!r} already, and is another one")
+                return controlled(known[name])
+            await tell(f"{name}: looking at its files")
+            try:
+                self._require_free(name, model)
+                prepared = await trio.to_thread.run_sync(
+                    partial(self._prepare, name, model), limiter=self._thread
+                )
+                specs, spares = self._scaling.add(prepared)
+            except (ConfigError, OSError, ValueError, RecursionError) as error:
+                # What is wrong with files of one model must not end a fleet of others.
+                self._stored.release(name)
+                raise RestartFailed(str(error)) from error
+            try:
+                self._supervisor.add_model(name, specs, spares)
+            except RestartFailed:
+                self._forget(name)
+                raise
+            return controlled(prepared)
+
+    def _require_free(self, name: str, model: ModelConfig) -> None:
+        """Look whether a fleet may have this model beside those that it has."""
+        require_model_name(name)
+        settings = self._scaling.now.settings
+        if not settings.models:
+            raise ConfigError("the only model of this fleet has no name; start it as NAME=MODEL")
+        if len(settings.models) >= MAX_MODELS:
+            raise ConfigError(
+                f"this fleet has {len(settings.models)} models; allowed: {MAX_MODELS}"
+            )
+        if not model.ref:
+            raise ConfigError(f"models.{name}.ref is missing; give {name}=MODEL")
+        taken = {
+            alias: other
+            for other, one in settings.models.items()
+            for alias in (other, *one.aliases)
+        }
+        for alias in (name, *model.aliases):
+            if alias in taken:
+                raise ConfigError(
+                    f"model {taken[alias]} answers to {alias!r} already; give {name} another name"
+                )
+
+    def _prepare(self, name: str, model: ModelConfig) -> ModelPlan:
+        plan = self._scaling.now
+        [own] = each_model(replace(plan.settings, models={name: model}))
+        return prepare_model(plan, self._stored.hold(own))
+
+    async def set_served(self, name: str, *, is_served: bool) -> None:
+        """Tell servers to have a model, or not to have it any more.
+
+        Raises:
+          RestartFailed: there is no such model, it is needed, or servers cannot be told.
+        """
+        async with self._changing:
+            if name not in self._scaling.now.settings.models:
+                if is_served:
+                    raise RestartFailed(f"no model is called {name!r}")
+                return
+            if self._scaling.is_served(name) == is_served:
+                return
+            if not is_served:
+                try:
+                    self._require_dispensable(name)
+                except ConfigError as error:
+                    raise RestartFailed(str(error)) from error
+            self._scaling.set_served(name, is_served=is_served)
+
+    def _require_dispensable(self, name: str) -> None:
+        settings = self._scaling.now.settings
+        served = [one for one in settings.models if self._scaling.is_served(one)]
+        if served == [name]:
+            raise ConfigError(f"{name} is the only model; add another one first, or end the fleet")
+        others = {one: settings.models[one] for one in served if one != name}
+        require_auto(replace(settings, models=others))
+
+    async def drop(self, name: str, tell: Tell) -> None:
+        """Have a model no more, whose servers have let it go: end its workers, and release it in
+        the store.
+
+        Args:
+          name: of the model.
+          tell: called before each step, with its words.
+
+        Raises:
+          RestartFailed: servers have it, its workers cannot be stopped, or the fleet ends.
+        """
+        async with self._changing:
+            if name not in self._scaling.now.settings.models:
+                return
+            if self._scaling.is_served(name):
+                raise RestartFailed(f"servers have {name}; they are told to let it go first")
+            await self._supervisor.stop_model(name, tell)
+            self._supervisor.drop_model(name)
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._scaling.remove(name)
+        self._stored.release(name)

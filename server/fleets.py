@@ -1,0 +1,212 @@
+"""The models of a server with their workers: what is read of a model's directory, and the queue and
+links that each has of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import structlog
+import trio
+
+from .api.peers import ALONE
+from .api.served_models import ServedModel
+from .scheduling.links import Links
+from .text.grammars import Grammars
+from .text.model_files import (
+    EmbeddingModel,
+    ModelCard,
+    PageWords,
+    SamplingDefaults,
+    read_embedding_model,
+    read_model_card,
+    read_page_words,
+    read_sampling_defaults,
+)
+from .text.tokenizer import TextModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Set
+
+    from transport.link import Network
+    from triolet.config import ServerConfig
+
+    from .metrics.metrics import Metrics
+    from .tenants.quotas import Quotas
+    from .text.threads import FairLimiter, Turns
+
+log = structlog.get_logger(__name__)
+
+NO_TEMPLATE: Final = "it cannot chat: use /v1/completions, or serve a model that is made for chats"
+
+
+class ModelFiles(NamedTuple):
+    """What a server reads of a model's directory."""
+
+    text: TextModel
+    defaults: SamplingDefaults
+    embedding: EmbeddingModel
+    card: ModelCard
+    page_words: PageWords
+
+
+def read_files(config: ServerConfig, threads: FairLimiter) -> ModelFiles:
+    """Read what a server needs of a model's directory: seconds, for a large tokenizer.
+
+    Args:
+      config: of the server, for this model alone.
+      threads: for long texts of all models.
+
+    Raises:
+      ModelError: a file is missing or broken.
+    """
+    model_dir = config.model_dir
+    text = TextModel.load(
+        model_dir,
+        tokenize_timeout_s=config.tokenize_timeout_s,
+        tool_parser=config.tool_parser,
+        reasoning_parser=config.reasoning_parser,
+        threads=threads,
+    )
+    if not text.has_chat_template:
+        log.warning("no_chat_template", model=config.model_name, advice=NO_TEMPLATE)
+    return ModelFiles(
+        text,
+        read_sampling_defaults(model_dir),
+        read_embedding_model(model_dir),
+        read_model_card(model_dir),
+        read_page_words(model_dir, has_chat_template=text.has_chat_template),
+    )
+
+
+def names_of(config: ServerConfig) -> dict[str, tuple[str, ...]]:
+    """Return the names of each model, its own first, by that."""
+    return {one.model_name: (one.model_name, *one.model_aliases) for one in config.of_models}
+
+
+class Fleets:
+    """The workers of all models: those of each have a queue and links of their own.
+
+    Args:
+      config: of the server.
+      network: makes the links of all.
+      metrics: observe each.
+      quotas: of the tenants, whatever model they ask.
+      names: of each model with its aliases, by its name; kept up to date.
+
+    Attributes:
+      own_name: of this server among those on its port.
+      by_model: the workers of each model, by its name.
+      grammar_turns: the lines of questions about grammars of all models.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        network: Network,
+        metrics: Metrics,
+        quotas: Quotas,
+        names: dict[str, tuple[str, ...]],
+    ) -> None:
+        self.own_name = ALONE if config.peers is None else config.peers.name
+        self.by_model: dict[str, Links] = {}
+        self.grammar_turns: list[Turns[Any]] = []
+        self._grammars: dict[str, Grammars] = {}
+        self._network = network
+        self._metrics = metrics
+        self._quotas = quotas
+        self._names = names
+
+    def __iter__(self) -> Iterator[Links]:
+        return iter(self.by_model.values())
+
+    def add_all(self, config: ServerConfig, files: Mapping[str, ModelFiles]) -> list[ServedModel]:
+        """Return the models that a server begins with.
+
+        Args:
+          config: of the server.
+          files: what was read of each, by its name.
+        """
+        is_only = len(files) == 1
+        return [self.add(one, files[one.model_name], is_only=is_only) for one in config.of_models]
+
+    def add(self, config: ServerConfig, files: ModelFiles, *, is_only: bool) -> ServedModel:
+        """Return a model with a queue and links, which `run` keeps.
+
+        Args:
+          config: of the server, for this model alone.
+          files: what was read of it.
+          is_only: whether the server was started with this model alone.
+        """
+        name = config.model_name
+        if name not in self._metrics.fleets:
+            self._metrics.add(name, config.model_digest, lambda: self.by_model[name].status())
+        fleet = Links(
+            config,
+            files.text,
+            self._network,
+            self._metrics.fleets[name],
+            self.own_name if is_only else f"{self.own_name}.{name}",
+            charges=self._quotas,
+            takes_unversioned=is_only,
+        )
+        grammars = Grammars(
+            Path(config.model_dir) / "tokenizer.json",
+            files.text.eos_token_ids,
+            config.grammar,
+            partial(self._metrics.grammar_checked, name),
+            # A process for each of many models that sleep would take memory for nothing.
+            starts_at_once=is_only,
+        )
+        self._names[name] = (name, *config.model_aliases)
+        self.by_model[name], self._grammars[name] = fleet, grammars
+        self.grammar_turns.append(grammars.turns)
+        return ServedModel(
+            config,
+            fleet,
+            files.text,
+            grammars,
+            files.defaults,
+            embedding=files.embedding,
+            card=files.card,
+            page_words=files.page_words,
+        )
+
+    def remove(self, name: str) -> None:
+        """Know a model no more, which has no request and is not kept."""
+        del self.by_model[name], self._names[name]
+        self.grammar_turns.remove(self._grammars.pop(name).turns)
+        self._metrics.remove(name)
+
+    async def run(
+        self, name: str, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Keep the links of a model and its grammar process until the scope is cancelled with
+        which this is started."""
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.by_model[name].run)
+                await nursery.start(self._grammars[name].run)
+                task_status.started(scope)
+
+    async def drain(self) -> None:
+        """Refuse new requests for any model from now on, and wait until none runs."""
+        async with trio.open_nursery() as nursery:
+            for fleet in self:
+                nursery.start_soon(fleet.drain)
+
+    def cancel_tenants(self, tenants: Set[str]) -> None:
+        """End all requests of tenants that were disabled or removed."""
+        for fleet in self:
+            fleet.cancel_tenants(tenants)
+
+    def hold_s(self) -> float:
+        """Return the longest time [s] that a line of a batch is held: for interactive requests of
+        any model, since models on one machine share its cores; of several only of those with
+        workers, since requests that wait for others need no cores yet."""
+        is_only = len(self.by_model) == 1
+        holding = [fleet for fleet in self if fleet.hold_s() > 0]
+        return max(
+            (fleet.hold_s() for fleet in holding if is_only or fleet.status().is_ready), default=0.0
+        )

@@ -1,0 +1,215 @@
+"""Models come and go while a server runs: the file of members says which it has.
+
+A model is read in a thread and gets requests once its links are kept. One that is removed gets no
+new request, and its links end when the last one has its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+import trio
+
+from triolet.errors import ConfigError, model_removed
+
+from .fleets import read_files
+from .scheduling.members import MemberFile, by_model
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from triolet.config import ServedModelConfig, ServerConfig
+    from triolet.ids import Role
+    from triolet.members import Members
+
+    from .api.services import Services
+    from .fleets import Fleets, ModelFiles
+    from .scheduling.control_link import ControlLink
+    from .text.threads import FairLimiter
+
+log = structlog.get_logger(__name__)
+
+UNREADABLE: Final = (ConfigError, OSError, ValueError, RecursionError)
+"""What files of one model may lead to; it must not end the server of the others."""
+
+
+class _Life(NamedTuple):
+    """A model that is served.
+
+    Attributes:
+      kind: what it was told to be, without its workers.
+      scope: of the tasks that keep it.
+    """
+
+    kind: ServedModelConfig | None
+    scope: trio.CancelScope
+
+
+class ModelChanges:
+    """The models of a server that follow the file of members.
+
+    Args:
+      services: whose table of models changes.
+      fleets: the workers of each model.
+      threads: for long texts of all models.
+      nursery: keeps the models.
+
+    Attributes:
+      refused: why models of the file could not be added, by name.
+      link: to control, which is told of changes; None without control.
+    """
+
+    def __init__(
+        self, services: Services, fleets: Fleets, threads: FairLimiter, nursery: trio.Nursery
+    ) -> None:
+        self.refused: dict[str, str] = {}
+        self.link: ControlLink | None = None
+        self._services = services
+        self._fleets = fleets
+        self._threads = threads
+        self._nursery = nursery
+        self._reading = trio.CapacityLimiter(1)
+        self._served: dict[str, _Life] = {}
+        self._wanted: dict[str, ServedModelConfig] | None = None
+        self._members: Mapping[str, Sequence[tuple[Role, str]]] = {}
+        self._refused_kinds: dict[str, ServedModelConfig] = {}
+        self._busy: set[str] = set()
+
+    async def start(self) -> None:
+        """Keep the models that the table has."""
+        told = {one.name: one for one in self._services.config.models}
+        for name in list(self._fleets.by_model):
+            await self._keep(name, kind_of(told[name]) if name in told else None)
+
+    async def _keep(self, name: str, kind: ServedModelConfig | None) -> None:
+        scope = await self._nursery.start(self._fleets.run, name)
+        self._served[name] = _Life(kind, scope)
+
+    def use(self, file: Members) -> None:
+        """Have the models and workers of a file from now on.
+
+        Raises:
+          ConfigError: a member is of another model; nothing has changed.
+        """
+        self._members = by_model(file, list(self._fleets.by_model))
+        if file.models is not None:
+            self._wanted = {one.name: one for one in file.models}
+        self._change()
+
+    def _change(self) -> None:
+        """Begin what leads from the models that there are to those that are wanted. A model with a
+        change under way has its turn when that is over."""
+        wanted = self._wanted
+        if wanted is not None:
+            for name in [name for name in self.refused if name not in wanted]:
+                del self.refused[name], self._refused_kinds[name]
+            for name, one in wanted.items():
+                was_refused = self._refused_kinds.get(name) == kind_of(one)
+                if name not in self._served and name not in self._busy and not was_refused:
+                    self._begin(name, partial(self._add, one))
+            for name, life in list(self._served.items()):
+                told = wanted.get(name)
+                is_wanted = told is not None and life.kind == kind_of(told)
+                # The last one answers until another one is there.
+                if not is_wanted and name not in self._busy and len(self._services.models) > 1:
+                    self._services.models.remove(name)
+                    self._begin(name, partial(self._remove, name))
+        for name, members in self._members.items():
+            if name in self._served and name not in self._busy:
+                self._fleets.by_model[name].set_members(members)
+
+    def _begin(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        self._busy.add(name)
+        self._nursery.start_soon(self._do, name, work)
+
+    async def _do(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        await work()
+        self._busy.discard(name)
+        if self.link is not None:
+            self.link.refresh()
+        self._change()
+
+    async def _add(self, one: ServedModelConfig) -> None:
+        # Its workers follow as members: an address that cannot be used is refused alone.
+        alone = replace(one, prefill_addresses=(), decode_addresses=())
+        [config] = replace(self._services.config, models=(alone,)).of_models
+        try:
+            files = await trio.to_thread.run_sync(
+                read_files, config, self._threads, limiter=self._reading
+            )
+            await self._serve(config, files, kind_of(one))
+        except UNREADABLE as error:
+            log.error("model_refused", model=one.name, reason=str(error))
+            self.refused[one.name], self._refused_kinds[one.name] = str(error), kind_of(one)
+            return
+        self.refused.pop(one.name, None)
+        self._refused_kinds.pop(one.name, None)
+        log.info("model_added", model=one.name, digest=one.digest)
+
+    async def _serve(
+        self, config: ServerConfig, files: ModelFiles, kind: ServedModelConfig
+    ) -> None:
+        name = config.model_name
+        model = self._fleets.add(config, files, is_only=False)
+        await self._keep(name, kind)
+        try:
+            self._services.models.add(self._services.with_store(model))
+        except ConfigError:
+            self._forget(name)
+            raise
+
+    async def _remove(self, name: str) -> None:
+        log.info("model_leaves", model=name)
+        await self._fleets.by_model[name].drain(partial(model_removed, name))
+        self._forget(name)
+        log.info("model_removed", model=name)
+
+    def _forget(self, name: str) -> None:
+        self._served.pop(name).scope.cancel()
+        self._fleets.remove(name)
+
+
+def kind_of(model: ServedModelConfig) -> ServedModelConfig:
+    """Return what a model is, whichever workers it has."""
+    return replace(model, prefill_addresses=(), decode_addresses=(), spare_addresses=())
+
+
+def read_models(
+    config: ServerConfig, threads: FairLimiter
+) -> tuple[ServerConfig, dict[str, ModelFiles]]:
+    """Read the models that a server begins with: those of its settings, or of the file of members
+    where that names models, which an earlier process may have followed.
+
+    Args:
+      config: of the server.
+      threads: for long texts of all models.
+
+    Returns:
+      The configuration with these models, and what was read of each, by its name.
+
+    Raises:
+      ConfigError: a model of the settings cannot be read, or none can. One that came later and
+        cannot be read is left out.
+    """
+    of_settings = {one.model_name for one in config.of_models}
+    file = None
+    if config.members_file is not None:
+        try:
+            file = MemberFile(config.members_file, config.members_poll_s).read()
+        except ConfigError as error:
+            log.error("members_refused", reason=str(error))
+    if file is not None and file.models is not None:
+        config = replace(config, models=file.models)
+    files: dict[str, ModelFiles] = {}
+    for one in config.of_models:
+        try:
+            files[one.model_name] = read_files(one, threads)
+        except UNREADABLE as error:
+            if one.model_name in of_settings or len(config.of_models) == 1:
+                raise
+            log.error("model_refused", model=one.model_name, reason=str(error))
+    kept = tuple(one for one in config.models if one.name in files)
+    return replace(config, models=kept), files

@@ -1,0 +1,138 @@
+"""A fleet gets a model and loses it while it serves: streams of others go on, and nothing stays.
+
+Over a second each: no quicker test has the supervisor, control, servers and workers together.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+
+from triolet.control_protocol import ADMIN_SOCKET
+
+from .conftest import PATIENT, WATCHED
+from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+from .test_residency import body, complete, control_pid, folder_of, listed, order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.slow
+
+LONG_TOKENS = 200
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    """A fleet of its own, because its models change, and control and server are killed."""
+    log = tmp_path_factory.mktemp("changes") / "fleet.log"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # of the audit log
+        one = FleetProcess(log, "chat=demo", *WATCHED, *PATIENT)
+        try:
+            one.wait_ready()
+            wait_until(lambda: bool(list(one.log_events("ready"))), PATIENCE_S, "the fleet is up")
+            yield one
+            one.wait_at_rest()
+        finally:
+            one.stop()
+
+
+def asked(fleet: FleetProcess, method: str, path: str, **given: Any) -> httpx2.Response:  # noqa: ANN401
+    """Ask the admin routes once."""
+    transport = httpx2.HTTPTransport(uds=str(folder_of(fleet) / ADMIN_SOCKET))
+    with httpx2.Client(
+        transport=transport, base_url="http://localhost", timeout=PATIENCE_S
+    ) as client:
+        return client.request(method, path, **given)
+
+
+def names(fleet: FleetProcess) -> set[str]:
+    return {one["id"] for one in listed(fleet)}
+
+
+def streamed(fleet: FleetProcess, model: str, begun: Event) -> str:
+    """Return the text of a long answer, read as it comes; `begun` is set at its first piece."""
+    text = ""
+    with httpx2.stream(
+        "POST",
+        f"{fleet.url}/v1/completions",
+        json=body(model, LONG_TOKENS) | {"stream": True},
+        timeout=PATIENCE_S,
+    ) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                [choice] = httpx2.Response(200, text=line[6:]).json()["choices"]
+                text += choice["text"]
+                begun.set()
+    return text
+
+
+def test_a_model_is_added_beside_streams_though_control_is_killed(fleet: FleetProcess) -> None:
+    whole = complete(fleet, "chat", LONG_TOKENS)
+    before = set(fleet.pids("prefill") + fleet.pids("decode"))
+    begun = Event()
+    with ThreadPoolExecutor(1) as threads:
+        stream = threads.submit(streamed, fleet, "chat", begun)
+        assert begun.wait(PATIENCE_S)
+        given = {"name": "code", "ref": "demo", "aliases": ["coder"]}
+        answer = asked(fleet, "POST", "/admin/models", json=given)
+        assert answer.status_code == 202, answer.text
+        os.kill(control_pid(fleet), signal.SIGKILL)
+        wait_until(lambda: "code" in names(fleet), PATIENCE_S, "the model is there")
+        assert stream.result() == whole
+    assert before < set(fleet.pids("prefill") + fleet.pids("decode"))
+    assert names(fleet) == {"chat", "code", "coder"}
+    assert complete(fleet, "coder", LONG_TOKENS) == whole
+    assert fleet.metric("triolet_requests_total", model="code", outcome="length") == 1
+    assert "model code already" in order(fleet, "add", "code=demo", code=1)
+
+
+def test_a_server_that_is_killed_has_every_model_again(fleet: FleetProcess) -> None:
+    [pid] = fleet.pids("server")
+    os.kill(pid, signal.SIGKILL)
+    fleet.hang_up()
+    wait_until(lambda: fleet.pids("server") not in ([], [pid]), PATIENCE_S, "another server runs")
+    fleet.wait_ready()
+    assert names(fleet) == {"chat", "code", "coder"}
+    assert complete(fleet, "code") == complete(fleet, "chat")
+
+
+def test_a_model_is_dropped_once_its_stream_has_ended(fleet: FleetProcess) -> None:
+    whole = complete(fleet, "chat", LONG_TOKENS)
+    begun = Event()
+    with ThreadPoolExecutor(1) as threads:
+        stream = threads.submit(streamed, fleet, "code", begun)
+        assert begun.wait(PATIENCE_S)
+        said = order(fleet, "drop", "code")
+        assert stream.result(PATIENCE_S) == whole
+    assert "code is dropped" in said
+    assert names(fleet) == {"chat"}
+    answer = fleet.client.post("/v1/completions", json=body("code", 4))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert "there is chat" in answer.json()["error"]["message"]
+    assert [one.labels for one in fleet.metrics() if "code" in one.labels.values()] == []
+    assert len(fleet.pids("prefill")) == len(fleet.pids("decode")) == 1
+    fleet.wait_all_blocks_free()
+    assert "chat is the only model" in order(fleet, "drop", "chat", code=1)
+    assert names(fleet) == {"chat"}
+
+
+def test_a_model_that_cannot_be_is_not_there_and_an_added_one_may_sleep(
+    fleet: FleetProcess,
+) -> None:
+    said = order(fleet, "add", "bad=/nowhere/at/all", code=1)
+    assert "model directory /nowhere/at/all does not exist" in said
+    order(fleet, "add", "code=demo", "--asleep")
+    states = {one["id"]: one["state"] for one in listed(fleet)}
+    assert states == {"chat": "serving", "code": "staged"}
+    assert complete(fleet, "code") == complete(fleet, "chat")
+    order(fleet, "drop", "chat")
+    assert names(fleet) == {"code"}
+    assert fleet.client.get("/health/ready").json()["model"] == "code"

@@ -1,0 +1,410 @@
+"""Models are added to a fleet and dropped, wholly or not at all, whatever ends in between."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import msgspec
+import pytest
+import trio
+
+from ops.control import changes
+from ops.control.journal import FILE_NAME, SCHEMA, opened_journal
+from ops.control.process import run_control
+from ops.ports import bind_port
+from tests.ops.control.fleets import (
+    ControlProcess,
+    FakeSupervisor,
+    ask_soon,
+    config_of,
+    ended,
+    fleet_folder,
+    states,
+    supervised,
+)
+from triolet.audit_log.recording import default_folder
+from triolet.audit_log.verification import read_entries, take_snapshot
+from triolet.control_protocol import CONTROL_SOCKET, Activity, ModelActivity, encode_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+MODELS = "/admin/models"
+READ_BYTES = 65_536
+SAID_S = 0.02
+
+
+@pytest.fixture(autouse=True)
+def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+class FakeServer:
+    """Says to control that it has the models that the supervisor tells servers to have.
+
+    Args:
+      folder: of the fleet.
+      supervisor: of the fleet.
+
+    Attributes:
+      refused: why it does not take models, by name.
+      keeps: models that it does not let go yet.
+      hides: models of which it says nothing.
+    """
+
+    def __init__(self, folder: Path, supervisor: FakeSupervisor) -> None:
+        self.refused: dict[str, str] = {}
+        self.keeps: set[str] = set()
+        self.hides: set[str] = set()
+        self._path = folder / CONTROL_SOCKET
+        self._supervisor = supervisor
+
+    async def run(self) -> None:
+        """Say it again and again, and dial again where control is away."""
+        while True:
+            try:
+                stream = await trio.open_unix_socket(str(self._path))
+                async with stream, trio.open_nursery() as nursery:
+                    nursery.start_soon(self._hear, stream)
+                    await self._say(stream)
+            except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                await trio.sleep(SAID_S)
+
+    async def _say(self, stream: trio.SocketStream) -> None:
+        while True:
+            told = {*self._supervisor.added} - self._supervisor.withdrawn
+            names = (told - self.refused.keys() - self.hides) | self.keeps
+            models = tuple(ModelActivity(name, 0, 0, None, is_ready=True) for name in names)
+            refused = {name: why for name, why in self.refused.items() if name in told}
+            await stream.send_all(encode_line(Activity("server", models, refused)))
+            await trio.sleep(SAID_S)
+
+    async def _hear(self, stream: trio.SocketStream) -> None:
+        while await stream.receive_some(READ_BYTES):
+            pass
+
+
+class Scene:
+    """A fleet with control in this process, a supervisor and a server."""
+
+    def __init__(self, folder: Path, supervisor: FakeSupervisor) -> None:
+        self.folder = folder
+        self.supervisor = supervisor
+        self.server = FakeServer(folder, supervisor)
+        self.model_dir = str(folder / "model")
+
+    async def add(self, name: str = "code", **fields: object) -> tuple[int, Any]:
+        given = {"name": name, "ref": self.model_dir, **fields}
+        return await ask_soon(self.folder, "POST", MODELS, json=given)
+
+    async def drop(self, name: str = "code") -> tuple[int, Any]:
+        return await ask_soon(self.folder, "DELETE", f"{MODELS}/{name}")
+
+    async def end_of(self, answer: tuple[int, Any]) -> tuple[str, str]:
+        """Return how an operation ended that was begun with this answer."""
+        assert answer[0] == 202, answer
+        done = await ended(self.folder, answer[1]["id"])
+        return done["status"], done["progress"]
+
+    async def recorded(self, operation_id: str) -> list[tuple[str, str]]:
+        """Wait until the end of an operation is recorded; return what is recorded of it."""
+        while True:
+            entries = read_entries(take_snapshot(default_folder()))
+            found = [(e.action, e.outcome) for _, e in entries if e.request_id == operation_id]
+            if len(found) == 2:
+                return found
+            await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def scene(**fields: float) -> AsyncIterator[Scene]:
+    with fleet_folder() as folder:
+        async with supervised(folder, "chat") as supervisor, trio.open_nursery() as nursery:
+            one = Scene(folder, supervisor)
+            await nursery.start(run_control, config_of(folder, "chat", **fields))
+            nursery.start_soon(one.server.run)
+            yield one
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_model_is_added_and_dropped_and_both_are_recorded() -> None:
+    async with scene() as one:
+        answer = await one.add(aliases=["coder"])
+        assert await one.end_of(answer) == ("done", "code is added")
+        assert (await states(one.folder)) == {"chat": "staged", "code": "serving"}
+        assert len(one.supervisor.pids("code")) == 2
+        assert one.supervisor.withdrawn == set()
+        begun_done = [("model.add", "begun"), ("model.add", "done")]
+        assert await one.recorded(answer[1]["id"]) == begun_done
+        answer = await one.drop()
+        assert await one.end_of(answer) == ("done", "code is dropped")
+        assert (await states(one.folder)) == {"chat": "staged"}
+        assert one.supervisor.pids("code") == []
+        kinds = [kind for kind, name in one.supervisor.requests if name == "code"]
+        assert kinds == ["add_model", "start_model", "serve_model", "serve_model", "drop_model"]
+        assert await one.end_of(await one.add(start=False)) == ("done", "code is added")
+        assert (await states(one.folder))["code"] == "staged"
+
+
+async def test_workers_end_once_servers_have_let_a_model_go() -> None:
+    async with scene() as one:
+        await one.end_of(await one.add())
+        one.server.keeps.add("code")
+        answer = await one.drop()
+        while "code" not in one.supervisor.withdrawn:
+            await trio.lowlevel.checkpoint()
+        _, shown = await ask_soon(one.folder, "GET", f"/admin/operations/{answer[1]['id']}")
+        assert shown["progress"] == "code: its requests finish"
+        assert len(one.supervisor.pids("code")) == 2
+        one.server.keeps.clear()
+        assert await one.end_of(answer) == ("done", "code is dropped")
+
+
+async def test_a_server_that_lets_nothing_go_is_not_waited_for_for_ever() -> None:
+    async with scene(server_drain_s=0.05, servers_s=0.05) as one:
+        one.server.keeps.add("chat")
+        assert await one.end_of(await one.drop("chat")) == ("done", "chat is dropped")
+
+
+async def test_a_drop_waits_for_a_restart_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "RETRY_S", 0.01)
+    async with scene() as one:
+        await one.end_of(await one.add())
+        one.supervisor.busy["drop_model"] = 3
+        assert await one.end_of(await one.drop()) == ("done", "code is dropped")
+        assert await states(one.folder) == {"chat": "staged"}
+
+
+async def test_a_model_whose_workers_do_not_end_is_served_again() -> None:
+    async with scene(operation_timeout_s=0.05) as one:
+        one.supervisor.busy["drop_model"] = 1000
+        answer = await one.drop("chat")
+        assert await one.end_of(answer) == ("failed", "a restart of code is under way")
+        assert one.supervisor.withdrawn == set()
+        assert await states(one.folder) == {"chat": "staged"}
+
+
+async def test_the_supervisor_is_right_about_which_models_there_are() -> None:
+    async with scene() as one:
+        one.supervisor.names.append("more")
+        one.supervisor.added["more"] = one.model_dir
+        while "more" not in await states(one.folder):
+            await trio.lowlevel.checkpoint()
+        one.supervisor.names.remove("more")
+        del one.supervisor.added["more"]
+        while "more" in await states(one.folder):
+            await trio.lowlevel.checkpoint()
+        assert await states(one.folder) == {"chat": "staged"}
+
+
+@pytest.mark.parametrize("fault", ["files", "load", "memory", "server", "silence"])
+async def test_what_cannot_be_added_says_why_and_leaves_nothing(fault: str) -> None:
+    words = {
+        "files": "model code: there is no such directory",
+        "load": "code.decode-0 has died three times",
+        "memory": "code takes 200 MiB and does not fit: the budget is 1000 B",
+        "server": "server: its tokenizer is broken",
+        "silence": "the servers took longer than 0.3 s; their log says why",
+    }
+    config: dict[str, dict[str, float]] = {
+        "memory": {"memory_bytes": 1000},
+        "silence": {"servers_s": 0.3},
+    }
+    async with scene(**config.get(fault, {})) as one:
+        match fault:
+            case "files":
+                one.supervisor.failures["code"] = words[fault]
+            case "load":
+                one.supervisor.fail_start["code"] = words[fault]
+            case "server":
+                one.server.refused["code"] = "its tokenizer is broken"
+            case "silence":
+                one.server.hides.add("code")
+        status, why = await one.end_of(await one.add())
+        assert status == "failed"
+        assert words[fault] in why
+        assert await states(one.folder) == {"chat": "staged"}
+        assert [*one.supervisor.added] == ["chat"]
+        assert one.supervisor.pids("code") == []
+        kinds = [kind for kind, _ in one.supervisor.requests]
+        assert ("drop_model" in kinds) == (fault != "files"), "nothing is there to take back"
+
+
+async def test_orders_that_contradict_are_refused() -> None:
+    async with scene() as one:
+        going_on = trio.Event()
+
+        async def gate(kind: str, name: str) -> None:
+            await going_on.wait()
+
+        one.supervisor.gate = gate
+        first = await one.add()
+        operation_id = first[1]["id"]
+        for answer in (
+            await one.add(),
+            await one.drop(),
+            await ask_soon(one.folder, "POST", f"{MODELS}/code/load"),
+        ):
+            if answer[0] == 404:
+                assert "there is no model 'code'" in answer[1]["error"]["message"]
+                continue
+            assert answer[0] == 409, answer
+            assert f"(operation {operation_id})" in answer[1]["error"]["message"]
+        going_on.set()
+        one.supervisor.gate = None
+        assert (await one.end_of(first))[0] == "done"
+        status, answer_body = await one.add()
+        assert (status, answer_body["error"]["code"]) == (409, "conflict")
+        assert "there is a model code already" in answer_body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "the body has no name"),
+        ({"name": "a/b", "ref": "x"}, "'a/b' is no name of a model"),
+        ({"name": "a", "reff": "x"}, "unknown field 'reff'; allowed: name, ref, aliases"),
+        ({"name": "a", "ref": 1}, "Expected `str`, got `int`"),
+        ({"name": "a", "ref": "x", "decode": 0}, "decode is 0; allowed: 1 to 64"),
+    ],
+)
+async def test_a_body_that_means_nothing_is_refused(given: dict[str, object], words: str) -> None:
+    async with scene() as one:
+        status, answer = await ask_soon(one.folder, "POST", MODELS, json=given)
+        assert status == 400
+        assert words in answer["error"]["message"]
+        status, answer = await one.drop("none")
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_the_port_takes_versions_of_the_store_and_no_paths() -> None:
+    with bind_port("127.0.0.1", 0) as bound:
+        port = bound.getsockname()[1]
+    async with scene(admin_port=port) as one:
+
+        def ask(ref: str) -> tuple[int, Any]:
+            given = {"name": "code", "ref": ref}
+            answer = httpx2.post(f"http://127.0.0.1:{port}{MODELS}", json=given)
+            return answer.status_code, answer.json()
+
+        for ref in (one.model_dir, "./model", "~/model"):
+            status, answer = await trio.to_thread.run_sync(ask, ref)
+            assert status == 403, answer
+            assert "a path is taken on the Unix socket only" in answer["error"]["message"]
+        assert [*one.supervisor.added] == ["chat"]
+        assert await one.end_of(await trio.to_thread.run_sync(ask, "code@stable")) == (
+            "done",
+            "code is added",
+        )
+
+
+async def test_what_is_asked_of_a_fleet_that_has_ended_is_not_done_in_the_next_one() -> None:
+    with fleet_folder() as folder:
+        async with supervised(folder, "chat") as supervisor:
+            one = Scene(folder, supervisor)
+            reached = trio.Event()
+
+            async def gate(kind: str, name: str) -> None:
+                reached.set()
+                await trio.sleep_forever()
+
+            supervisor.gate = gate
+            async with trio.open_nursery() as nursery:
+                await nursery.start(run_control, config_of(folder, "chat"))
+                answer = await one.add()
+                await reached.wait()
+                nursery.cancel_scope.cancel()
+            supervisor.gate, supervisor.run_id = None, "another"
+            async with trio.open_nursery() as nursery:
+                await nursery.start(run_control, config_of(folder, "chat"))
+                status, why = await one.end_of(answer)
+                assert (status, "has ended before it was done" in why) == ("failed", True)
+                assert await states(folder) == {"chat": "staged"}
+                nursery.cancel_scope.cancel()
+
+
+async def test_a_model_of_which_nothing_is_known_any_more_is_taken_back() -> None:
+    with fleet_folder() as folder:
+        async with supervised(folder, "chat", "code") as supervisor:
+            supervisor.withdrawn.add("code")
+            async with trio.open_nursery() as nursery:
+                await nursery.start(run_control, config_of(folder, "chat"))
+                while "code" in supervisor.added:
+                    await trio.lowlevel.checkpoint()
+                while "code" in await states(folder):
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_killed_at_any_step_a_model_is_there_wholly_or_not_at_all(
+    request: pytest.FixtureRequest,
+) -> None:
+    """Over a second: real processes of control are killed and started, which is the claim."""
+    is_whole = request.config.getoption("whole")
+    adding = ("add_model", "start_model", "serve_model") if is_whole else ("start_model",)
+    dropping = ("serve_model", "drop_model") if is_whole else ("drop_model",)
+    with fleet_folder() as folder:
+        config = msgspec.to_builtins(config_of(folder, "chat"))
+        control = ControlProcess(folder, config)
+        async with supervised(folder, "chat") as supervisor, trio.open_nursery() as nursery:
+            one = Scene(folder, supervisor)
+            nursery.start_soon(one.server.run)
+            await trio.to_thread.run_sync(control.start)
+            for step in adding:
+                assert await _killed_at(step, one.add, one, control) == ("done", "code is added")
+                assert (await states(folder))["code"] in ("warm", "serving")
+                assert len(supervisor.pids("code")) == 2
+                await one.end_of(await one.drop())
+            for step in dropping:
+                await one.end_of(await one.add())
+                assert await _killed_at(step, one.drop, one, control) == ("done", "code is dropped")
+                assert await states(folder) == {"chat": "staged"}
+                assert supervisor.pids("code") == []
+            assert control.end(signal.SIGTERM) == 0
+            nursery.cancel_scope.cancel()
+
+
+async def _killed_at(
+    step: str, order: Callable[[], Awaitable[tuple[int, Any]]], one: Scene, control: ControlProcess
+) -> tuple[str, str]:
+    """Give an order, kill control as it does a step, start it again; return how the order ended."""
+    reached, going_on = trio.Event(), trio.Event()
+
+    async def gate(kind: str, name: str) -> None:
+        if kind == step:
+            reached.set()
+            await going_on.wait()
+
+    one.supervisor.gate = gate
+    answer = await order()
+    await reached.wait()
+    await trio.to_thread.run_sync(control.end)
+    one.supervisor.gate = None
+    going_on.set()
+    await trio.to_thread.run_sync(control.start)
+    return await one.end_of(answer)
+
+
+def test_a_journal_of_the_release_before_is_taken_over(tmp_path: Path) -> None:
+    lines = [line for line in SCHEMA.splitlines() if "DEFAULT ''" not in line]
+    old = "\n".join(lines).replace("progress TEXT NOT NULL,", "progress TEXT NOT NULL")
+    tmp_path.chmod(0o700)
+    path = tmp_path / FILE_NAME
+    connection = sqlite3.connect(path)
+    connection.executescript(old)
+    row = ("1", "chat", "load", "user:x", 1.0, "waiting", "accepted")
+    connection.execute("INSERT INTO operations VALUES (1, ?, ?, ?, ?, ?, ?, ?)", row)
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    path.chmod(0o600)
+    for _ in range(2):
+        with opened_journal(tmp_path) as journal:
+            [operation] = journal.past({}).unfinished
+            assert (operation.id, operation.settings, operation.run) == ("1", "", "")

@@ -1,0 +1,206 @@
+"""Models that come to a fleet while it runs: what is checked, planned, and told to servers."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ops.cli import main
+from ops.models.several import with_stored_models
+from ops.running_fleets import NOTE, Note
+from ops.settings.form import Settings
+from ops.supervisor.model_set import ModelSet
+from ops.supervisor.model_status import ModelState
+from ops.supervisor.plan import Door, plan_processes
+from ops.supervisor.prepare import prepare
+from ops.supervisor.scaling import MEMBERS, Scaling
+from ops.supervisor.slot import RestartFailed
+from ops.supervisor.supervisor import Supervisor
+from tests.gguf_files import write_tiny
+from triolet.config import AutoConfig, FleetConfig, ModelConfig, Pinning
+from triolet.members import read_members
+
+from .recording import Recorder
+from .test_pure_parts import told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ops.models.several import StoredModels
+    from ops.supervisor.plan import FleetPlan
+    from ops.supervisor.process_spec import ProcessSpec
+    from triolet.members import Members
+
+CORES = range(4)
+
+
+class Scene:
+    """A fleet with the model `chat` of which nothing runs.
+
+    Attributes:
+      models: come and go.
+      stored: holds them.
+      steps: that were told.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, stored: StoredModels) -> None:
+        def specs(grown: FleetPlan) -> tuple[Sequence[ProcessSpec], Sequence[ProcessSpec]]:
+            planned = plan_processes(grown, ("triolet",), folder, 1, CORES, [Door(3)])
+            self.planned = [*planned[0], *planned[1]]
+            return planned
+
+        self.stored = stored
+        plan = prepare(settings, stored, ())
+        self.planned: list[ProcessSpec] = []
+        first, spares = specs(plan)
+        self.supervisor = Supervisor(
+            first, settings.supervisor, 1.0, Recorder(), spares=spares, stopped=["chat"]
+        )
+        self.scaling = Scaling(plan, Note(1, "http://127.0.0.1:1", {}), folder, specs)
+        self.models = ModelSet(self.supervisor, self.scaling, stored)
+        self.steps: list[str] = []
+        self._folder = folder
+
+    async def tell(self, text: str) -> None:
+        self.steps.append(text)
+
+    async def add(self, name: str = "code", ref: str = "demo", **fields: object) -> str:
+        """Add a model; return the digest of its version."""
+        model = ModelConfig(ref, **fields)  # type: ignore[arg-type]
+        return (await self.models.add(name, model, self.tell)).digest
+
+    async def drop(self, name: str) -> None:
+        await self.models.set_served(name, is_served=False)
+        await self.models.drop(name, self.tell)
+
+    @property
+    def told(self) -> Members:
+        """What servers are told."""
+        return read_members((self._folder / MEMBERS).read_bytes(), MEMBERS)
+
+
+@contextmanager
+def scene(tmp_path: Path, **settings: object) -> Iterator[Scene]:
+    models = {"chat": ModelConfig("demo", aliases=("gpt",))}
+    given = Settings(fleet=FleetConfig(store=str(tmp_path / "store")), models=models)
+    given = replace(given, **settings)  # type: ignore[arg-type]
+    with with_stored_models(given) as stored:
+        yield Scene(given, tmp_path, stored)
+
+
+async def test_servers_are_told_of_a_model_when_it_is_served_and_no_sooner(tmp_path: Path) -> None:
+    with scene(tmp_path) as one:
+        await one.add(aliases=("coder",))
+        assert one.steps == ["code: looking at its files"]
+        assert [model.name for model in one.supervisor.models()] == ["chat", "code"]
+        assert one.supervisor.models()[1].state is ModelState.STOPPED
+        assert [config.name for config in one.models.configs()] == ["chat", "code"]
+        assert not one.models.is_served("code")
+        assert not (tmp_path / MEMBERS).exists()
+        for _ in range(2):
+            await one.models.set_served("code", is_served=True)
+        models = one.told.models or ()
+        assert [(model.name, model.aliases) for model in models] == [
+            ("chat", ("gpt",)),
+            ("code", ("coder",)),
+        ]
+        # The first model is as servers were told at their start, so that they leave it alone.
+        [server] = [spec for spec in one.planned if spec.name == "server"]
+        [chat, _] = told(server).server.models
+        assert models[0] == chat
+        addresses = {member.address.rpartition("/")[2] for member in one.told.members}
+        assert {"m0.decode-0.control", "m1.decode-0.control", "m1.decode-spare.control"} < addresses
+        assert "code.decode-0" in (tmp_path / NOTE).read_text()
+        for _ in range(2):
+            await one.drop("code")
+        assert [model.name for model in one.told.models or ()] == ["chat"]
+        assert [config.name for config in one.models.configs()] == ["chat"]
+        await one.add()
+        await one.models.set_served("code", is_served=True)
+        addresses = {member.address.rpartition("/")[2] for member in one.told.members}
+        assert "m2.decode-0.control" in addresses, "no address is another model's later"
+
+
+async def test_a_version_is_held_in_the_store_until_its_model_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file, where = write_tiny(tmp_path / "file.gguf"), ("--store", str(tmp_path / "store"))
+    assert main(("model", "import", str(file), "--name", "tiny", "--tag", "v1", *where)) == 0
+    blobs = tmp_path / "store" / "blobs" / "sha256"
+    with scene(tmp_path) as one:
+        digest = await one.add(ref="tiny:v1")
+        assert digest.startswith("sha256:")
+        assert main(("model", "rm", "tiny:v1", *where)) in (0, 1)
+        assert main(("model", "gc", *where)) == 0
+        assert (blobs / digest.removeprefix("sha256:")).exists(), "a model of the fleet is of it"
+        await one.drop("code")
+        assert main(("model", "gc", *where)) == 0
+        assert not (blobs / digest.removeprefix("sha256:")).exists()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("name", "ref", "fields", "words"),
+    [
+        ("chat", "demo", {}, "a model is called 'chat' already, and is another one"),
+        ("gpt", "demo", {}, "model chat answers to 'gpt' already; give gpt another name"),
+        ("code", "demo", {"aliases": ("chat",)}, "model chat answers to 'chat' already"),
+        ("a/b", "demo", {}, "is no name of a model"),
+        ("code", "", {}, "models.code.ref is missing; give code=MODEL"),
+        ("code", "/nowhere", {}, "model code: model directory /nowhere does not exist"),
+        ("code", "auto", {}, "model code: auto is fetched .* at the start of a fleet only"),
+        ("code", "demo", {"decode": 64}, "2 models have 65 decode workers together"),
+        ("code", "demo", {"adapters": {"x": "/nowhere"}}, "model code: .*nowhere"),
+    ],
+)
+async def test_what_cannot_be_added_leaves_nothing(
+    tmp_path: Path, name: str, ref: str, fields: dict[str, object], words: str
+) -> None:
+    with scene(tmp_path) as one:
+        with pytest.raises(RestartFailed, match=words):
+            await one.add(name, ref, **fields)
+        assert [model.name for model in one.supervisor.models()] == ["chat"]
+        assert [config.name for config in one.models.configs()] == ["chat"]
+        assert [*one.stored.settings] == ["chat"]
+        assert not (tmp_path / MEMBERS).exists()
+
+
+async def test_cores_that_are_dealt_out_keep_other_models_out(tmp_path: Path) -> None:
+    fleet = FleetConfig(pin=Pinning.AUTO)
+    with scene(tmp_path, fleet=fleet) as one:
+        with pytest.raises(RestartFailed, match=r"start the fleet with code among its models"):
+            await one.add()
+        assert [*one.stored.settings] == ["chat"]
+
+
+async def test_a_model_that_is_needed_is_not_dropped(tmp_path: Path) -> None:
+    with scene(tmp_path) as one:
+        with pytest.raises(RestartFailed, match="chat is the only model; add another one first"):
+            await one.drop("chat")
+        await one.add()
+        with pytest.raises(RestartFailed, match="chat is the only model"):
+            await one.drop("chat")  # nothing answers to `code` yet
+        await one.models.set_served("code", is_served=True)
+        with pytest.raises(RestartFailed, match="servers have code; they are told to let it go"):
+            await one.models.drop("code", one.tell)
+        await one.drop("chat")
+        assert [model.name for model in one.told.models or ()] == ["code"]
+
+
+async def test_a_model_of_a_ladder_is_not_dropped(tmp_path: Path) -> None:
+    with scene(tmp_path) as one:
+        await one.add()
+        await one.models.set_served("code", is_served=True)
+        settings = one.scaling.now.settings
+        auto = AutoConfig(ladder=("chat", "code"))
+        server = replace(settings.server, auto=auto)
+        one.scaling.now = replace(one.scaling.now, settings=replace(settings, server=server))
+        with pytest.raises(RestartFailed, match="code"):
+            await one.drop("code")
+        assert one.models.is_served("code")

@@ -1,0 +1,217 @@
+"""The models of a server follow the file of members, while requests run."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from server.api.served_models import ModelTable
+from server.api.services import Services
+from server.contract.generation import Failed, Finished
+from server.fleets import Fleets, read_files
+from server.metrics.metrics import Metrics
+from server.model_changes import ModelChanges, read_models
+from server.scheduling.control_link import ControlLink
+from server.tenants.opening import quotas_in_memory
+from server.text.tokenizer import text_threads
+from tests.server.scheduling.fake_processes import FakeProcess
+from tests.server.scheduling.fakes import FakeDecode, FakePrefill, make_request, server_config
+from tests.server.scheduling.test_fleet import read_all, read_some
+from transport.memory_network import MemoryNetwork
+from triolet.config import ResponseCacheConfig, ServedModelConfig, TurnsConfig
+from triolet.errors import ConfigError, RequestError
+from triolet.ids import Role
+from triolet.members import Member, Members, written_members
+from triolet.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from trio.testing import MockClock
+
+DEMO = str(Path(__file__).parents[2] / "triolet" / "demo")
+CHAT = ServedModelConfig(
+    "chat", DEMO, prefill_addresses=("mem://prefill-0",), decode_addresses=("mem://decode-0",)
+)
+CODE = ServedModelConfig("code", DEMO, aliases=("coder",), decode_addresses=("mem://code",))
+PATIENCE_S = 60.0
+DRAIN_S = 1.0
+
+
+class Scene:
+    """A server with the model `chat`, whose workers are fakes in memory."""
+
+    def __init__(self, nursery: trio.Nursery, **settings: object) -> None:
+        config = server_config(models=(CHAT,), drain_timeout_s=DRAIN_S, **settings)
+        threads = text_threads(1, TurnsConfig())
+        self.network = MemoryNetwork()
+        self.metrics = Metrics("chat", "vllm")
+        self.names: dict[str, tuple[str, ...]] = {}
+        quotas = quotas_in_memory()
+        self.fleets = Fleets(config, self.network, self.metrics, quotas, self.names)
+        [own] = config.of_models
+        model = self.fleets.add(own, read_files(own, threads), is_only=True)
+        self.services = Services(config, ModelTable([model]), self.metrics, quotas=quotas)
+        self.metrics.watch(self.fleets.by_model["chat"].status, lambda: 0)
+        self.changes = ModelChanges(self.services, self.fleets, threads, nursery)
+        self.changes.link = ControlLink(
+            "/nowhere", "server", self.fleets.by_model, self.changes.refused
+        )
+
+    @property
+    def listed(self) -> list[str]:
+        return self.services.models.names
+
+    def use(self, *models: ServedModelConfig) -> None:
+        members = [
+            Member(role, address, model.name)
+            for model in models
+            for role, addresses in (
+                (Role.PREFILL, model.prefill_addresses),
+                (Role.DECODE, model.decode_addresses),
+            )
+            for address in addresses
+        ]
+        self.changes.use(Members(tuple(members), models))
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                if is_so():
+                    return
+                await trio.sleep(0.01)
+
+    def labels(self) -> set[str]:
+        """Return the models that a scrape shows, by counters of sequences."""
+        lines = self.metrics.exposition().decode().splitlines()
+        counted = [line for line in lines if line.startswith("triolet_requests_received_total")]
+        return {line.partition('model="')[2].partition('"')[0] for line in counted}
+
+
+@asynccontextmanager
+async def scene(**settings: object) -> AsyncIterator[Scene]:
+    async with trio.open_nursery() as nursery:
+        one = Scene(nursery, **settings)
+        decode, prefill = FakeDecode(), FakePrefill()
+        await nursery.start(FakeProcess(one.network, decode).run)
+        await nursery.start(FakeProcess(one.network, prefill, [decode]).run)
+        await one.changes.start()
+        await one.fleets.by_model["chat"].wait_ready()
+        yield one
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_model_comes_and_goes_and_the_other_answers() -> None:
+    async with scene(response_cache=ResponseCacheConfig(max_bytes=MIB)) as one:
+        chat = one.services.models.named("chat")
+        assert one.labels() == {""}
+        one.use(CHAT, CODE)
+        assert one.listed == ["chat"], "it is read in a thread"
+        await one.until(lambda: one.listed == ["chat", "code", "coder"])
+        assert one.services.models.named("coder").fleet.status().workers[0].address == "mem://code"
+        assert one.labels() == {"chat", "code"}
+        assert one.names["code"] == ("code", "coder")
+        one.metrics.fleets["code"].counters["requests_received"].inc(3)
+        one.use(CHAT)
+        with pytest.raises(RequestError, match="there is no model 'code'; there is chat"):
+            one.services.models.named("code")
+        await one.until(lambda: "code" not in one.fleets.by_model)
+        assert one.labels() == {""}
+        assert b'="code"' not in one.metrics.exposition()
+        assert one.metrics.figures()["requests_received"] == {"": 3.0}, "of the server, for good"
+        assert one.services.models.named("chat") is chat
+        assert set(one.names) == {"chat"}
+        assert len(one.fleets.grammar_turns) == 1
+
+
+async def test_the_first_model_may_go_and_the_last_one_stays() -> None:
+    async with scene() as one:
+        one.use(CODE)
+        await one.until(lambda: one.listed == ["code", "coder"])
+        assert one.services.models.named(None).name == "code"
+        await one.until(lambda: [*one.fleets.by_model] == ["code"])
+
+
+async def test_what_runs_ends_in_time_and_is_told_why(autojump_clock: MockClock) -> None:
+    async with scene() as one:
+        links = one.fleets.by_model["chat"]
+        short = links.submit(make_request(1, max_tokens=20))
+        endless = links.submit(make_request(2, max_tokens=1000, seed=2))
+        await read_some(endless, 3)
+        await one.changes._add(CODE)
+        one.use(CODE)
+        await trio.sleep(0.01)
+        with pytest.raises(RequestError, match="model chat was removed") as refused:
+            links.submit(make_request(3))
+        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+        _, end = await read_all(short)
+        assert isinstance(end, Finished)
+        began = trio.current_time()
+        _, end = await read_all(endless)
+        assert isinstance(end, Failed)
+        assert end.error.code == "model_not_found"
+        assert trio.current_time() - began <= DRAIN_S
+        await trio.sleep(1.0)
+        assert [*one.fleets.by_model] == ["code"]
+
+
+async def test_a_model_that_cannot_be_read_leaves_nothing_and_says_why(tmp_path: Path) -> None:
+    async with scene() as one:
+        nowhere = replace(CODE, model_dir=str(tmp_path / "none"))
+        with capture_logs() as lines:
+            one.use(CHAT, nowhere)
+            await one.until(lambda: "code" in one.changes.refused)
+            one.use(CHAT, nowhere)
+        assert [line["event"] for line in lines] == ["model_refused"], "it is read once"
+        assert "does not exist" in one.changes.refused["code"]
+        assert (one.listed, one.labels(), [*one.fleets.by_model]) == (["chat"], {""}, ["chat"])
+        one.use(CHAT, CODE)
+        await one.until(lambda: "code" in one.listed)
+        assert one.changes.refused == {}
+        one.use(CHAT, replace(CODE, name="more", aliases=("chat",)))
+        await one.until(lambda: "more" in one.changes.refused)
+        one.use(CHAT)
+        assert one.changes.refused == {}
+
+
+async def test_a_name_that_another_model_answers_to_is_refused() -> None:
+    async with scene() as one:
+        one.use(CHAT, replace(CODE, aliases=("chat",)))
+        await one.until(lambda: "code" in one.changes.refused)
+        assert "two models are called 'chat'" in one.changes.refused["code"]
+        assert (one.listed, [*one.fleets.by_model]) == (["chat"], ["chat"])
+        assert [*one.metrics.fleets] == ["chat"]
+
+
+async def test_another_model_of_the_same_name_takes_its_place() -> None:
+    async with scene() as one:
+        one.use(CHAT, CODE)
+        await one.until(lambda: "code" in one.listed)
+        before = one.fleets.by_model["code"]
+        one.use(CHAT, replace(CODE, aliases=()))
+        await one.until(lambda: one.listed == ["chat", "code"])
+        assert one.fleets.by_model["code"] is not before
+
+
+def test_a_server_that_starts_has_the_models_of_the_file(tmp_path: Path) -> None:
+    threads = text_threads(1, TurnsConfig())
+    path = tmp_path / "members.json"
+    config = server_config(models=(CHAT,), members_file=str(path))
+    assert read_models(config, threads)[0].models == (CHAT,)
+    bad = replace(CODE, name="bad", model_dir=str(tmp_path))
+    path.write_bytes(written_members(Members((), (CODE, bad))))
+    with capture_logs() as lines:
+        found, files = read_models(config, threads)
+    assert (found.models, [*files]) == ((CODE,), ["code"])
+    assert [line["model"] for line in lines if line["event"] == "model_refused"] == ["bad"]
+    path.write_bytes(written_members(Members((), (CODE, replace(bad, name="chat")))))
+    with pytest.raises(ConfigError, match="is missing"):
+        read_models(config, threads)
+    path.write_bytes(b"nonsense")
+    assert read_models(config, threads)[0].models == (CHAT,)
