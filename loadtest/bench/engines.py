@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 ENVIRONMENTS: Final = Path(__file__).parents[2] / "build" / "bench" / "peers"
 STEP_TIMEOUT_S: Final = 600.0
-_PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--quiet")
+_PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python")
+"""This environment's pip works on the others: none has to be installed into each."""
 
 
 def python_of(name: str) -> Path:
@@ -64,9 +65,9 @@ def install(
         return None
     python = str(python_of(name))
     commands = [
-        [sys.executable, "-m", "venv", str(ENVIRONMENTS / name)],
-        [python, *_PIP, "install", *packages],
-        *([[python, *_PIP, "uninstall", "--yes", *unwanted]] if unwanted else []),
+        [sys.executable, "-m", "venv", "--without-pip", str(ENVIRONMENTS / name)],
+        [*_PIP, python, "install", *packages],
+        *([[*_PIP, python, "uninstall", "--yes", *unwanted]] if unwanted else []),
     ]
     for command in commands:
         reason = _run(command, timeout_s)

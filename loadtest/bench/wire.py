@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from statistics import median
+from subprocess import Popen
 from time import process_time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -67,9 +68,10 @@ class Moved(NamedTuple):
         return self.cpu_s / self.num_bytes * 1e9
 
 
-def end_of(module: str, *arguments: str) -> LineProcess:
+def end_of(module: str, *arguments: str, popen: type[Popen[Any]] = Popen) -> LineProcess:
     """Return one process of a path, of a module of this folder."""
-    return LineProcess([sys.executable, "-m", f"loadtest.bench.{module}", *arguments])
+    command = [sys.executable, "-m", f"loadtest.bench.{module}", *arguments]
+    return LineProcess(command, popen=popen)
 
 
 class Pair:
@@ -93,11 +95,13 @@ class SocketPair(Pair):
     Args:
       kind: tcp, ipc or zmq.
       address: a path, for ipc.
+      popen: starts both processes.
     """
 
-    def __init__(self, kind: str, address: str = "") -> None:
-        receiver = end_of("wire_sockets", "receive", kind, address)
-        sender = end_of("wire_sockets", "send", kind, receiver.answer()["address"])
+    def __init__(self, kind: str, address: str = "", popen: type[Popen[Any]] = Popen) -> None:
+        receiver = end_of("wire_sockets", "receive", kind, address, popen=popen)
+        bound = receiver.answer()["address"]
+        sender = end_of("wire_sockets", "send", kind, bound, popen=popen)
         sender.answer()
         super().__init__(sender, receiver)
 
@@ -129,6 +133,7 @@ class WorkerPair(Pair):
       keys: directory of both workers' keys, for tcp.
       is_plain: KV goes unencrypted, each chunk with a MAC.
       kv_wire: what KV that is there already travels as.
+      popen: starts both processes.
     """
 
     def __init__(
@@ -143,6 +148,7 @@ class WorkerPair(Pair):
         keys: Path | None = None,
         is_plain: bool = False,
         kv_wire: KvWire = KvWire.EXACT,
+        popen: type[Popen[Any]] = Popen,
     ) -> None:
         common = ["--size", size, "--pool-tokens", str(2 * pool_tokens), "--kv-wire", kv_wire]
         if chunk_bytes is not None:
@@ -155,11 +161,9 @@ class WorkerPair(Pair):
         if is_plain:
             common.append("--kv-plaintext")
         computing = [] if model is None else ["--model", str(model)]
-        sender = end_of("wire_worker", "prefill", *common, *computing)
-        fingerprint = sender.answer()["fingerprint"]
-        receiver = end_of(
-            "wire_worker", "decode", *common, "--address", address, "--fingerprint", fingerprint
-        )
+        sender = end_of("wire_worker", "prefill", *common, *computing, popen=popen)
+        taking = ["--address", address, "--fingerprint", sender.answer()["fingerprint"]]
+        receiver = end_of("wire_worker", "decode", *common, *taking, popen=popen)
         self._target = receiver.answer()
         self._next = 1
         super().__init__(sender, receiver)

@@ -25,6 +25,7 @@ class LineProcess:
       command: program and arguments.
       environment: of it; None for this one's.
       log: gets what it writes to stderr; None for where this process writes it.
+      popen: starts it.
     """
 
     def __init__(
@@ -32,8 +33,9 @@ class LineProcess:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         log: IO[str] | None = None,
+        popen: type[subprocess.Popen[Any]] = subprocess.Popen,
     ) -> None:
-        self._process = subprocess.Popen(
+        self._process: subprocess.Popen[str] = popen(
             command,
             cwd=ROOT,
             env=environment,

@@ -94,9 +94,16 @@ class Checkpoint:
 
     path: Path
     model: PreTrainedModel
+    _answers: dict[tuple[tuple[int, ...], int], list[int]] = field(default_factory=dict)
 
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """Return the tokens of transformers' `generate`."""
+        """Return the tokens of transformers' `generate`, once for all backends."""
+        asked = (tuple(prompt), num_tokens)
+        if asked not in self._answers:
+            self._answers[asked] = self._generate(prompt, num_tokens)
+        return self._answers[asked]
+
+    def _generate(self, prompt: list[int], num_tokens: int) -> list[int]:
         # nn.Module types an attribute that it does not know as a tensor.
         generate = cast("Callable[..., torch.Tensor]", self.model.generate)
         output = generate(

@@ -35,6 +35,7 @@ from loadtest.bench.engines import install, why_not
 from loadtest.bench.model import SHAPES, Shape, shape_of_gguf, write_model
 from loadtest.bench.report import Ratio, Report, plot
 from tests.gguf_files import byte_vocabulary, finish, write_header
+from tests.loadtest.wheels import write_wheel
 from triolet.config import EngineConfig
 from triolet.units import MIB
 
@@ -232,9 +233,13 @@ def test_what_cannot_be_installed_leaves_a_note_and_what_can_is_found(
     reason = install("x", ("--no-index", "no-such-package-anywhere"), timeout_s=120)
     assert "no-such-package-anywhere" in str(reason)
     assert why_not("x") == reason
-    assert install("x", ("--no-index", "pip"), unwanted=("pip",), timeout_s=120) is None
+    wheels = [str(write_wheel(tmp_path, name, "1.0")) for name in ("wanted", "along")]
+    packages = ("--no-index", *wheels)
+    assert install("x", packages, unwanted=("along",), timeout_s=120) is None
     assert why_not("x") is None
-    assert install("x", ("--no-index", "pip")) is None, "it is there already"
+    [site] = tmp_path.glob("x/lib/python*/site-packages")
+    assert {path.name for path in site.glob("*.py")} == {"wanted.py"}
+    assert install("x", packages) is None, "it is there already"
 
 
 def test_a_model_file_says_its_shape_and_who_reads_it_takes_part(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import torch
 
 from loadtest.bench.model import SHAPES
 from loadtest.harness.streams import Stream
+from tests.loadtest.wheels import write_wheel
 from tools.gpu_lease import runs as gpu_runs
 from tools.gpu_lease.lease import (
     MAX_LOG_BYTES,
@@ -226,20 +226,6 @@ def test_what_a_lease_needs_is_what_the_project_names_without_torch() -> None:
         "trio>=99",
         "no-such-package>=1",
     ]
-
-
-def write_wheel(folder: Path, name: str, version: str, *requires: str) -> Path:
-    """Write a wheel with one module."""
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    lines += [f"Requires-Dist: {one}" for one in requires]
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{name}.py", "ANSWER = 42\n")
-        archive.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return path
 
 
 def test_wheels_that_are_too_large_to_travel_are_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from loadtest.bench.wire import (
 )
 from loadtest.bench.wire_sockets import SOURCE_BYTES, ZMQ, frames
 from loadtest.bench.wire_worker import StoredEngine
+from tests import forked
 from triolet.config import KvWire
 from triolet.units import KIB, MIB
 
@@ -68,9 +69,11 @@ def test_prompts_really_arrive_and_bare_sockets_really_carry(tmp_path: Path) -> 
     tmp_path.chmod(0o700)
     num_tokens, num_bytes = 96, 3 * 96 * SHAPES["15m"].kv_bytes_per_token
     with (
-        WorkerPair(f"ipc://{tmp_path}/kv", 64 * KIB, 3 * num_tokens, size="15m") as pair,
-        SocketPair("ipc", str(tmp_path / "raw")) as raw,
-        SocketPair(ZMQ) as bare,
+        WorkerPair(
+            f"ipc://{tmp_path}/kv", 64 * KIB, 3 * num_tokens, size="15m", popen=forked.Popen
+        ) as pair,
+        SocketPair("ipc", str(tmp_path / "raw"), forked.Popen) as raw,
+        SocketPair(ZMQ, popen=forked.Popen) as bare,
     ):
         for works in (False, True):
             assert bare.move(20 * 64 * KIB, 64 * KIB, work=works).seconds > 0
@@ -85,7 +88,9 @@ def test_prompts_really_arrive_and_bare_sockets_really_carry(tmp_path: Path) -> 
 def test_rounded_kv_arrives(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     address = f"ipc://{tmp_path}/kv"
-    with WorkerPair(address, 64 * KIB, 96, size="15m", kv_wire=KvWire.INT8) as pair:
+    with WorkerPair(
+        address, 64 * KIB, 96, size="15m", kv_wire=KvWire.INT8, popen=forked.Popen
+    ) as pair:
         assert pair.ship(1, 96, 96).seconds > 0
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(url: str, out: Path, *options: str) -> int:
-    small = ("--users", "4", "--spawn-rate", "50", "--duration", "2")
+    small = ("--users", "4", "--spawn-rate", "50", "--duration", "1")
     return main(["--url", url, "--out", str(out), *small, *options])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,9 +28,10 @@ from .fused import fused_engine
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PROMPTS = [[(7 * i + n) % VOCAB_SIZE for i in range(n)] for n in (1, 5, 18)]
+PROMPTS = [[(7 * i + n) % VOCAB_SIZE for i in range(n)] for n in (1, 3, 6)]
+"""Less than a block, a block once a token follows, and more than a block."""
 PLAIN = SamplingParams(temperature=0.0)
-CONFIG = EngineConfig(backend="triton", max_num_seqs=8)
+CONFIG = EngineConfig(backend="triton", max_num_seqs=8, block_size=4)
 
 
 @pytest.mark.slow
@@ -38,7 +40,7 @@ def test_fused_steps_give_the_tokens_of_transformers(
 ) -> None:
     written = checkpoint("qwen3")
     engine = fused_engine(written.path, device, CONFIG)
-    results = generate(engine, PROMPTS, 4, PLAIN, chunk=16)
+    results = generate(engine, PROMPTS, 4, PLAIN, chunk=4)
     assert [ids(one) for one in results] == [written.greedy(prompt, 4) for prompt in PROMPTS]
 
 
@@ -102,7 +104,8 @@ def test_rows_that_ask_for_more_are_sampled_by_the_host(
         SamplingParams(temperature=0.9, seed=4, repetition_penalty=1.3),
         SamplingParams(temperature=0.0, min_tokens=9, stop_token_ids=(5,)),
     ]
-    expected = [generate(open_engine(path), [PROMPTS[1]], 2, params)[0] for params in demanding]
+    explicit = open_engine(path)
+    expected = [generate(explicit, [PROMPTS[1]], 2, params)[0] for params in demanding]
     engine = fused_engine(path, device, CONFIG)
     sequences = [Running(engine, n, PROMPTS[1], 2) for n in range(len(demanding))]
     for sequence, params in zip(sequences, demanding, strict=True):
@@ -133,7 +136,7 @@ def test_a_row_has_the_same_bits_whoever_else_is_in_a_fixed_batch(
     device: torch.device, checkpoint: Callable[[str], Checkpoint], whole: bool
 ) -> None:
     path = checkpoint("qwen3").path
-    config = EngineConfig(backend="triton", max_num_seqs=4, gpu=GpuConfig(fixed_batch=True))
+    config = replace(CONFIG, max_num_seqs=4, gpu=GpuConfig(fixed_batch=True))
     params = SamplingParams(temperature=0.0, logprobs=0)
     count = 3 if whole else 2
     engine = fused_engine(path, device, config)
@@ -149,7 +152,7 @@ def test_a_row_has_the_same_bits_whoever_else_is_in_a_fixed_batch(
 def test_chunks_and_guesses_change_no_bit_of_a_row_in_a_fixed_batch(
     device: torch.device, checkpoint: Callable[[str], Checkpoint]
 ) -> None:
-    config = EngineConfig(backend="triton", max_num_seqs=2, gpu=GpuConfig(fixed_batch=True))
+    config = replace(CONFIG, max_num_seqs=2, gpu=GpuConfig(fixed_batch=True))
     params = SamplingParams(temperature=0.0, logprobs=0)
     engine = fused_engine(checkpoint("qwen3").path, device, config)
     [alone] = generate(engine, PROMPTS[1:2], 3, params)
