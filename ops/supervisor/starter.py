@@ -27,7 +27,7 @@ from ..own_process import PR_SET_CHILD_SUBREAPER, prctl
 from ..template import SERVER_MODULES, WORKER_MODULES, ForkAnswer, ForkRequest, run_template
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import IO, TypeAlias
 
     from ..settings.form import Settings
@@ -347,13 +347,17 @@ class Starter:
         """Note that a process has been waited for."""
         self._running.discard(pid)
 
-    def renew(self) -> None:
-        """Replace every template by one with the code that is installed now.
+    def renew(self, roles: Collection[Role]) -> None:
+        """Replace the templates of some roles by ones with the code that is installed now.
+
+        Args:
+          roles: of the processes that are restarted. Templates of other roles stay: a process that
+            dies comes back with the code of those beside it.
 
         Raises:
           OSError: the program cannot be started.
         """
-        for template in set(self._templates.values()):
+        for template in {self._templates[role] for role in roles if role in self._templates}:
             self._replace(template)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from ..exit_codes import EXIT_BAD_INPUT
 from .group import Group, Phase, see_out
 from .plan import CONTROL_NAME
 from .restart import Limits, take_steps
-from .rolling import Move, Step
+from .rolling import ORDER, Move, Step
 from .slot import RestartFailed, Slot, StartAbandoned
 from .starter import Starter
 
@@ -243,8 +243,9 @@ class Supervisor:
                     f"the workers of {group.name} do not run; `triolet model load {group.name}` "
                     "starts them"
                 )
+        at_stake = {spec.role for group in among for spec in group.specs} if models else ORDER
         try:
-            self._starter.renew()
+            self._starter.renew(set(roles).intersection(at_stake))
         except OSError as error:
             raise RestartFailed(f"cannot start a template of new processes: {error}") from error
         chosen = tuple(

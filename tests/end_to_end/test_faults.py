@@ -36,7 +36,7 @@ link, a corrupt frame, repeated ones, an exception in a step and a poisoned devi
 repeated in a phase of few: the proxy is a Python program, and with those of 700 tokens it stands
 still, on a machine that is busy with other tests, for longer than a worker may be silent."""
 
-DECODING_TOKENS = 200
+DECODING_TOKENS = 80
 """An answer of the whole matrix has 700. No answer is over before the fault comes that follows its
 first tokens: a worker is at most a window of 16 ahead of what this process has passed on."""
 

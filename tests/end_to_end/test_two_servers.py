@@ -131,7 +131,7 @@ def test_one_dies_and_the_other_goes_on(pair: FleetProcess) -> None:
 async def test_each_is_replaced_in_turn_under_live_streams(pair: FleetProcess) -> None:
     asks = long_asks(4, max_tokens=40, seed=3)
     calm = await ask_all(pair.url, asks, len(asks), lambda _: None)
-    before = set(pair.pids("server"))
+    before, templates = set(pair.pids("server")), set(pair.pids("template"))
     stories: list[Story] = []
     is_done = trio.Event()
 
@@ -148,6 +148,9 @@ async def test_each_is_replaced_in_turn_under_live_streams(pair: FleetProcess) -
             is_done.set()
     assert code == 0, said
     assert not before & set(pair.pids("server"))
+    # The servers' template has the code that is installed now; the workers' has that of the workers
+    # that run on.
+    assert len(templates & set(pair.pids("template"))) == 1
     failed = [story for story in (*calm, *stories) if story.failure]
     # A server that leaves says so to a request that it has not begun.
     wrong = [s for s in failed if s.arrivals or TOLD_TO_COME_AGAIN not in (s.failure or "")]

@@ -20,6 +20,7 @@ from loadtest.harness.streams import COMPLETIONS, Clients, post
 from loadtest.overload.lab_process import QUEUE_ALONE
 from loadtest.overload.real import RealShape, real_fleet
 from ops.simulation.modelled import StepCost
+from tests import forked
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 
@@ -80,7 +81,7 @@ async def order_of_turns(folder: Path) -> list[str]:
         prefills=0, max_num_seqs=1, cost=COST, mechanisms=QUEUE_ALONE, server_options=options
     )
     answers: list[Stream] = []
-    with real_fleet(shape, folder) as fleet:
+    with real_fleet(shape, folder, forked.Popen) as fleet:
         url, headers = f"http://127.0.0.1:{fleet.port}", headers_of(OPERATOR)
         clients = Clients(url)
 

@@ -42,7 +42,7 @@ def server(port: int) -> Iterator[FakeServer]:
     """A server that says what the test says."""
     server = FakeServer(port)
     yield server
-    server.stop()
+    server.stop_for_good()
 
 
 @pytest.fixture(scope="package")

@@ -10,6 +10,7 @@ import json
 import mimetypes
 import queue
 import threading
+import weakref
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
@@ -160,6 +161,31 @@ def usage(output_tokens: int) -> dict[str, Any]:
     }
 
 
+class Sockets:
+    """Connections of one life of the server, whatever has come on them."""
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[ServerConnection] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._is_cut = False
+
+    def add(self, connection: ServerConnection) -> None:
+        """Note a connection, or cut it if the others are."""
+        with self._lock:
+            self._all.add(connection)
+            is_cut = self._is_cut
+        if is_cut:
+            connection.close_socket()
+
+    def cut(self) -> None:
+        """Cut all of them, and each that is still added."""
+        with self._lock:
+            self._is_cut = True
+            connections = list(self._all)
+        for connection in connections:
+            connection.close_socket()
+
+
 class FakeServer:
     """Serves the page and hands each of its requests to the test."""
 
@@ -178,6 +204,7 @@ class FakeServer:
         self._exchanges: queue.Queue[Exchange] = queue.Queue(maxsize=16)
         self._by_lane: dict[str, Exchange] = {}
         self._connections: set[ServerConnection] = set()
+        self._sockets = Sockets()
         self._port = port
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
@@ -190,6 +217,13 @@ class FakeServer:
 
     def start(self) -> None:
         """Listen, on the same port as before."""
+        sockets = self._sockets = Sockets()
+
+        class Connection(ServerConnection):
+            def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401
+                super().__init__(*args, **options)
+                sockets.add(self)
+
         server = serve(
             self._converse,
             "127.0.0.1",
@@ -197,6 +231,7 @@ class FakeServer:
             process_request=self._process,
             select_subprotocol=lambda _, offered: "triolet" if "triolet" in offered else None,
             compression=None,
+            create_connection=Connection,
         )
         self._server = server
         self._thread = threading.Thread(target=server.serve_forever)
@@ -210,6 +245,15 @@ class FakeServer:
         self._thread.join(WAIT_S)
         self._server = None
         self.drop()
+
+    def stop_for_good(self) -> None:
+        """Stop when no page is left that could miss an answer.
+
+        A server waits ten seconds for the request of a connection that Chromium has opened ahead of
+        need, and as long for a page that is gone to say goodbye.
+        """
+        self._sockets.cut()
+        self.stop()
 
     def drop(self) -> None:
         """Cut every connection without a word; the page may come again."""
