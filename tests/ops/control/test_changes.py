@@ -44,6 +44,11 @@ def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
+@pytest.fixture(autouse=True)
+def no_wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "MEET_S", 0.0)
+
+
 class FakeServer:
     """Says to control that it has the models that the supervisor tells servers to have.
 
@@ -163,6 +168,31 @@ async def test_workers_end_once_servers_have_let_a_model_go() -> None:
         assert len(one.supervisor.pids("code")) == 2
         one.server.keeps.clear()
         assert await one.end_of(answer) == ("done", "code is dropped")
+
+
+async def test_control_that_starts_anew_ends_no_workers_before_servers_were_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changes, "MEET_S", 0.5)
+    with fleet_folder() as folder:
+        async with supervised(folder, "chat", "code") as supervisor, trio.open_nursery() as nursery:
+            one = Scene(folder, supervisor)
+            one.server.keeps.add("code")
+            async with trio.open_nursery() as first:
+                await first.start(run_control, config_of(folder, "chat", "code"))
+                answer = await one.drop()
+                first.cancel_scope.cancel()
+            await nursery.start(run_control, config_of(folder, "chat", "code"))
+            while "code" not in supervisor.withdrawn:
+                await trio.lowlevel.checkpoint()
+            nursery.start_soon(one.server.run)
+            began = trio.current_time()
+            while trio.current_time() < began + 2 * changes.MEET_S:
+                await states(folder)
+            assert ("drop_model", "code") not in supervisor.requests
+            one.server.keeps.clear()
+            assert await one.end_of(answer) == ("done", "code is dropped")
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_server_that_lets_nothing_go_is_not_waited_for_for_ever() -> None:
