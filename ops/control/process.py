@@ -261,7 +261,9 @@ class Control:
     async def _do(self, step: Step) -> None:
         """Let the supervisor do a step."""
         operation, failure = step.operation, None
-        model = self.controller.models[operation.model]
+        model = self.controller.models.get(operation.model)
+        if model is None:
+            return  # it was dropped meanwhile, and the operation has its end
         do = self._supervisor.start_model if step.is_start else self._supervisor.stop_model
         try:
             with trio.fail_after(self.config.operation_timeout_s):

@@ -13,9 +13,13 @@ import pytest
 import trio
 
 from ops.control import changes
+from ops.control.controller import Controller, Step
 from ops.control.journal import FILE_NAME, SCHEMA, opened_journal
-from ops.control.process import run_control
+from ops.control.operations import Operation, Wanted
+from ops.control.process import Control, new_id, run_control
+from ops.control.supervisor_client import SupervisorClient
 from ops.ports import bind_port
+from ops.running_fleets import SUPERVISOR_SOCKET
 from tests.ops.control.fleets import (
     ControlProcess,
     FakeSupervisor,
@@ -230,6 +234,19 @@ async def test_the_supervisor_is_right_about_which_models_there_are() -> None:
         while "more" in await states(one.folder):
             await trio.lowlevel.checkpoint()
         assert await states(one.folder) == {"chat": "staged"}
+
+
+async def test_a_step_of_a_model_that_was_dropped_meanwhile_is_not_done() -> None:
+    with fleet_folder() as folder, opened_journal(folder) as journal:
+        config = config_of(folder)
+        past, now = journal.past({}), trio.current_time()
+        controller = Controller(config, 1, {}, past, new_id, now)
+        async with supervised(folder) as supervisor, trio.open_nursery() as nursery:
+            client = SupervisorClient(folder / SUPERVISOR_SOCKET)
+            control = Control(config, journal, controller, client, nursery)
+            operation = Operation("1", "code", Wanted.SLEEP, "keep-alive", 0.0)
+            await control._do(Step(operation, is_start=False))
+            assert supervisor.requests == []
 
 
 @pytest.mark.parametrize("fault", ["files", "load", "memory", "server", "silence"])
