@@ -164,6 +164,7 @@ class ModelChanges:
     async def _remove(self, name: str) -> None:
         log.info("model_leaves", model=name)
         await self._fleets.by_model[name].drain(partial(model_removed, name))
+        self._services.kept.forget_model(name)
         self._forget(name)
         log.info("model_removed", model=name)
 

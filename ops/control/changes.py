@@ -6,6 +6,7 @@ operation anew. What cannot be added to its end is taken back.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,9 @@ BY_ADD: Final = "add"
 BY_RECONCILING: Final = "supervisor"
 RETRY_S: Final = 1.0 * SECONDS
 """Before the supervisor is asked again for what it refuses during a restart of workers."""
+MEET_S: Final = 2.0 * SECONDS
+"""From the moment control listens until every server that runs has dialled it: they try at least
+every second."""
 UNDER_WAY: Final = "{wanted} of {name} is under way (operation {id}); ask again after its end"
 
 
@@ -59,6 +63,7 @@ class Changes:
 
     Attributes:
       under_way: operation of each model that is added or dropped, by its name.
+      met_at: when every server that runs has said which models it has; inf before control listens.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Changes:
         nursery: trio.Nursery,
     ) -> None:
         self.under_way: dict[str, Operation] = {}
+        self.met_at = math.inf
         self._config = config
         self._controller = controller
         self._supervisor = supervisor
@@ -80,6 +86,10 @@ class Changes:
         self._wall = wall
         self._nursery = nursery
         self._changed_at = 0.0
+
+    def note_listening(self) -> None:
+        """Take in that servers reach control from now on."""
+        self.met_at = trio.current_time() + MEET_S
 
     def require_free(self, name: str) -> None:
         """Look whether other orders for a model may be given.
@@ -260,7 +270,10 @@ class Changes:
                 await trio.sleep(self._config.tick_s)
 
     def _is_known_to_servers(self, name: str) -> bool:
-        """Whether a server has requests of a model, or says why it does not take it."""
+        """Whether a server has requests of a model, may have some, or says why it does not take
+        the model."""
+        if trio.current_time() < self.met_at:
+            return True
         model = self._controller.models.get(name)
         is_refused = any(name in refused for refused in self._controller.refusals.values())
         return is_refused or (model is not None and bool(model.activity))

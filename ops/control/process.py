@@ -261,7 +261,9 @@ class Control:
     async def _do(self, step: Step) -> None:
         """Let the supervisor do a step."""
         operation, failure = step.operation, None
-        model = self.controller.models[operation.model]
+        model = self.controller.models.get(operation.model)
+        if model is None:
+            return  # it was dropped meanwhile, and the operation has its end
         do = self._supervisor.start_model if step.is_start else self._supervisor.stop_model
         try:
             with trio.fail_after(self.config.operation_timeout_s):
@@ -386,6 +388,7 @@ async def run_control(
                 control.changes.begin(operation)
             await control.look()
             await nursery.start(control.channel.run, folder / CONTROL_SOCKET)
+            control.changes.note_listening()
             await nursery.start(serve_admin, control, folder / ADMIN_SOCKET, config.admin_port)
             log.info("control_started", budget_bytes=budget, models=list(controller.models))
             task_status.started()

@@ -121,6 +121,7 @@ class ModelSet:
                 raise ConfigError(
                     f"model {taken[alias]} answers to {alias!r} already; give {name} another name"
                 )
+        require_auto(replace(settings, models={**settings.models, name: model}))
 
     def _prepare(self, name: str, model: ModelConfig) -> ModelPlan:
         plan = self._scaling.now

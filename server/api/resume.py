@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 import trio
 
+from triolet.config import SEPARATOR
 from triolet.errors import RequestError, server_error
 
 from ..contract.generation import CancelReason, Event, Events, Failed
@@ -85,11 +86,14 @@ class ResumableAnswer:
       fingerprint: of what was asked for.
       config: bounds.
       model: name of the one that it was begun on.
+      digest: of that model's version; empty for one that is in no store.
 
     Attributes:
       serializer: as above.
       fingerprint: as above.
       model: as above.
+      digest: as above.
+      is_outdated: its model was removed; another one may have the name.
       transcript: what has been said so far.
       failure: what went wrong, once something has.
       alone_since: since when it has no reader; None while it has one.
@@ -98,11 +102,18 @@ class ResumableAnswer:
     """
 
     def __init__(
-        self, serializer: Serializer, fingerprint: bytes, config: ResumeConfig, model: str
+        self,
+        serializer: Serializer,
+        fingerprint: bytes,
+        config: ResumeConfig,
+        model: str,
+        digest: str = "",
     ) -> None:
         self.serializer = serializer
         self.fingerprint = fingerprint
         self.model = model
+        self.digest = digest
+        self.is_outdated = False
         self.transcript = Transcript()
         self.failure: RequestError | None = None
         self.alone_since: float | None = trio.current_time()
@@ -321,7 +332,9 @@ class KeptAnswers:
         """
         self._forget_old(trio.current_time())
         answer = self._answers.get(name)
-        if answer is not None and fingerprint not in (None, answer.fingerprint):
+        if answer is None or answer.is_outdated:
+            return None
+        if fingerprint not in (None, answer.fingerprint):
             self._count("conflict")
             raise RequestError(
                 "another request was sent with this idempotency key; use a key for each",
@@ -330,6 +343,12 @@ class KeptAnswers:
                 param="idempotency-key",
             )
         return answer
+
+    def forget_model(self, model: str) -> None:
+        """Give the answers of a model and its adapters to new readers no more: it was removed."""
+        for answer in self._answers.values():
+            if answer.model.partition(SEPARATOR)[0] == model:
+                answer.is_outdated = True
 
     def begin(
         self,

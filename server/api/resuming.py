@@ -85,7 +85,7 @@ async def kept_reader(
         if answer is None:
             answer = _begin(key, fields, serializer, requests, model, services)
         # Of two requests with one key that leave the model open the other may have begun first.
-        show_version(services.models.named(answer.model).digest)
+        show_version(answer.digest)
         reader = services.kept.join(answer, position or 0)
         current_scope().hold(reader)
     return reader, is_new
@@ -145,7 +145,7 @@ def _begin(
             param=LAST_EVENT_ID,
         )
     config = services.config.resume
-    answer = ResumableAnswer(serializer, _fingerprint(fields), config, model.name)
+    answer = ResumableAnswer(serializer, _fingerprint(fields), config, model.name, model.digest)
     services.kept.begin(_name_of(key), answer, partial(model.fleet.submit, *requests))
     return answer
 

@@ -20,7 +20,7 @@ from ops.supervisor.scaling import MEMBERS, Scaling
 from ops.supervisor.slot import RestartFailed
 from ops.supervisor.supervisor import Supervisor
 from tests.gguf_files import write_tiny
-from triolet.config import AutoConfig, FleetConfig, ModelConfig, Pinning
+from triolet.config import AutoConfig, FleetConfig, ModelConfig, Pinning, ServerConfig
 from triolet.members import read_members
 
 from .recording import Recorder
@@ -204,3 +204,11 @@ async def test_a_model_of_a_ladder_is_not_dropped(tmp_path: Path) -> None:
         with pytest.raises(RestartFailed, match="code"):
             await one.drop("code")
         assert one.models.is_served("code")
+
+
+async def test_no_model_is_called_auto_beside_a_ladder(tmp_path: Path) -> None:
+    with scene(tmp_path, server=ServerConfig(auto=AutoConfig(ladder=("chat",)))) as one:
+        for name, aliases in (("auto", ()), ("code", ("auto",))):
+            with pytest.raises(RestartFailed, match="a model is called 'auto' too"):
+                await one.add(name, aliases=aliases)
+        assert [*one.stored.settings] == ["chat"]

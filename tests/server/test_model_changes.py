@@ -11,8 +11,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from server.api.resume import Name, ResumableAnswer
 from server.api.served_models import ModelTable
 from server.api.services import Services
+from server.api.stream import WholeAnswer
 from server.contract.generation import Failed, Finished
 from server.fleets import Fleets, read_files
 from server.metrics.metrics import Metrics
@@ -20,11 +22,12 @@ from server.model_changes import ModelChanges, read_models
 from server.scheduling.control_link import ControlLink
 from server.tenants.opening import quotas_in_memory
 from server.text.tokenizer import text_threads
+from tests.server.api.test_listening import a_stream
 from tests.server.scheduling.fake_processes import FakeProcess
 from tests.server.scheduling.fakes import FakeDecode, FakePrefill, make_request, server_config
 from tests.server.scheduling.test_fleet import read_all, read_some
 from transport.memory_network import MemoryNetwork
-from triolet.config import ResponseCacheConfig, ServedModelConfig, TurnsConfig
+from triolet.config import ResponseCacheConfig, ResumeConfig, ServedModelConfig, TurnsConfig
 from triolet.errors import ConfigError, RequestError
 from triolet.ids import Role
 from triolet.members import Member, Members, written_members
@@ -42,6 +45,8 @@ CHAT = ServedModelConfig(
 CODE = ServedModelConfig("code", DEMO, aliases=("coder",), decode_addresses=("mem://code",))
 PATIENCE_S = 60.0
 DRAIN_S = 1.0
+SWEPT_S = 0.1
+"""Within which a deadline that has passed is seen."""
 
 
 class Scene:
@@ -156,7 +161,7 @@ async def test_what_runs_ends_in_time_and_is_told_why(autojump_clock: MockClock)
         _, end = await read_all(endless)
         assert isinstance(end, Failed)
         assert end.error.code == "model_not_found"
-        assert trio.current_time() - began <= DRAIN_S
+        assert trio.current_time() - began <= DRAIN_S + SWEPT_S
         await trio.sleep(1.0)
         assert [*one.fleets.by_model] == ["code"]
 
@@ -187,6 +192,22 @@ async def test_a_name_that_another_model_answers_to_is_refused() -> None:
         assert "two models are called 'chat'" in one.changes.refused["code"]
         assert (one.listed, [*one.fleets.by_model]) == (["chat"], ["chat"])
         assert [*one.metrics.fleets] == ["chat"]
+
+
+async def test_what_was_kept_of_a_model_is_not_kept_for_the_next_of_its_name() -> None:
+    async with scene() as one:
+        one.use(CHAT, CODE)
+        await one.until(lambda: "code" in one.listed)
+        kept, config = one.services.kept, ResumeConfig()
+        names = {model: Name("", b"", model) for model in ("chat", "code", "code:poet")}
+        for model, name in names.items():
+            answer = ResumableAnswer(WholeAnswer(1, lambda _: b""), b"", config, model)
+            kept.begin(name, answer, lambda: a_stream()[0])
+        one.use(CHAT)
+        await one.until(lambda: "code" not in one.fleets.by_model)
+        one.use(CHAT, CODE)
+        await one.until(lambda: "code" in one.listed)
+        assert [model for model, name in names.items() if kept.find(name)] == ["chat"]
 
 
 async def test_another_model_of_the_same_name_takes_its_place() -> None:

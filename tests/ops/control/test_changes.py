@@ -13,9 +13,13 @@ import pytest
 import trio
 
 from ops.control import changes
+from ops.control.controller import Controller, Step
 from ops.control.journal import FILE_NAME, SCHEMA, opened_journal
-from ops.control.process import run_control
+from ops.control.operations import Operation, Wanted
+from ops.control.process import Control, new_id, run_control
+from ops.control.supervisor_client import SupervisorClient
 from ops.ports import bind_port
+from ops.running_fleets import SUPERVISOR_SOCKET
 from tests.ops.control.fleets import (
     ControlProcess,
     FakeSupervisor,
@@ -42,6 +46,11 @@ SAID_S = 0.02
 @pytest.fixture(autouse=True)
 def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "MEET_S", 0.0)
 
 
 class FakeServer:
@@ -165,6 +174,31 @@ async def test_workers_end_once_servers_have_let_a_model_go() -> None:
         assert await one.end_of(answer) == ("done", "code is dropped")
 
 
+async def test_control_that_starts_anew_ends_no_workers_before_servers_were_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changes, "MEET_S", 0.5)
+    with fleet_folder() as folder:
+        async with supervised(folder, "chat", "code") as supervisor, trio.open_nursery() as nursery:
+            one = Scene(folder, supervisor)
+            one.server.keeps.add("code")
+            async with trio.open_nursery() as first:
+                await first.start(run_control, config_of(folder, "chat", "code"))
+                answer = await one.drop()
+                first.cancel_scope.cancel()
+            await nursery.start(run_control, config_of(folder, "chat", "code"))
+            while "code" not in supervisor.withdrawn:
+                await trio.lowlevel.checkpoint()
+            nursery.start_soon(one.server.run)
+            began = trio.current_time()
+            while trio.current_time() < began + 2 * changes.MEET_S:
+                await states(folder)
+            assert ("drop_model", "code") not in supervisor.requests
+            one.server.keeps.clear()
+            assert await one.end_of(answer) == ("done", "code is dropped")
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_server_that_lets_nothing_go_is_not_waited_for_for_ever() -> None:
     async with scene(server_drain_s=0.05, servers_s=0.05) as one:
         one.server.keeps.add("chat")
@@ -200,6 +234,19 @@ async def test_the_supervisor_is_right_about_which_models_there_are() -> None:
         while "more" in await states(one.folder):
             await trio.lowlevel.checkpoint()
         assert await states(one.folder) == {"chat": "staged"}
+
+
+async def test_a_step_of_a_model_that_was_dropped_meanwhile_is_not_done() -> None:
+    with fleet_folder() as folder, opened_journal(folder) as journal:
+        config = config_of(folder)
+        past, now = journal.past({}), trio.current_time()
+        controller = Controller(config, 1, {}, past, new_id, now)
+        async with supervised(folder) as supervisor, trio.open_nursery() as nursery:
+            client = SupervisorClient(folder / SUPERVISOR_SOCKET)
+            control = Control(config, journal, controller, client, nursery)
+            operation = Operation("1", "code", Wanted.SLEEP, "keep-alive", 0.0)
+            await control._do(Step(operation, is_start=False))
+            assert supervisor.requests == []
 
 
 @pytest.mark.parametrize("fault", ["files", "load", "memory", "server", "silence"])

@@ -354,6 +354,23 @@ async def test_an_answer_that_is_kept_comes_from_its_model() -> None:
         assert answer.status == 409, "the same key for another model is another request"
 
 
+async def test_an_answer_that_is_kept_is_given_while_its_model_leaves_and_not_for_the_next() -> (
+    None
+):
+    async with two_models() as models:
+        services, [path, body] = models.server.services, COMPLETIONS[0]
+        key = {"idempotency-key": "one"}
+        first = await models.server.post(path, body, headers=key)
+        services.models.remove(MODEL)
+        again = await models.server.post(path, body, headers=key)
+        assert (again.status, again.json["model"], models.counts) == (200, MODEL, (1, 0))
+        assert again.body == first.body
+        assert "x-triolet-model-version" not in again.headers
+        services.kept.forget_model(MODEL)
+        anew = await models.server.post(path, body, headers=key)
+        assert (anew.status, anew.json["model"], models.counts) == (200, CODE, (1, 1))
+
+
 async def test_the_api_document_names_all_models() -> None:
     async with two_models() as models:
         models.code.status().max_model_len = 9000
