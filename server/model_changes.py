@@ -205,11 +205,13 @@ def read_models(
     if file is not None and file.models is not None:
         config = replace(config, models=file.models)
     files: dict[str, ModelFiles] = {}
+    last = config.of_models[-1].model_name
     for one in config.of_models:
         try:
             files[one.model_name] = read_files(one, threads)
         except UNREADABLE as error:
-            if one.model_name in of_settings or len(config.of_models) == 1:
+            is_only = not files and one.model_name == last
+            if one.model_name in of_settings or is_only:
                 raise
             log.error("model_refused", model=one.model_name, reason=str(error))
     kept = tuple(one for one in config.models if one.name in files)

@@ -168,6 +168,7 @@ class Control:
         return operation
 
     def _forget(self, name: str) -> None:
+        self.account.note_dropped(lambda one: one != name)
         try:
             self._journal.forget(name)
         except sqlite3.Error as error:
@@ -301,6 +302,7 @@ class Control:
             for one in listed.models
             if one.name in models
         }
+        self.account.note_dropped({one.name for one in listed.models}.__contains__)
         self.account.note(listed.run, told)
         now = trio.current_time()
         if now - self._accounted_at >= ACCOUNT_S:

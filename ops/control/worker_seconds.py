@@ -1,7 +1,7 @@
 """Worker-seconds of each model and version: how long its worker processes have run, together. Pure.
 
 The supervisor counts them, because it sees every process begin and end; what it tells is the sum
-since the fleet began. Here the sums of earlier fleets are added.
+since the fleet began, or since the model was added. Here the sums of earlier ones are added.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 EARLIER: Final = ""
-"""Stands for all fleets but the last."""
+"""Stands for all fleets but the last, and for models that this one had and dropped."""
 
 VERSIONS_TOLD: Final = 5
 """Of each model, to servers: their number rises for ever, and a line has MAX_LINE_BYTES."""
@@ -47,11 +47,23 @@ class Account:
 
     def note(self, run: str, told: Mapping[Version, float]) -> None:
         """Take in what the supervisor has counted in its present run."""
-        for past, version in [key for key in self.known if key[0] not in (run, EARLIER)]:
-            seconds = self.known.pop((past, version))
-            self.known[EARLIER, version] = self.known.get((EARLIER, version), 0.0) + seconds
+        self._close([key for key in self.known if key[0] != run])
         for version, seconds in told.items():
             self.known[run, version] = seconds
+
+    def note_dropped(self, is_there: Callable[[str], bool]) -> None:
+        """Take in that models were dropped: the supervisor counts anew for one that is added again.
+
+        Args:
+          is_there: whether the supervisor still has the model of this name.
+        """
+        self._close([key for key in self.known if not is_there(key[1].model)])
+
+    def _close(self, keys: Iterable[tuple[str, Version]]) -> None:
+        for key in keys:
+            if key[0] != EARLIER:
+                earlier = EARLIER, key[1]
+                self.known[earlier] = self.known.get(earlier, 0.0) + self.known.pop(key)
 
     def seconds(self) -> dict[Version, float]:
         """Return the worker-seconds of each version."""

@@ -169,8 +169,9 @@ class Scaling:
         new = self._directory / f"{MEMBERS}.new"
         try:
             new.write_bytes(written_members(members))
-            os.replace(new, self._directory / MEMBERS)
             write_note(self._directory, msgspec.structs.replace(self._note, workers=addresses))
+            # At last: servers follow it at once, also where what comes behind it fails.
+            os.replace(new, self._directory / MEMBERS)
         except OSError as error:
             raise RestartFailed(
                 f"cannot write which workers {about or 'the fleet'} has: {error}; make room in "

@@ -12,6 +12,7 @@ from ops.cli import main
 from ops.models.several import with_stored_models
 from ops.running_fleets import NOTE, Note
 from ops.settings.form import Settings
+from ops.supervisor import scaling
 from ops.supervisor.model_set import ModelSet
 from ops.supervisor.model_status import ModelState
 from ops.supervisor.plan import Door, plan_processes
@@ -191,6 +192,22 @@ async def test_a_model_that_is_needed_is_not_dropped(tmp_path: Path) -> None:
             await one.models.drop("code", one.tell)
         await one.drop("chat")
         assert [model.name for model in one.told.models or ()] == ["code"]
+
+
+async def test_servers_are_told_nothing_that_could_not_be_written_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(directory: Path, note: Note) -> None:
+        raise OSError("no space left")
+
+    with scene(tmp_path) as one:
+        await one.add()
+        with monkeypatch.context() as patch:
+            patch.setattr(scaling, "write_note", full)
+            with pytest.raises(RestartFailed, match="no space left"):
+                await one.models.set_served("code", is_served=True)
+        assert not one.models.is_served("code")
+        assert not (tmp_path / MEMBERS).exists()
 
 
 async def test_a_model_of_a_ladder_is_not_dropped(tmp_path: Path) -> None:

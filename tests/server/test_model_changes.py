@@ -234,5 +234,9 @@ def test_a_server_that_starts_has_the_models_of_the_file(tmp_path: Path) -> None
     path.write_bytes(written_members(Members((), (CODE, replace(bad, name="chat")))))
     with pytest.raises(ConfigError, match="is missing"):
         read_models(config, threads)
+    worse = replace(bad, name="worse")
+    path.write_bytes(written_members(Members((), (bad, worse))))
+    with pytest.raises(ConfigError, match="is missing"):
+        read_models(config, threads)
     path.write_bytes(b"nonsense")
     assert read_models(config, threads)[0].models == (CHAT,)

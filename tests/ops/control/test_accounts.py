@@ -39,6 +39,17 @@ def test_seconds_of_a_version_are_added_over_fleets() -> None:
     assert {run for run, _ in account.known} == {"", "third"}, "it does not grow with fleets"
 
 
+def test_seconds_of_a_model_that_was_dropped_are_kept_when_it_is_added_again() -> None:
+    account = Account()
+    account.note("run", {CHAT_1: 3.0, CODE: 5.0})
+    for _ in range(2):
+        account.note_dropped(lambda name: name != "code")
+    account.note("run", {CHAT_1: 4.0})
+    account.note("run", {CHAT_1: 4.0, CODE: 1.0})
+    account.note("run", {CHAT_1: 4.0, CODE: 2.0})
+    assert account.seconds() == {CHAT_1: 4.0, CODE: 7.0}
+
+
 def test_servers_are_told_of_the_last_versions_in_a_line_that_they_take() -> None:
     models, versions = 1000, VERSIONS_TOLD + 3
     account = Account()

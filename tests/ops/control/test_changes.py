@@ -174,6 +174,22 @@ async def test_workers_end_once_servers_have_let_a_model_go() -> None:
         assert await one.end_of(answer) == ("done", "code is dropped")
 
 
+async def test_worker_seconds_of_a_model_are_those_of_all_its_lives() -> None:
+    async def seconds(one: Scene) -> float:
+        _, listed = await ask_soon(one.folder, "GET", MODELS)
+        [code] = [model for model in listed["models"] if model["name"] == "code"]
+        return sum(code["worker_seconds"].values())
+
+    async with scene() as one:
+        for told, expected in ((5.0, 5.0), (1.0, 6.0)):
+            await one.end_of(await one.add())
+            one.supervisor.worker_seconds["code"] = told
+            while await seconds(one) != expected:
+                await trio.lowlevel.checkpoint()
+            await one.end_of(await one.drop())
+            del one.supervisor.worker_seconds["code"]
+
+
 async def test_control_that_starts_anew_ends_no_workers_before_servers_were_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
