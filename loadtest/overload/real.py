@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -68,8 +69,15 @@ class RealShape:
 
 
 @contextmanager
-def real_fleet(shape: RealShape, logs: Path) -> Iterator[ServerProcess]:
+def real_fleet(
+    shape: RealShape, logs: Path, popen: type[subprocess.Popen[bytes]] = subprocess.Popen
+) -> Iterator[ServerProcess]:
     """Run a fleet of a supervisor, one server and workers; its log is `fleet.log` in `logs`.
+
+    Args:
+      shape: of it.
+      logs: a folder, which is made if need be.
+      popen: starts the supervisor.
 
     Raises:
       ServerDidNotStartError: with the end of its log.
@@ -81,7 +89,8 @@ def real_fleet(shape: RealShape, logs: Path) -> Iterator[ServerProcess]:
         *("--max-num-seqs", str(shape.max_num_seqs), "--kv-pool", KV_POOL),
         *("--log-level", "info", *shape.server_options),
     ]
-    with running(ServerProcess(started, logs / "fleet.log", os.environ | ENVIRONMENT)) as fleet:
+    environment = os.environ | ENVIRONMENT
+    with running(ServerProcess(started, logs / "fleet.log", environment, popen=popen)) as fleet:
         yield fleet
 
 

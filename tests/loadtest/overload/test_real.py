@@ -11,6 +11,7 @@ from loadtest.overload.arrivals import Arrival, Sizes, poisson, requests
 from loadtest.overload.lab_process import NOTHING
 from loadtest.overload.outcomes import Fate, figures
 from loadtest.overload.real import RealLoad, RealShape, drive, real_fleet
+from tests import forked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,7 @@ PATIENT = Arrival(0.0, 1, 1, slo_s=120.0, deadline_s=120.0)
 async def test_everybody_who_comes_has_an_end_and_nothing_is_left(tmp_path: Path) -> None:
     numbers = random.Random(1)
     arrivals = requests(poisson(numbers, 20.0, 2.0), numbers, PATIENT, Sizes(prompt=16, output=8))
-    with real_fleet(RealShape(mechanisms=NOTHING), tmp_path) as fleet:
+    with real_fleet(RealShape(mechanisms=NOTHING), tmp_path, forked.Popen) as fleet:
         course = await drive(fleet, RealLoad(arrivals))
     assert not course.left
     assert len(course.outcomes) == len(arrivals)
