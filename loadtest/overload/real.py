@@ -75,9 +75,9 @@ def real_fleet(
     """Run a fleet of a supervisor, one server and workers; its log is `fleet.log` in `logs`.
 
     Args:
-      shape: of the fleet.
-      logs: where its log goes.
-      popen: starts its process.
+      shape: of it.
+      logs: a folder, which is made if need be.
+      popen: starts the supervisor.
 
     Raises:
       ServerDidNotStartError: with the end of its log.
