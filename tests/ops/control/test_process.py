@@ -8,7 +8,6 @@ import random
 import signal
 import stat
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -138,10 +137,9 @@ async def test_what_cannot_be_is_refused_with_the_reason() -> None:
 
 async def test_a_model_whose_file_system_gives_errors_is_absent() -> None:
     with fleet_folder() as folder:
-        config = config_of(folder, "chat")
-        broken = tuple(replace(one, model_dir="/" + 300 * "x") for one in config.models)
-        async with supervised(folder, "chat"), trio.open_nursery() as nursery:
-            await nursery.start(run_control, replace(config, models=broken))
+        async with supervised(folder, "chat") as supervisor, trio.open_nursery() as nursery:
+            supervisor.added["chat"] = "/" + 300 * "x"
+            await nursery.start(run_control, config_of(folder, "chat"))
             assert await states(folder) == {"chat": "absent"}
             nursery.cancel_scope.cancel()
 
