@@ -11,6 +11,7 @@ import httpx2
 import msgspec
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from ops.control import changes
 from ops.control.controller import Controller, Step
@@ -158,6 +159,20 @@ async def test_a_model_is_added_and_dropped_and_both_are_recorded() -> None:
         assert kinds == ["add_model", "start_model", "serve_model", "serve_model", "drop_model"]
         assert await one.end_of(await one.add(start=False)) == ("done", "code is added")
         assert (await states(one.folder))["code"] == "staged"
+
+
+async def test_settings_of_an_added_model_are_neither_shown_nor_logged() -> None:
+    with capture_logs() as lines:
+        async with scene() as one:
+            answer = await one.add(aliases=["coder"])
+            assert await one.end_of(answer) == ("done", "code is added")
+            _, shown = await ask_soon(one.folder, "GET", f"/admin/operations/{answer[1]['id']}")
+    told = [line for line in lines if line["event"] == "operation_over"]
+    assert {line["model"] for line in told} == {"code"}
+    for text in map(str, (answer, shown, told)):
+        assert "code" in text
+        assert "coder" not in text
+        assert one.model_dir not in text
 
 
 async def test_workers_end_once_servers_have_let_a_model_go() -> None:
