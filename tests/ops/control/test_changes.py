@@ -379,6 +379,8 @@ async def test_the_port_takes_versions_of_the_store_and_no_paths() -> None:
             "done",
             "code is added",
         )
+        await one.end_of(await one.add("other"))
+        assert one.supervisor.reference_only == {"code": True, "other": False}
 
 
 async def test_what_is_asked_of_a_fleet_that_has_ended_is_not_done_in_the_next_one() -> None:
