@@ -161,6 +161,19 @@ async def test_a_model_is_added_and_dropped_and_both_are_recorded() -> None:
         assert (await states(one.folder))["code"] == "staged"
 
 
+async def test_aliases_are_few_and_short() -> None:
+    async with scene() as one:
+        for aliases, words in (
+            ([f"name-{n}" for n in range(17)], "aliases is 17; allowed: at most 16 names"),
+            (["x" * 129], "aliases is '129 characters'; allowed: names of at most 128 characters"),
+        ):
+            status, answer = await one.add(aliases=aliases)
+            assert (status, answer["error"]["code"]) == (400, "bad_request")
+            assert words in answer["error"]["message"]
+        most = [f"{n:02}".ljust(128, "x") for n in range(16)]
+        assert await one.end_of(await one.add(aliases=most)) == ("done", "code is added")
+
+
 async def test_settings_of_an_added_model_are_neither_shown_nor_logged() -> None:
     with capture_logs() as lines:
         async with scene() as one:
