@@ -18,7 +18,8 @@ MAX_ALIASES: Final = 16
 """Of one model: names of older models that clients still send. The file of members has all of them
 with each model, in at most 16 KiB on average."""
 MAX_ALIAS_CHARS: Final = 128
-"""Names of models in clients are shorter. At 4 bytes a character the most aliases take 8 KiB."""
+"""Names of models in clients are shorter. At 6 bytes a character, the most in JSON, aliases take at
+most 12 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
