@@ -99,12 +99,12 @@ async def serve(
     with ExitStack() as sockets:
         listening = _listen(config, sockets)
         threads = text_threads(config.tokenize_threads, config.turns)
-        config, files = read_models(config, threads)
+        config, files, left_out = read_models(config, threads)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = _metrics(config)
             names = names_of(config)
-            tenancy, tenant_file = _tenancy(config, metrics, names)
+            tenancy, tenant_file = _tenancy(config, metrics, names, left_out)
             peers = Peers(config.peers) if config.peers else None
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy, names))
             fleets = Fleets(config, network, metrics, quotas, names)
@@ -242,7 +242,7 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
 
 
 def _tenancy(
-    config: ServerConfig, metrics: Metrics, models: Collection[str]
+    config: ServerConfig, metrics: Metrics, models: Collection[str], left_out: Collection[str]
 ) -> tuple[Tenancy, TenantFile | None]:
     """Return the tenants, and the file that may change them.
 
@@ -250,6 +250,7 @@ def _tenancy(
       config: of the server.
       metrics: are told.
       models: names of those that there are.
+      left_out: names of those that could not be read.
     """
     tenant_file = None
     tenancy = Tenancy()
@@ -259,7 +260,7 @@ def _tenancy(
             require_tenant_ladders(tenants, config.auto, models, file)
 
         tenant_file = TenantFile(config.tenants.file, config.tenants, check)
-        tenancy = Tenancy(tenant_file.read())
+        tenancy = tenant_file.open(left_out)
     metrics.tenants.watch(lambda: tenancy.report)
     return tenancy, tenant_file
 

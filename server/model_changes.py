@@ -180,7 +180,7 @@ def kind_of(model: ServedModelConfig) -> ServedModelConfig:
 
 def read_models(
     config: ServerConfig, threads: FairLimiter
-) -> tuple[ServerConfig, dict[str, ModelFiles]]:
+) -> tuple[ServerConfig, dict[str, ModelFiles], frozenset[str]]:
     """Read the models that a server begins with: those of its settings, or of the file of members
     where that names models, which an earlier process may have followed.
 
@@ -189,7 +189,8 @@ def read_models(
       threads: for long texts of all models.
 
     Returns:
-      The configuration with these models, and what was read of each, by its name.
+      The configuration with these models, what was read of each, by its name, and the names of
+      those that are left out.
 
     Raises:
       ConfigError: a model of the settings cannot be read, or none can. One that came later and
@@ -215,4 +216,5 @@ def read_models(
                 raise
             log.error("model_refused", model=one.model_name, reason=str(error))
     kept = tuple(one for one in config.models if one.name in files)
-    return replace(config, models=kept), files
+    left_out = frozenset(one.name for one in config.models if one.name not in files)
+    return replace(config, models=kept), files, left_out

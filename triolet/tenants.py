@@ -5,14 +5,14 @@ Pure data with its bounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from .service_class import ServiceClass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 
 class TenantRole(StrEnum):
@@ -150,6 +150,15 @@ class Tenants:
     def of_digest(self, digest: str) -> tuple[Tenant, TenantKey] | None:
         """Return the tenant and the key with this digest; None for an unknown one."""
         return self._by_digest.get(digest)
+
+    def without_ladders_of(self, models: Collection[str]) -> Tenants:
+        """Return the same tenants, those whose ladder names one of these models without a ladder of
+        their own."""
+        tenants = (
+            replace(tenant, auto=None) if {*models}.intersection(tenant.auto or ()) else tenant
+            for tenant in self.by_name.values()
+        )
+        return Tenants(tenants, self.plans, self.prices)
 
     def prices_of(self, *names: str) -> Prices:
         """Return what a model's tokens cost, by the first of its names that has prices: nothing,

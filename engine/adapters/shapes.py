@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from triolet.adapters.files import WEIGHTS_FILE, Place, place_of
+from triolet.errors import ModelError
 
 from ..preflight.headers import read_header
 
@@ -52,7 +53,11 @@ def adapter_numbers(configs: Iterable[AdapterConfig], model: ModelConfig) -> int
     shapes, found = module_shapes(model), 0
     for config in configs:
         ranks: dict[Place, int] = {}
-        for name, stored in read_header(Path(config.path) / WEIGHTS_FILE).items():
+        try:
+            header = read_header(Path(config.path) / WEIGHTS_FILE)
+        except ModelError as error:
+            raise ModelError(f"adapter {config.name}: {error}") from error
+        for name, stored in header.items():
             place = place_of(name)
             if place is not None and place.matrix == "A" and stored.shape:
                 ranks[place] = stored.shape[0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from math import prod
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
@@ -86,8 +88,12 @@ def read_header(path: Path) -> dict[str, Stored]:
         says.
     """
     try:
-        with path.open("rb") as file:
-            fields, num_bytes = _fields(path, file)
+        # A pipe in place of a file must not be waited for.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ModelError(f"{path} is no ordinary file; fetch the file again")
+            fields, num_bytes = _fields(path, file, found.st_size)
     except OSError as error:
         raise ModelError(
             f"{path} cannot be read: {error.strerror or error}; let this user read it, or fetch "
@@ -118,9 +124,8 @@ def read_header(path: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _fields(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
+def _fields(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     """Return the header's object, and the number of bytes behind it."""
-    size = path.stat().st_size
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little") if len(prefix) == 8 else 0
     if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):

@@ -191,7 +191,7 @@ def _shown_model(
         "predicted_ready_s": predicted_ready_s,
         "worker_seconds": {digest: round(s, 3) for digest, s in versions.items()},
         "workers": [worker._asdict() for worker in model.workers],
-        "operation": model.live,
+        "operation": None if model.live is None else model.live.shown,
     }
 
 
@@ -199,7 +199,7 @@ async def _order(control: Control, actor: str, name: str, action: str) -> Respon
     if action not in ACTIONS:
         raise Refusal(404, "not_found", f"no action {action!r}; allowed: {', '.join(ACTIONS)}")
     operation = await order(control, actor, name, ACTIONS[action])
-    return _json(operation, 200 if operation.is_over else 202)
+    return _json(operation.shown, 200 if operation.is_over else 202)
 
 
 async def order(control: Control, actor: str, name: str, wanted: Wanted) -> Operation:
@@ -249,7 +249,8 @@ async def _add(control: Control, actor: str) -> Response:
     if actor != os_user():
         _require_references((model.ref, *model.adapters.values()))
     settings = msgspec.json.encode(model).decode()
-    return _json(await _change(control, actor, name, Wanted.ADD, settings), 202)
+    operation = await _change(control, actor, name, Wanted.ADD, settings)
+    return _json(operation.shown, 202)
 
 
 def _require_references(refs: Iterable[str]) -> None:
@@ -265,7 +266,8 @@ def _require_references(refs: Iterable[str]) -> None:
 
 
 async def _drop(control: Control, actor: str, name: str) -> Response:
-    return _json(await _change(control, actor, name, Wanted.DROP), 202)
+    operation = await _change(control, actor, name, Wanted.DROP)
+    return _json(operation.shown, 202)
 
 
 async def _change(
@@ -305,7 +307,7 @@ async def _show_operation(control: Control, operation_id: str) -> Response:
     operation = control.operation(operation_id)
     if operation is None:
         raise Refusal(404, "not_found", f"there is no operation {operation_id!r}, or none any more")
-    return _json(operation)
+    return _json(operation.shown)
 
 
 async def _list_as_llama(control: Control) -> Response:

@@ -27,7 +27,12 @@ AUDITED: Final = {
 
 def is_ordered(operation: Operation) -> bool:
     """Return whether an operation was asked for by the admin routes."""
-    return operation.actor.startswith(("user:", "port:"))
+    return operation.actor.startswith("user:") or is_of_port(operation)
+
+
+def is_of_port(operation: Operation) -> bool:
+    """Return whether it was asked for on the port, which every user of the machine reaches."""
+    return operation.actor.startswith("port:")
 
 
 async def audit(

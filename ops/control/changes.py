@@ -19,6 +19,7 @@ from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError
 from triolet.units import SECONDS
 
+from .auditing import is_of_port
 from .memory import expected_bytes
 from .models import Model
 from .operations import Conflict, NoRoom, Operation, Status, UnknownModel, Wanted
@@ -190,7 +191,10 @@ class Changes:
         tell = partial(self._tell, operation)
         try:
             with trio.fail_after(self._config.operation_timeout_s):
-                config = await self._supervisor.add_model(name, model, tell)
+                # What is on disk may change after the admin routes have looked at it.
+                config = await self._supervisor.add_model(
+                    name, model, tell, is_reference_only=is_of_port(operation)
+                )
         except trio.TooSlowError:
             failure: Exception = Failed(_late("looking at it", self._config.operation_timeout_s))
         else:

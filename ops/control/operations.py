@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import asdict
 
 from triolet.errors import TrioletError
 
@@ -68,6 +69,12 @@ class Operation(msgspec.Struct):
     progress: str = "accepted"
     settings: str = ""
     run: str = ""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What answers and the log tell of it: not the settings, which have paths and are up to
+        64 KiB."""
+        return {name: value for name, value in asdict(self).items() if name != "settings"}
 
     @property
     def is_over(self) -> bool:

@@ -255,7 +255,7 @@ class Control:
         control.changed.clear()
         for operation in changed:
             if operation.is_over:
-                log.info("operation_over", **msgspec.structs.asdict(operation))
+                log.info("operation_over", **operation.shown)
                 if is_ordered(operation):
                     self._nursery.start_soon(self._audit_end, operation)
 

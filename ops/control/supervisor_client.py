@@ -75,7 +75,12 @@ class SupervisorClient:
         await self._do(StopModelRequest(name), tell)
 
     async def add_model(
-        self, name: str, model: ModelConfig, tell: Callable[[str], object]
+        self,
+        name: str,
+        model: ModelConfig,
+        tell: Callable[[str], object],
+        *,
+        is_reference_only: bool,
     ) -> ControlledModelConfig:
         """Have a model more, whose workers can be started; no server is told of it.
 
@@ -83,11 +88,12 @@ class SupervisorClient:
           name: of the model.
           model: as settings would have it.
           tell: called with each step, in words.
+          is_reference_only: it and its adapters are versions of the store, no paths.
 
         Raises:
           SupervisorFailed: it cannot be had; nothing of it stays.
         """
-        config = await self._do(AddModelRequest(name, model), tell)
+        config = await self._do(AddModelRequest(name, model, is_reference_only), tell)
         if config is None:
             raise SupervisorFailed("the supervisor does not say what it added")
         return config

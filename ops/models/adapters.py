@@ -20,7 +20,7 @@ from triolet.store.sources import Sources
 from triolet.store.view import opened
 
 from ..settings.form import of_role
-from .stored import store_of
+from .stored import NO_VERSION, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,9 @@ log = structlog.get_logger(__name__)
 
 
 @contextmanager
-def with_adapters(settings: Settings, *, is_served: bool = True) -> Iterator[Settings]:
+def with_adapters(
+    settings: Settings, *, is_served: bool = True, is_reference_only: bool = False
+) -> Iterator[Settings]:
     """Give settings whose server and workers are told of the model's adapters. Versions of the
     store stay there until the end; what exists on disk under the name is meant first.
 
@@ -39,6 +41,7 @@ def with_adapters(settings: Settings, *, is_served: bool = True) -> Iterator[Set
       settings: of one model, as the store has filled them in.
       is_served: versions of the store count as used now, and the log says which they are; else they
         are only looked at.
+      is_reference_only: they are versions of the store, whatever exists on disk under their names.
 
     Raises:
       ConfigError: an adapter cannot be had, or asks for what is not served.
@@ -58,7 +61,13 @@ def with_adapters(settings: Settings, *, is_served: bool = True) -> Iterator[Set
     with ExitStack() as held:
         for name, given in settings.fleet.adapters.items():
             try:
-                path = _directory(given, settings.fleet.store, held, is_served=is_served)
+                path = _directory(
+                    given,
+                    settings.fleet.store,
+                    held,
+                    is_served=is_served,
+                    is_reference_only=is_reference_only,
+                )
                 digest = read_adapter(path, base, max_rank).digest
             except ConfigError as error:
                 raise ConfigError(f"adapter {name}: {error}") from error
@@ -66,11 +75,20 @@ def with_adapters(settings: Settings, *, is_served: bool = True) -> Iterator[Set
         yield _told(settings, tuple(adapters))
 
 
-def _directory(given: str, store_given: str | None, held: ExitStack, *, is_served: bool) -> Path:
+def _directory(
+    given: str,
+    store_given: str | None,
+    held: ExitStack,
+    *,
+    is_served: bool,
+    is_reference_only: bool,
+) -> Path:
     """Return the directory of an adapter, or of the version of the store that is named."""
     path, store = expanded(Path(given)).absolute(), store_of(store_given)
     is_meant = is_reference(given) and (store_given is not None or store.is_there)
-    if path.exists() or not is_meant:
+    if is_reference_only and not is_meant:
+        raise ConfigError(NO_VERSION.format(given=given))
+    if not is_meant or (path.exists() and not is_reference_only):
         return path
     reference, aliases = parse_reference(given), Aliases(store)
     try:

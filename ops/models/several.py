@@ -66,20 +66,23 @@ class StoredModels:
     def __iter__(self) -> Iterator[Settings]:
         return iter(self.settings.values())
 
-    def hold(self, own: Settings) -> Settings:
+    def hold(self, own: Settings, *, is_reference_only: bool = False) -> Settings:
         """Return the settings of a model with a directory as the model, also where a version of
         the store is named; that version is held from now on.
 
         Args:
           own: settings that are one model's.
+          is_reference_only: the model and its adapters are versions of the store, no paths.
 
         Raises:
           ConfigError: as `with_stored_model`; the text names the model.
         """
         name = name_of(own)
         with ExitStack() as held, naming(name):
-            found = held.enter_context(with_stored_model(own))
-            self.settings[name] = held.enter_context(with_adapters(found))
+            found = held.enter_context(with_stored_model(own, is_reference_only=is_reference_only))
+            self.settings[name] = held.enter_context(
+                with_adapters(found, is_reference_only=is_reference_only)
+            )
             self._held[name] = held.pop_all()
         return self.settings[name]
 

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _OWN_NAMES: Final = frozenset({AUTO, DEMO, *KNOWN})
+NO_VERSION: Final = (
+    "{given!r} is no version of the store; import it there with `triolet model import`, or add the "
+    "model with `triolet model add`, which takes paths"
+)
 
 
 class _Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +55,9 @@ def store_of(given: str | Path | None) -> ModelStore:
 
 
 @contextmanager
-def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator[Settings]:
+def with_stored_model(
+    settings: Settings, *, is_served: bool = True, is_reference_only: bool = False
+) -> Iterator[Settings]:
     """Give settings with a directory as the model, also where a version of the store was named;
     that version stays in the store until the end.
 
@@ -60,19 +66,22 @@ def with_stored_model(settings: Settings, *, is_served: bool = True) -> Iterator
     Args:
       settings: of a process or fleet.
       is_served: the log says which version it is; else it is only looked at.
+      is_reference_only: the name is of a version of the store, whatever exists on disk under it.
 
     Raises:
       ConfigError: there is no such version, it is damaged, lacks a signature that is required, or a
         setting is not what it was imported with.
     """
     named, store = settings.fleet.model, store_of(settings.fleet.store)
-    if (
-        named is None
-        or named in _OWN_NAMES
-        or not is_reference(named)
-        or Path(named).exists()
-        or (settings.fleet.store is None and not store.is_there)
-    ):
+    is_meant = (
+        named is not None
+        and named not in _OWN_NAMES
+        and is_reference(named)
+        and (settings.fleet.store is not None or store.is_there)
+    )
+    if is_reference_only and not is_meant:
+        raise ConfigError(NO_VERSION.format(given=named))
+    if named is None or not is_meant or (Path(named).exists() and not is_reference_only):
         yield settings
         return
     reference = parse_reference(named)

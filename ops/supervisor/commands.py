@@ -107,7 +107,9 @@ class Commands:
         self, request: AddModelRequest, begun: Callable[[str], Awaitable[None]], tell: Tell
     ) -> None:
         try:
-            config = await self._models.add(request.name, request.model, begun)
+            config = await self._models.add(
+                request.name, request.model, begun, is_reference_only=request.is_reference_only
+            )
         except RestartFailed as error:
             log.warning("model_add_failed", model=request.name, message=str(error))
             await tell(Refused(str(error)))

@@ -63,13 +63,16 @@ class ModelSet:
         """Whether servers are told to have a model."""
         return self._scaling.is_served(name)
 
-    async def add(self, name: str, model: ModelConfig, tell: Tell) -> ControlledModelConfig:
+    async def add(
+        self, name: str, model: ModelConfig, tell: Tell, *, is_reference_only: bool = False
+    ) -> ControlledModelConfig:
         """Have a model whose workers can be started; servers are not told of it.
 
         Args:
           name: of the model.
           model: as settings would have it.
           tell: called before each step, with its words.
+          is_reference_only: it and its adapters are versions of the store, no paths.
 
         Raises:
           RestartFailed: it cannot be had; nothing of it stays.
@@ -85,7 +88,7 @@ class ModelSet:
             try:
                 self._require_free(name, model)
                 prepared = await trio.to_thread.run_sync(
-                    partial(self._prepare, name, model), limiter=self._thread
+                    partial(self._prepare, name, model, is_reference_only), limiter=self._thread
                 )
                 specs, spares = self._scaling.add(prepared)
             except (ConfigError, OSError, ValueError, RecursionError) as error:
@@ -123,10 +126,10 @@ class ModelSet:
                 )
         require_auto(replace(settings, models={**settings.models, name: model}))
 
-    def _prepare(self, name: str, model: ModelConfig) -> ModelPlan:
+    def _prepare(self, name: str, model: ModelConfig, is_reference_only: bool) -> ModelPlan:
         plan = self._scaling.now
         [own] = each_model(replace(plan.settings, models={name: model}))
-        return prepare_model(plan, self._stored.hold(own))
+        return prepare_model(plan, self._stored.hold(own, is_reference_only=is_reference_only))
 
     async def set_served(self, name: str, *, is_served: bool) -> None:
         """Tell servers to have a model, or not to have it any more.

@@ -74,10 +74,12 @@ class AddModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="add
     Attributes:
       name: of it.
       model: as settings would have it.
+      is_reference_only: it and its adapters are versions of the store, no paths.
     """
 
     name: str
     model: ModelConfig
+    is_reference_only: bool = False
 
 
 class ServeModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="serve_model"):

@@ -210,15 +210,25 @@ class AutoMetrics:
             ("model",),
             registry=registry,
         )
+        self._reasons: dict[str, set[str]] = {}
 
     def chosen(self, model: str, reason: str) -> None:
         """A model was chosen, for a reason of our own."""
+        self._reasons.setdefault(model, set()).add(reason)
         self._chosen.labels(model, reason).inc()
 
     def charged(self, model: str, amount: float, on_largest: float) -> None:
         """A request whose model was chosen here was charged; and its cost on the largest one."""
         self._cost.labels(model).inc(amount)
         self._largest_cost.labels(model).inc(on_largest)
+
+    def forget(self, model: str) -> None:
+        """Show nothing of a model any more, which was removed."""
+        for reason in self._reasons.pop(model, ()):
+            self._chosen.remove(model, reason)
+        for cost in (self._cost, self._largest_cost):
+            cost.labels(model)  # `remove` wants a series that is there
+            cost.remove(model)
 
 
 RESERVE_BUCKETS: Final = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1)  # fmt: skip

@@ -112,6 +112,7 @@ class Metrics:
         _add_figures(self._past, self.fleets.pop(model))
         self._statuses.pop(model, None)
         del self._registries[model]
+        self.auto.forget(model)
         self.versions.forget(model, self._digests.pop(model))
 
     def watch(

@@ -60,10 +60,35 @@ class TenantFile:
         Raises:
           ConfigError: it cannot be read, or something in it is wrong.
         """
-        path = str(self._file.path)
-        tenants = read_tenants(self._file.read(), path)
+        tenants, path = self._read()
         self._check(tenants, path)
         return tenants
+
+    def _read(self) -> tuple[Tenants, str]:
+        path = str(self._file.path)
+        return read_tenants(self._file.read(), path), path
+
+    def open(self, left_out: Collection[str]) -> Tenancy:
+        """Return the tenants that a server starts with.
+
+        Args:
+          left_out: models of the fleet that this server could not read. A ladder that names one is
+            refused alone, and its tenant has that of the settings until the file changes: the
+            server of the other models must start.
+
+        Raises:
+          ConfigError: as `read`.
+        """
+        tenants, path = self._read()
+        known = tenants.without_ladders_of(left_out)
+        self._check(known, path)
+        tenancy = Tenancy(known)
+        try:
+            self._check(tenants, path)
+        except ConfigError as error:
+            tenancy.refuse(str(error))
+            log.error("tenants_refused", reason=str(error))
+        return tenancy
 
     async def run(self, tenancy: Tenancy, dismiss: Callable[[Set[str]], None]) -> None:
         """Apply each change of the file.

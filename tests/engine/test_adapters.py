@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -202,6 +203,18 @@ def test_files_that_have_changed_are_refused(
     write_adapter(adapter.path, base, 2)
     with pytest.raises(ModelError, match="its files have changed"):
         open_engine(base, EngineConfig(kv_pool_bytes=4 * MIB, adapters=(config,)))
+
+
+def test_a_pipe_in_place_of_weights_is_not_waited_for_and_its_adapter_is_named(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    base = checkpoint("llama").path
+    config = told(write_adapter(tmp_path / "one", base, 1))
+    weights = tmp_path / "one" / WEIGHTS_FILE
+    weights.unlink()
+    os.mkfifo(weights)
+    with pytest.raises(ModelError, match=f"adapter {config.name}: .* is no ordinary file"):
+        adapter_numbers((config,), load_model_config(base))
 
 
 def test_the_memory_of_adapters_is_known_from_their_headers_and_taken_from_the_pools_share(

@@ -146,6 +146,26 @@ async def test_a_version_is_held_in_the_store_until_its_model_is_dropped(
     capsys.readouterr()
 
 
+async def test_a_model_of_the_port_has_no_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path / "file.gguf")
+    (tmp_path / "lora").mkdir()
+    monkeypatch.chdir(tmp_path)
+    where = ("--store", str(tmp_path / "store"))
+    assert main(("model", "import", "file.gguf", "--name", "tiny", "--tag", "v1", *where)) == 0
+    with scene(tmp_path) as one:
+        for model, words in (
+            (ModelConfig("lora"), "model code: .* has no lora"),
+            (ModelConfig("file.gguf"), "model code: .* has no file.gguf"),
+            (ModelConfig("demo"), "model code: 'demo' is no version of the store"),
+            (ModelConfig("tiny:v1", adapters={"x": "lora"}), "adapter x: .* has no lora"),
+            (ModelConfig("tiny:v1", adapters={"x": "./lora"}), "adapter x: './lora' is no version"),
+        ):
+            with pytest.raises(RestartFailed, match=words):
+                await one.models.add("code", model, one.tell, is_reference_only=True)
+
+
 @pytest.mark.parametrize(
     ("name", "ref", "fields", "words"),
     [

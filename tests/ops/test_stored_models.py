@@ -79,6 +79,22 @@ def test_what_exists_on_disk_is_meant_first(
         assert settings == named("tiny", store)
 
 
+def test_a_directory_is_not_meant_where_only_a_version_is_taken(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tiny", "demo", "mine"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    with with_stored_model(named("tiny", store), is_reference_only=True) as settings:
+        assert settings.server.model_digest.startswith("sha256:")
+    for name in ("demo", "mine", str(tmp_path / "mine")):
+        with (
+            pytest.raises(ConfigError, match=r"no version of the store|has no mine"),
+            with_stored_model(named(name, store), is_reference_only=True),
+        ):
+            pytest.fail("it would be served")
+
+
 @pytest.mark.parametrize("model", ["demo", "auto", "smollm2", "/models/tiny", "a/b"])
 def test_what_is_no_reference_is_left_to_others(store: Path, model: str) -> None:
     with with_stored_model(named(model, store)) as settings:

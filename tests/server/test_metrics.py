@@ -190,6 +190,19 @@ def test_what_a_smaller_model_saved_is_shown(metrics: Metrics) -> None:
     } <= lines(metrics)
 
 
+def test_what_was_chosen_ends_with_its_model() -> None:
+    metrics = Metrics("large", "none", "small", "never")
+    for name in ("large", "small"):
+        for reason in ("smallest", "room"):
+            metrics.auto.chosen(name, reason)
+        metrics.quotas.auto_cost(name, 0.5, 2.0)
+    for name in ("small", "never"):
+        metrics.remove(name)
+    shown = [line for line in lines(metrics) if line.startswith("triolet_auto_")]
+    assert len(shown) == 4
+    assert all('model="large"' in line for line in shown)
+
+
 def test_worker_seconds_of_versions_add_up_to_those_of_the_processes(metrics: Metrics) -> None:
     """From the supervisor's counts of each process to what a scrape shows."""
     processes = {("chat", "sha256:1"): (1000.123456, 77.5), ("code", ""): (0.25, 3.0, 12_345.678)}

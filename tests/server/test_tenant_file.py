@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+import pytest
 import trio
 
 from server.tenants.tenancy import Tenancy, TenantFile
-from triolet.config import TenantsConfig
+from triolet.auto import require_tenant_ladders
+from triolet.config import AutoConfig, TenantsConfig
 from triolet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +50,21 @@ async def test_what_this_server_cannot_serve_is_refused_too(tmp_path: Path) -> N
         assert tenancy.report.problem == f"{path}: no bob"
         assert tenancy.tenant_named("alice").name == "alice"
         nursery.cancel_scope.cancel()
+
+
+def test_a_ladder_of_a_model_that_is_left_out_is_refused_alone(tmp_path: Path) -> None:
+    def check(tenants: Tenants, file: str) -> None:
+        require_tenant_ladders(tenants, AutoConfig(("chat",)), ("chat",), file)
+
+    path = tmp_path / "tenants"
+    path.write_text(SECRET + "[tenants.alice]\nauto = ['code']\n[tenants.bob]\nauto = ['chat']\n")
+    file = TenantFile(str(path), CONFIG, check)
+    tenancy = file.open({"code"})
+    assert tenancy.tenant_named("alice").auto is None
+    assert tenancy.tenant_named("bob").auto == ("chat",)
+    assert "[tenants.alice] auto names 'code'" in tenancy.report.problem
+    with pytest.raises(ConfigError, match="auto names 'code'"):
+        file.open(())
 
 
 async def until(is_so: Callable[[], bool]) -> None:

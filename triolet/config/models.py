@@ -14,6 +14,12 @@ from .supervisor import MAX_WORKERS
 
 MAX_MODELS: Final = MAX_WORKERS
 """Of one fleet: each has a decode worker at least."""
+MAX_ALIASES: Final = 16
+"""Of one model: names of older models that clients still send. The file of members has all of them
+with each model, in at most 16 KiB on average."""
+MAX_ALIAS_CHARS: Final = 128
+"""Names of models in clients are shorter. At 6 bytes a character, the most in JSON, aliases take at
+most 12 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,7 @@ class ModelConfig:
     ref: str = ""
     """What `fleet.model` takes: a directory, a GGUF file, or a version of the store."""
     aliases: tuple[str, ...] = ()
-    """Other names that requests may use for it."""
+    """Other names that requests may use for it: at most 16, each of at most 128 characters."""
     prefill: int | None = None
     """Prefill workers; None for as many as `fleet.prefill`."""
     decode: int | None = None
@@ -51,6 +57,11 @@ class ModelConfig:
         keep_alive_s = self.keep_alive_s
         require(keep_alive_s is None or keep_alive_s > 0, "keep_alive_s", keep_alive_s, "> 0")
         require_adapter_names(self.adapters)
+        count = len(self.aliases)
+        require(count <= MAX_ALIASES, "aliases", count, f"at most {MAX_ALIASES} names")
+        longest = max(map(len, self.aliases), default=0)
+        allowed = f"names of at most {MAX_ALIAS_CHARS} characters"
+        require(longest <= MAX_ALIAS_CHARS, "aliases", f"{longest} characters", allowed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class FakeSupervisor:
       busy: how many requests of a kind are refused before one is done, by kind.
       run_id: of the fleet.
       added: directory of each model that was added, by name.
+      reference_only: whether a model that was added had to be a version of the store, by name.
       withdrawn: models that servers are told to let go.
       on_served: called when servers are told of other models.
     """
@@ -56,6 +57,7 @@ class FakeSupervisor:
         self.busy: dict[str, int] = {}
         self.run_id = "run"
         self.added: dict[str, str] = {}
+        self.reference_only: dict[str, bool] = {}
         self.withdrawn: set[str] = set()
         self.on_served: Callable[[], object] = int
 
@@ -116,6 +118,7 @@ class FakeSupervisor:
                 return [{"event": "refused", "message": why}]
             self.start(name)
         elif kind == "add_model":
+            self.reference_only[name] = asked["is_reference_only"]
             if name in self.failures:
                 return [{"event": "refused", "message": self.failures[name]}]
             if name not in self.added:

@@ -11,6 +11,7 @@ import httpx2
 import msgspec
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from ops.control import changes
 from ops.control.controller import Controller, Step
@@ -158,6 +159,33 @@ async def test_a_model_is_added_and_dropped_and_both_are_recorded() -> None:
         assert kinds == ["add_model", "start_model", "serve_model", "serve_model", "drop_model"]
         assert await one.end_of(await one.add(start=False)) == ("done", "code is added")
         assert (await states(one.folder))["code"] == "staged"
+
+
+async def test_aliases_are_few_and_short() -> None:
+    async with scene() as one:
+        for aliases, words in (
+            ([f"name-{n}" for n in range(17)], "aliases is 17; allowed: at most 16 names"),
+            (["x" * 129], "aliases is '129 characters'; allowed: names of at most 128 characters"),
+        ):
+            status, answer = await one.add(aliases=aliases)
+            assert (status, answer["error"]["code"]) == (400, "bad_request")
+            assert words in answer["error"]["message"]
+        most = [f"{n:02}".ljust(128, "x") for n in range(16)]
+        assert await one.end_of(await one.add(aliases=most)) == ("done", "code is added")
+
+
+async def test_settings_of_an_added_model_are_neither_shown_nor_logged() -> None:
+    with capture_logs() as lines:
+        async with scene() as one:
+            answer = await one.add(aliases=["coder"])
+            assert await one.end_of(answer) == ("done", "code is added")
+            _, shown = await ask_soon(one.folder, "GET", f"/admin/operations/{answer[1]['id']}")
+    told = [line for line in lines if line["event"] == "operation_over"]
+    assert {line["model"] for line in told} == {"code"}
+    for text in map(str, (answer, shown, told)):
+        assert "code" in text
+        assert "coder" not in text
+        assert one.model_dir not in text
 
 
 async def test_workers_end_once_servers_have_let_a_model_go() -> None:
@@ -364,6 +392,8 @@ async def test_the_port_takes_versions_of_the_store_and_no_paths() -> None:
             "done",
             "code is added",
         )
+        await one.end_of(await one.add("other"))
+        assert one.supervisor.reference_only == {"code": True, "other": False}
 
 
 async def test_what_is_asked_of_a_fleet_that_has_ended_is_not_done_in_the_next_one() -> None:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
+from structlog.testing import capture_logs
 
 from ops.model_directory import demo_model_path
 from server.main import serve
@@ -33,12 +35,14 @@ from triolet.config import (
     AutoConfig,
     ModelLimits,
     QuotaConfig,
+    ServedModelConfig,
     ServerConfig,
     TenantsConfig,
     WakePolicy,
 )
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError, overloaded
+from triolet.members import Members, written_members
 from triolet.tenants import Plan, Prices
 
 if TYPE_CHECKING:
@@ -454,6 +458,37 @@ async def test_a_server_does_not_start_with_ladders_of_models_that_it_has_not(
     ):
         with pytest.raises(ConfigError, match=words):
             await serve(ServerConfig(**model, **changes))  # type: ignore[arg-type]
+
+
+async def test_a_server_starts_without_the_ladder_of_a_model_that_it_cannot_read(
+    tmp_path: Path,
+) -> None:
+    demo = ServedModelConfig(MODEL, str(demo_model_path()))
+    members = tmp_path / "members.json"
+    broken = ServedModelConfig(CODE, str(tmp_path))
+    members.write_bytes(written_members(Members((), (demo, broken))))
+    members.chmod(0o600)
+    file = tmp_path / "tenants.toml"
+    text = f'cache_secret = "{"0" * 64}"\n[tenants.a]\nauto = ["{CODE}"]\n[tenants.b]\n'
+    file.write_text(text)
+    file.chmod(0o600)
+    config = ServerConfig(
+        model_dir=demo.model_dir,
+        models=(demo,),
+        port=0,
+        auto=AutoConfig((MODEL,)),
+        tenants=TenantsConfig(str(file)),
+        members_file=str(members),
+    )
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve, config)
+            nursery.cancel_scope.cancel()
+    [refused] = [line for line in lines if line["event"] == "tenants_refused"]
+    assert f"[tenants.a] auto names '{CODE}'" in refused["reason"]
+    file.write_text(text.replace(CODE, "never-there"))
+    with pytest.raises(ConfigError, match="auto names 'never-there'"):
+        await serve(config)
 
 
 async def test_a_process_that_ends_takes_nothing() -> None:
