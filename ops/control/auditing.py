@@ -36,9 +36,24 @@ def is_of_port(operation: Operation) -> bool:
 
 
 async def audit(
-    wanted: Wanted, subject: str, actor: str, operation_id: str, outcome: Outcome, reason: str = ""
+    wanted: Wanted,
+    subject: str,
+    actor: str,
+    operation_id: str,
+    outcome: Outcome,
+    reason: str = "",
+    after: str = "",
 ) -> None:
     """Record what was asked for by the admin routes.
+
+    Args:
+      wanted: by the order.
+      subject: the model.
+      actor: gave the order.
+      operation_id: ties the entries together.
+      outcome: how far it came.
+      reason: why it failed.
+      after: digest of the version that an added model has; empty where it has none.
 
     Raises:
       AuditLogError: it was not recorded.
@@ -51,6 +66,7 @@ async def audit(
                 subject,
                 actor=actor,
                 outcome=outcome,
+                after=after or None,
                 reason=reason or None,
                 request_id=operation_id,
             )

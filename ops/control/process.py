@@ -283,6 +283,8 @@ class Control:
 
     async def _audit_end(self, operation: Operation) -> None:
         is_done = operation.status is Status.DONE
+        model = self.controller.models.get(operation.model)
+        is_added = is_done and operation.wanted is Wanted.ADD
         try:
             await audit(
                 operation.wanted,
@@ -290,6 +292,7 @@ class Control:
                 operation.actor,
                 operation.id,
                 Outcome.DONE if is_done else Outcome.FAILED,
+                after=model.config.digest if model is not None and is_added else "",
             )
         except AuditLogError as error:
             log.error("audit_end_not_recorded", request_id=operation.id, error=str(error))

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,8 +152,13 @@ class FakeSupervisor:
         return {"name": name, "state": state, **shown}
 
 
+def version_of(name: str) -> str:
+    """Return the digest of a model's version."""
+    return f"sha256:{sha256(name.encode()).hexdigest()}"
+
+
 def _config(name: str, directory: str) -> dict[str, Any]:
-    return {"name": name, "model_dir": directory, "digest": f"sha256:{name}"}
+    return {"name": name, "model_dir": directory, "digest": version_of(name)}
 
 
 @contextmanager
@@ -167,7 +173,7 @@ def fleet_folder() -> Iterator[Path]:
 def config_of(folder: Path, *models: str, **fields: float) -> ControlConfig:
     """Return the settings of control for models that take no memory worth mentioning."""
     described = tuple(
-        ControlledModelConfig(name, str(folder / "model"), f"sha256:{name}") for name in models
+        ControlledModelConfig(name, str(folder / "model"), version_of(name)) for name in models
     )
     defaults = {"memory_bytes": 1 << 40, "min_residency_s": 0.0, "tick_s": 0.01, "poll_s": 0.05}
     return replace(ControlConfig(directory=str(folder), models=described), **(defaults | fields))  # type: ignore[arg-type]

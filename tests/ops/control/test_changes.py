@@ -30,6 +30,7 @@ from tests.ops.control.fleets import (
     fleet_folder,
     states,
     supervised,
+    version_of,
 )
 from triolet.audit_log.recording import default_folder
 from triolet.audit_log.verification import read_entries, take_snapshot
@@ -151,6 +152,9 @@ async def test_a_model_is_added_and_dropped_and_both_are_recorded() -> None:
         assert one.supervisor.withdrawn == set()
         begun_done = [("model.add", "begun"), ("model.add", "done")]
         assert await one.recorded(answer[1]["id"]) == begun_done
+        entries = read_entries(take_snapshot(default_folder()))
+        afters = [e.after for _, e in entries if e.request_id == answer[1]["id"]]
+        assert afters == [None, version_of("code")]
         answer = await one.drop()
         assert await one.end_of(answer) == ("done", "code is dropped")
         assert (await states(one.folder)) == {"chat": "staged"}

@@ -29,6 +29,7 @@ from tests.ops.control.fleets import (
     fleet_folder,
     states,
     supervised,
+    version_of,
 )
 from triolet.audit_log.events import Outcome
 from triolet.audit_log.recording import default_folder
@@ -205,7 +206,7 @@ async def test_a_server_wakes_a_model_hears_of_it_and_keeps_it_while_it_is_busy(
         await trio.open_unix_socket(str(folder / CONTROL_SOCKET)) as stream,
     ):
         server = ServerEnd(stream)
-        assert (await server.hear("staged")).digest == "sha256:chat"
+        assert (await server.hear("staged")).digest == version_of("chat")
         await server.say(Wake("chat"))
         assert (await server.hear("warm")).predicted_ready_s == 0.0
         await server.use(1, is_ready=False)
@@ -221,8 +222,8 @@ async def test_servers_are_told_the_worker_seconds_of_each_version() -> None:
     ):
         server = ServerEnd(stream)
         supervisor.worker_seconds["chat"] = 12.25
-        while (told := (await server.hear("staged")).worker_seconds) != {"sha256:chat": 12.25}:
-            assert told in ({"sha256:chat": 0.0}, {})
+        while (told := (await server.hear("staged")).worker_seconds) != {version_of("chat"): 12.25}:
+            assert told in ({version_of("chat"): 0.0}, {})
 
 
 async def test_what_changes_while_servers_are_told_is_told_at_once(
