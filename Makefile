@@ -19,9 +19,9 @@ COMPILE = @$(BIN)/python -m compileall -qq -j 0 -x '/site-packages/($(RARE))/' $
 # Tests start hundreds of processes of ours: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Some tests wait while others compute: one process more than cores, and no more than a small machine has memory for.
-# On two cores three took 8:22, four 9:36 with types checked beside them, five 9:47.
-PROCESSES ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$(( cores < 7 ? cores + 1 : 8 )))
+# Some tests wait while others compute: two processes more than cores, and no more than a small machine has memory for.
+# On two cores, with types checked beside them, three took 8:19 and four 7:33.
+PROCESSES ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$(( cores < 6 ? cores + 2 : 8 )))
 PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 # A GPU host takes any torch >= 2.11; everything else takes the version named in constraints.txt, as a CPU build where the index has one.
