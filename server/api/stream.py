@@ -113,6 +113,16 @@ class Serializer(ABC):
     keep_alive: bytes = KEEP_ALIVE
     is_stopped = False
 
+    @property
+    def early_keep_alive(self) -> bytes:
+        """What is sent into a silence before the answer has begun."""
+        return KEEP_ALIVE
+
+    @property
+    def decided(self) -> Serializer:
+        """What writes the answer: itself, unless another one does."""
+        return self
+
     def begin(self) -> list[bytes]:
         """Return what comes before all else."""
         return []
@@ -132,11 +142,14 @@ class WholeAnswer(Serializer):
     Args:
       count: number of choices.
       document: writes it.
+
+    Attributes:
+      document: the same.
     """
 
     def __init__(self, count: int, document: Callable[[list[Answer]], bytes]) -> None:
+        self.document = document
         self._answers = [Answer() for _ in range(count)]
-        self._document = document
 
     def event(self, index: int, event: Event) -> list[bytes]:
         """Take an event; of a failure nothing is shown."""
@@ -146,7 +159,7 @@ class WholeAnswer(Serializer):
 
     def end(self) -> list[bytes]:
         """Return the whole."""
-        return [self._document(self._answers)]
+        return [self.document(self._answers)]
 
 
 class EventStreamBody(StreamBody):

@@ -1,0 +1,486 @@
+"""The cascade of `model: auto`: a model's first tokens are judged before any of them is sent.
+
+A `Cascade` is the one choice of its stream. It holds back the first tokens of the model that was
+chosen. Where their mean log-probability is too low it cancels that model's sequence and asks the
+next model of the ladder; where that one cannot take the request the first answer is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+import trio
+
+from triolet.errors import RequestError
+from triolet.ids import new_request_id
+
+from ..contract.generation import (
+    CacheOutcome,
+    CancelReason,
+    Delta,
+    Failed,
+    Finished,
+    Verdict,
+)
+from ..contract.output_stream import OutputStream
+from ..tenants.tenancy import current_tenant
+from .body import CAP_HEADER, LEVEL_HEADER, VERSION_HEADER
+from .limits import asked_of
+from .stream import Serializer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from triolet.config import CascadeConfig
+
+    from ..contract.generation import CacheAsk, CascadeRecord, Event, Events, GenerationRequest
+    from .generate import Plan
+    from .request_scope import RequestScope
+    from .served_models import ServedModel
+    from .services import Services
+
+    Prepare = Callable[[Plan], Awaitable["Prepared"]]
+
+log = structlog.get_logger(__name__)
+
+CASCADE_HEADER: Final = "x-triolet-cascade"
+"""On answers whose first tokens were judged before the head of the answer was sent."""
+OF_MODEL: Final = frozenset({VERSION_HEADER, LEVEL_HEADER, CAP_HEADER})
+"""Headers that are of the model that answers."""
+
+
+class Climb(NamedTuple):
+    """How an answer may pass to the next model of a ladder.
+
+    Attributes:
+      config: tokens and threshold.
+      record: what is decided.
+      plan_above: returns the same request on the next model above one; None where there is none
+        that takes it.
+    """
+
+    config: CascadeConfig
+    record: CascadeRecord
+    plan_above: Callable[[Climb, ServedModel], Awaitable[Plan | None]]
+
+
+def _nothing() -> None: ...
+
+
+class Prepared(NamedTuple):
+    """A plan with what is generated for it and what writes its answer.
+
+    Attributes:
+      plan: of the request on one model.
+      requests: one for each choice.
+      serializer: of the endpoint, for this model.
+      on_submit: called when the requests have been submitted.
+      headers: that are of this model; filled in for those above the first.
+      cache: what comes of the response cache for it.
+    """
+
+    plan: Plan
+    requests: Sequence[GenerationRequest]
+    serializer: Serializer
+    on_submit: Callable[[], None] = _nothing
+    headers: Mapping[str, str] = {}
+    cache: CacheAsk | None = None
+
+    @property
+    def model(self) -> ServedModel:
+        """The model that computes it."""
+        return self.plan.model
+
+    @property
+    def request(self) -> GenerationRequest:
+        """The first choice."""
+        return self.requests[0]
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether it was answered from the response cache."""
+        cache = self.request.cache
+        return cache is not None and cache.outcome is CacheOutcome.HIT
+
+
+def begin(
+    first: Prepared, services: Services, live: RequestScope
+) -> tuple[OutputStream, Cascade | None]:
+    """Begin what was prepared; it ends with nothing but its own end, or a cancel.
+
+    Returns:
+      The stream of its answer, and what judges its first tokens; None for nothing.
+
+    Raises:
+      RequestError: it was refused, and nothing was begun.
+    """
+    stream = first.model.fleet.submit(*first.requests)
+    first.on_submit()
+    # An answer is kept by the response cache for a cascade only if it was accepted.
+    if first.plan.climb is None or first.is_replayed:
+        return stream, None
+    cascade = Cascade(first, first.plan.climb, stream, services, live)
+    return cascade.stream, cascade
+
+
+class Cascade:
+    """A Generation (server/contract/generation.py) whose model may change before its first event.
+
+    Args:
+      first: what was chosen by the features of the request.
+      climb: how it may pass to the next model.
+      stream: of the first.
+      services: what it works with.
+      live: the request that began it.
+
+    Attributes:
+      current: what is generated now, and after `settled` answers.
+      stream: of the answer.
+      settled: set once it is known what answers.
+      on_settled: called then.
+    """
+
+    def __init__(
+        self,
+        first: Prepared,
+        climb: Climb,
+        stream: OutputStream,
+        services: Services,
+        live: RequestScope,
+    ) -> None:
+        self.current = first
+        self.settled = trio.Event()
+        self.on_settled: Callable[[], None] = _nothing
+        self._climb, self._services, self._live = climb, services, live
+        self._tenant = current_tenant()
+        self._below: Prepared | None = None
+        self._next: Prepared | None = None
+        self._on_filled = _nothing
+        self._began_at = trio.current_time()
+        self._deadline = self._began_at + first.request.deadline_s
+        self._has_begun = self._is_cancelled = False
+        self._is_planned = True  # whether a task plans the next model
+        self._held: list[Event] = []
+        self._scores: list[float] = []
+        self._tap: Callable[[int, Event], None] | None = None
+        self._hold(first, stream)
+        self.stream = OutputStream([self], self._schedule)
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What is generated now."""
+        return self.current.request
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute it."""
+        return self._has_begun or self._running.has_begun
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events may be taken: none before it is settled."""
+        if not self.settled.is_set():
+            return False
+        return bool(self._held) or self._running.generations[0].has_events
+
+    def bind(self, on_filled: Callable[[], None]) -> None:
+        """Have this called when events are here where there were none."""
+        self._on_filled = on_filled
+        if self.has_events:
+            on_filled()
+
+    def take_now(self) -> Sequence[Event]:
+        """Return the events that are here, as they would be without a cascade."""
+        if not self.settled.is_set():
+            return []
+        taken, self._held = self._held, []
+        generation = self._running.generations[0]
+        if generation.has_events:
+            taken += generation.take_now()
+        if self.request.sampling.logprobs is None:
+            taken = [_unscored(event) for event in taken]
+        if self._tap is not None:
+            for event in taken:
+                self._tap(0, event)
+        if taken and not isinstance(taken[-1], Delta):
+            self._on_filled = _nothing  # its reader holds this object
+        return taken
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End what is generated now, without waiting. Idempotent."""
+        self._is_cancelled = True
+        if not self.settled.is_set():
+            self._settle(Verdict.UNJUDGED if self._is_judged else Verdict.PASSED_UP)
+        self._running.cancel(reason)
+
+    async def climb(self, prepare: Prepare, within_s: float) -> None:
+        """Plan each next model beside the first tokens of the one before it, until it is settled
+        what answers, or for so long. What is passed up later answers without a verdict.
+
+        Args:
+          prepare: of the endpoint.
+          within_s: how long.
+        """
+        until = trio.current_time() + within_s
+        try:
+            while not self.settled.is_set() and trio.current_time() < until:
+                turned = self._turned
+                if self._is_judged:
+                    self._offer(await self._prepared(prepare))
+                with trio.move_on_at(until):
+                    await turned.wait()
+        finally:
+            self._is_planned = False
+            if not self.settled.is_set() and self._is_judged and not self._is_offered:
+                self._offer(None)
+
+    def show(self) -> None:
+        """Let the headers of the answer be those of the model that answers, if it is known."""
+        live, is_known = self._live, self.settled.is_set()
+        if is_known and self._below is not None:
+            kept = {name: one for name, one in live.headers.items() if name not in OF_MODEL}
+            live.headers = kept | dict(self.current.headers)
+            live.cache = self.current.cache
+        if is_known:
+            live.headers[CASCADE_HEADER] = self._climb.record.header
+        else:
+            live.headers.pop(VERSION_HEADER, None)
+
+    def _schedule(self, stream: OutputStream) -> None:
+        self._running.schedule(stream)
+
+    def _hold(self, prepared: Prepared, stream: OutputStream) -> None:
+        """Hold back the first tokens of a model, or of one that is not judged the first."""
+        self.current, self._running = prepared, stream
+        self._held, self._scores = [], []
+        self._num_tokens = 0
+        self._is_low = self._is_offered = False
+        self._turned = trio.Event()
+        is_last = prepared.plan.climb is None or prepared.is_replayed or not self._is_planned
+        self._is_judged = not is_last
+        self._tap, stream.tap = stream.tap, None
+        if prepared.is_replayed:
+            self._services.quotas.discard(prepared.request.request_id, is_counted=False)
+        else:
+            self._services.quotas.hold(prepared.request.request_id)
+        stream.listen(self._arrived, self._fail)
+
+    def _arrived(self, events: Events) -> None:
+        """Take in the first events of what is generated now."""
+        for _, event in events:
+            self._held.append(event)
+            if isinstance(event, Delta):
+                self._num_tokens += len(event.token_ids)
+                self._scores += [token.logprob for token in event.logprobs]
+        last = self._held[-1] if self._held else None
+        if isinstance(last, Failed):
+            is_worth_it = last.error.status >= 500 and not self._is_cancelled
+            if not (is_worth_it and self._go_back()):
+                self._settle(Verdict.UNJUDGED if self._is_judged else Verdict.PASSED_UP)
+        elif not self._is_judged:
+            if last is not None:
+                self._settle(Verdict.PASSED_UP)
+        elif isinstance(last, Finished) or self._num_tokens >= self._climb.config.tokens:
+            self._judge()
+
+    def _judge(self) -> None:
+        """Compare the mean log-probability of the first tokens with the threshold."""
+        config, record = self._climb.config, self._climb.record
+        scores = self._scores[: config.tokens]
+        if not scores or config.threshold is None:
+            self._settle(Verdict.UNJUDGED)
+            return
+        record.mean_logprob = sum(scores) / len(scores)
+        if record.mean_logprob >= config.threshold:
+            self._settle(Verdict.ACCEPTED)
+            return
+        self._is_low = True
+        # What comes now waits for its reader, unread for `plan_s` at most.
+        self._running.listen(None)
+        if self._is_offered:
+            self._go_up()
+
+    def _offer(self, upper: Prepared | None) -> None:
+        """Take in what the next model is asked if need be; None where there is none."""
+        if self.settled.is_set():
+            return
+        self._next, self._is_offered = upper, True
+        if self._is_low:
+            self._go_up()
+
+    def _go_up(self) -> None:
+        """Ask the next model; where it cannot take the request, keep the answer that there is."""
+        upper = self._next
+        room = self._services.quotas.has_room(self._tenant)
+        stream = self._submitted(upper) if upper is not None and room else None
+        if upper is None or stream is None:
+            self._settle(Verdict.KEPT)
+            return
+        record, model, auto = self._climb.record, self.current.model, self._services.metrics.auto
+        record.verdict = Verdict.PASSED_UP
+        record.tried.append(model.name)
+        began_at = self._began_at
+        self._began_at = trio.current_time()
+        usage = self._drop().usage
+        record.discarded_tokens += usage.completion_tokens
+        auto.judged(model.name, Verdict.PASSED_UP)
+        computed_s = self._began_at - began_at - usage.queue_s
+        auto.discarded(model.name, usage.completion_tokens, max(0.0, computed_s))
+        turned, self._below, self._next = self._turned, self.current, None
+        self._hold(upper, stream)
+        turned.set()
+
+    def _go_back(self) -> bool:
+        """Ask the model below anew after the one above failed; return whether it was taken on.
+
+        The seed is the same, and so are the tokens.
+        """
+        below = self._below
+        if below is None:
+            return False
+        plain = replace(below.request.sampling, scored_tokens=0)
+        request = replace(below.request, request_id=new_request_id(), sampling=plain)
+        again = below._replace(requests=[request])
+        stream = self._submitted(again)
+        if stream is None:
+            return False
+        self._drop()
+        self._climb.record.tried.append(self.current.model.name)
+        turned = self._turned
+        self._hold(again, stream)
+        turned.set()
+        self._settle(Verdict.KEPT)
+        return True
+
+    def _submitted(self, prepared: Prepared) -> OutputStream | None:
+        """Return the stream of another model's answer; None where it is refused."""
+        left_s = self._deadline - trio.current_time()
+        request = replace(prepared.request, deadline_s=left_s)
+        quotas, model = self._services.quotas, prepared.model
+        if left_s <= 0:
+            return None
+        quotas.add_beside(self.request.request_id, asked_of(request, model))
+        try:
+            stream = model.fleet.submit(request)
+        except RequestError as error:
+            quotas.discard(request.request_id, is_counted=False)
+            log.info("cascade_refused", model=model.name, code=error.code, reason=error.message)
+            return None
+        prepared.on_submit()
+        return stream
+
+    def _drop(self) -> Finished | Failed:
+        """End what is generated now and charge nothing for it; return how it ended."""
+        dropped, self._has_begun = self._running, self.has_begun
+        dropped.listen(None)
+        dropped.cancel(CancelReason.PASSED_UP)
+        # Where it had ended before, its end is among the events that are held.
+        events = list(self._held)
+        while taken := dropped.take():
+            events += [event for _, event in taken]
+        self._services.quotas.discard(self.request.request_id, is_counted=dropped.has_begun)
+        end = events[-1]
+        assert not isinstance(end, Delta), "a cancelled sequence has ended"
+        return end
+
+    def _settle(self, verdict: Verdict) -> None:
+        """Let what is generated now be the answer."""
+        record = self._climb.record
+        record.verdict = verdict
+        if self._is_judged or verdict is Verdict.KEPT:
+            self._services.metrics.auto.judged(self.current.model.name, verdict)
+        if verdict is Verdict.KEPT:
+            self._tap = None  # the response cache keeps no answer that should be a larger model's
+        self._running.listen(None)
+        cost = self._services.quotas.charge(self.request.request_id)
+        if self._held and not isinstance(self._held[-1], Delta):
+            # The line of its end came before the verdict.
+            log.info(
+                "cascade_settled",
+                request_id=self.request.request_id.hex(),
+                model=self.current.model.name,
+                **record.fields,
+                **({} if cost is None else {"cost": cost.charged}),
+            )
+        self.settled.set()
+        self._turned.set()
+        self.on_settled()
+        generation = self._running.generations[0]
+        generation.bind(self._note_filled)
+        if self._held and not generation.has_events:
+            self._note_filled()
+
+    def _note_filled(self) -> None:
+        self._on_filled()
+
+    def _fail(self, error: Exception) -> None:
+        """End it by an error of this server."""
+        log.error("cascade_failed", exc_info=error)
+        self.cancel(CancelReason.STOPPED)
+
+    async def _prepared(self, prepare: Prepare) -> Prepared | None:
+        """Return what the next model is asked; None if there is none, or it takes too long."""
+        live = self._live
+        headers, cache = live.headers, live.cache
+        live.headers = {name: one for name, one in headers.items() if name not in OF_MODEL}
+        try:
+            with trio.move_on_after(self._climb.config.plan_s):
+                plan = await self._climb.plan_above(self._climb, self.current.model)
+                if plan is None:
+                    return None
+                upper = await prepare(plan)
+                of_model = {name: live.headers[name] for name in OF_MODEL & live.headers.keys()}
+                request = replace(upper.request, request_id=new_request_id())
+                return upper._replace(requests=[request], headers=of_model, cache=request.cache)
+        except RequestError as error:
+            log.info("cascade_refused", code=error.code, reason=error.message)
+        finally:
+            live.headers, live.cache = headers, cache
+        return None
+
+
+def _unscored(event: Event) -> Event:
+    """Return an event without log-probabilities, for which its client did not ask."""
+    if isinstance(event, Delta) and event.logprobs:
+        return replace(event, logprobs=())
+    return event
+
+
+class Undecided(Serializer):
+    """Writes an answer in the words for the model that answers, once that is known.
+
+    Args:
+      cascade: decides it; its events come only then.
+    """
+
+    def __init__(self, cascade: Cascade) -> None:
+        self._cascade = cascade
+        self._chosen: Serializer | None = None
+
+    @property
+    def decided(self) -> Serializer:
+        """What writes it: this object before that is known."""
+        return self if self._chosen is None else self._chosen
+
+    @property
+    def keep_alive(self) -> bytes:  # type: ignore[override]
+        """Before the answer has begun, what is none of its events."""
+        if self._chosen is None:
+            return self._cascade.current.serializer.early_keep_alive
+        return self._chosen.keep_alive
+
+    def event(self, index: int, event: Event) -> list[bytes]:
+        """Return what an event looks like, behind the beginning of the answer."""
+        frames: list[bytes] = []
+        if self._chosen is None:
+            self._chosen = self._cascade.current.serializer
+            frames = self._chosen.begin()
+        self._chosen.is_stopped |= self.is_stopped
+        return frames + self._chosen.event(index, event)
+
+    def end(self) -> list[bytes]:
+        """Return what follows the good end."""
+        assert self._chosen is not None, "an end follows events"
+        return self._chosen.end()
