@@ -116,12 +116,23 @@ def begin(
     Raises:
       RequestError: it was refused, and nothing was begun.
     """
-    stream = first.model.fleet.submit(*first.requests)
-    first.on_submit()
-    # An answer is kept by the response cache for a cascade only if it was accepted.
-    if first.plan.climb is None or first.is_replayed:
+    climb, quotas = first.plan.climb, services.quotas
+    if climb is None:
+        stream = first.model.fleet.submit(*first.requests)
+        first.on_submit()
         return stream, None
-    cascade = Cascade(first, first.plan.climb, stream, services, live)
+    quotas.hold(first.request.request_id)
+    try:
+        stream = first.model.fleet.submit(first.request)
+    except RequestError:
+        quotas.charge(first.request.request_id)
+        raise
+    first.on_submit()
+    if first.is_replayed:
+        # Of a cascade's answers the response cache keeps those that were accepted.
+        quotas.charge(first.request.request_id)
+        return stream, None
+    cascade = Cascade(first, climb, stream, services, live)
     return cascade.stream, cascade
 
 
@@ -263,8 +274,6 @@ class Cascade:
         self._tap, stream.tap = stream.tap, None
         if prepared.is_replayed:
             self._services.quotas.discard(prepared.request.request_id, is_counted=False)
-        else:
-            self._services.quotas.hold(prepared.request.request_id)
         stream.listen(self._arrived, self._fail)
 
     def _arrived(self, events: Events) -> None:
@@ -362,6 +371,7 @@ class Cascade:
         if left_s <= 0:
             return None
         quotas.add_beside(self.request.request_id, asked_of(request, model))
+        quotas.hold(request.request_id)
         try:
             stream = model.fleet.submit(request)
         except RequestError as error:
