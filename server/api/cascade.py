@@ -35,7 +35,14 @@ if TYPE_CHECKING:
 
     from triolet.config import CascadeConfig
 
-    from ..contract.generation import CacheAsk, CascadeRecord, Event, Events, GenerationRequest
+    from ..contract.generation import (
+        CascadeRecord,
+        Event,
+        Events,
+        Generation,
+        GenerationRequest,
+        Usage,
+    )
     from .generate import Plan
     from .request_scope import RequestScope
     from .served_models import ServedModel
@@ -78,7 +85,6 @@ class Prepared(NamedTuple):
       serializer: of the endpoint, for this model.
       on_submit: called when the requests have been submitted.
       headers: that are of this model; filled in for those above the first.
-      cache: what comes of the response cache for it.
     """
 
     plan: Plan
@@ -86,7 +92,6 @@ class Prepared(NamedTuple):
     serializer: Serializer
     on_submit: Callable[[], None] = _nothing
     headers: Mapping[str, str] = {}
-    cache: CacheAsk | None = None
 
     @property
     def model(self) -> ServedModel:
@@ -136,6 +141,85 @@ def begin(
     return cascade.stream, cascade
 
 
+class Trial:
+    """One model's sequence, whose first events are held back.
+
+    Args:
+      prepared: what was submitted.
+      stream: of its answer.
+      is_judged: another model may answer in its place.
+
+    Attributes:
+      prepared: as above.
+      stream: as above.
+      is_judged: as above.
+      began_at: when it was submitted, on Trio's clock.
+      events: that were taken and not given out.
+      is_low: its first tokens are too improbable.
+      is_offered: `upper` is known.
+      upper: what is asked then; None for nothing.
+      over: set once it is known whether it answers.
+    """
+
+    def __init__(self, prepared: Prepared, stream: OutputStream, *, is_judged: bool) -> None:
+        self.prepared, self.stream, self.is_judged = prepared, stream, is_judged
+        self.began_at = trio.current_time()
+        self.events: list[Event] = []
+        self.is_low = self.is_offered = False
+        self.upper: Prepared | None = None
+        self.over = trio.Event()
+        # What goes to the response cache is what is shown.
+        self._tap, stream.tap = stream.tap, None
+
+    @property
+    def generation(self) -> Generation:
+        """Its one choice."""
+        return self.stream.generations[0]
+
+    @property
+    def last(self) -> Event | None:
+        """The last event that is held."""
+        return self.events[-1] if self.events else None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are held."""
+        return sum(len(one.token_ids) for one in self.events if isinstance(one, Delta))
+
+    def mean_logprob(self, tokens: int) -> float | None:
+        """Return the mean over so many first tokens, or as many as there are; None for none."""
+        deltas = [one for one in self.events if isinstance(one, Delta)]
+        scores = [token.logprob for one in deltas for token in one.logprobs][:tokens]
+        return sum(scores) / len(scores) if scores else None
+
+    def take(self) -> list[Event]:
+        """Return what is held and what has come since, as it would be without a cascade."""
+        taken, self.events = self.events, []
+        if self.generation.has_events:
+            taken += self.generation.take_now()
+        if self.prepared.request.sampling.logprobs is None:
+            taken = [_unscored(event) for event in taken]
+        if self._tap is not None:
+            for event in taken:
+                self._tap(0, event)
+        return taken
+
+    def forget_tap(self) -> None:
+        """Have the response cache keep nothing of it."""
+        self._tap = None
+
+    def drop(self) -> Usage:
+        """End it, whether it has ended before or not; return what it used."""
+        self.stream.listen(None)
+        self.stream.cancel(CancelReason.PASSED_UP)
+        events = list(self.events)
+        while taken := self.stream.take():
+            events += [event for _, event in taken]
+        end = events[-1]
+        assert not isinstance(end, Delta), "a cancelled sequence has ended"
+        return end.usage
+
+
 class Cascade:
     """A Generation (server/contract/generation.py) whose model may change before its first event.
 
@@ -147,7 +231,6 @@ class Cascade:
       live: the request that began it.
 
     Attributes:
-      current: what is generated now, and after `settled` answers.
       stream: of the answer.
       settled: set once it is known what answers.
       on_settled: called then.
@@ -161,23 +244,22 @@ class Cascade:
         services: Services,
         live: RequestScope,
     ) -> None:
-        self.current = first
         self.settled = trio.Event()
         self.on_settled: Callable[[], None] = _nothing
         self._climb, self._services, self._live = climb, services, live
         self._tenant = current_tenant()
+        self._deadline = trio.current_time() + first.request.deadline_s
         self._below: Prepared | None = None
-        self._next: Prepared | None = None
         self._on_filled = _nothing
-        self._began_at = trio.current_time()
-        self._deadline = self._began_at + first.request.deadline_s
         self._has_begun = self._is_cancelled = False
-        self._is_planned = True  # whether a task plans the next model
-        self._held: list[Event] = []
-        self._scores: list[float] = []
-        self._tap: Callable[[int, Event], None] | None = None
+        self._is_planned = True  # a task plans the next model
         self._hold(first, stream)
-        self.stream = OutputStream([self], self._schedule)
+        self.stream = OutputStream([self], lambda stream: self._trial.stream.schedule(stream))
+
+    @property
+    def current(self) -> Prepared:
+        """What is generated now, and answers once it is settled."""
+        return self._trial.prepared
 
     @property
     def request(self) -> GenerationRequest:
@@ -187,14 +269,14 @@ class Cascade:
     @property
     def has_begun(self) -> bool:
         """Whether a worker was ever asked to compute it."""
-        return self._has_begun or self._running.has_begun
+        return self._has_begun or self._trial.stream.has_begun
 
     @property
     def has_events(self) -> bool:
         """Whether events may be taken: none before it is settled."""
         if not self.settled.is_set():
             return False
-        return bool(self._held) or self._running.generations[0].has_events
+        return bool(self._trial.events) or self._trial.generation.has_events
 
     def bind(self, on_filled: Callable[[], None]) -> None:
         """Have this called when events are here where there were none."""
@@ -203,18 +285,8 @@ class Cascade:
             on_filled()
 
     def take_now(self) -> Sequence[Event]:
-        """Return the events that are here, as they would be without a cascade."""
-        if not self.settled.is_set():
-            return []
-        taken, self._held = self._held, []
-        generation = self._running.generations[0]
-        if generation.has_events:
-            taken += generation.take_now()
-        if self.request.sampling.logprobs is None:
-            taken = [_unscored(event) for event in taken]
-        if self._tap is not None:
-            for event in taken:
-                self._tap(0, event)
+        """Return the events that are here; none before it is settled."""
+        taken = self._trial.take() if self.settled.is_set() else []
         if taken and not isinstance(taken[-1], Delta):
             self._on_filled = _nothing  # its reader holds this object
         return taken
@@ -223,8 +295,8 @@ class Cascade:
         """End what is generated now, without waiting. Idempotent."""
         self._is_cancelled = True
         if not self.settled.is_set():
-            self._settle(Verdict.UNJUDGED if self._is_judged else Verdict.PASSED_UP)
-        self._running.cancel(reason)
+            self._settle(Verdict.UNJUDGED if self._trial.is_judged else Verdict.PASSED_UP)
+        self._trial.stream.cancel(reason)
 
     async def climb(self, prepare: Prepare, within_s: float) -> None:
         """Plan each next model beside the first tokens of the one before it, until it is settled
@@ -237,14 +309,15 @@ class Cascade:
         until = trio.current_time() + within_s
         try:
             while not self.settled.is_set() and trio.current_time() < until:
-                turned = self._turned
-                if self._is_judged:
-                    self._offer(await self._prepared(prepare))
+                trial = self._trial
+                if trial.is_judged:
+                    model = trial.prepared.model
+                    self._offer(await _prepared_above(model, self._climb, prepare, self._live))
                 with trio.move_on_at(until):
-                    await turned.wait()
+                    await trial.over.wait()
         finally:
             self._is_planned = False
-            if not self.settled.is_set() and self._is_judged and not self._is_offered:
+            if not self._trial.is_offered:
                 self._offer(None)
 
     def show(self) -> None:
@@ -253,100 +326,88 @@ class Cascade:
         if is_known and self._below is not None:
             kept = {name: one for name, one in live.headers.items() if name not in OF_MODEL}
             live.headers = kept | dict(self.current.headers)
-            live.cache = self.current.cache
+            live.cache = self.current.request.cache
         if is_known:
             live.headers[CASCADE_HEADER] = self._climb.record.header
         else:
             live.headers.pop(VERSION_HEADER, None)
 
-    def _schedule(self, stream: OutputStream) -> None:
-        self._running.schedule(stream)
-
     def _hold(self, prepared: Prepared, stream: OutputStream) -> None:
-        """Hold back the first tokens of a model, or of one that is not judged the first."""
-        self.current, self._running = prepared, stream
-        self._held, self._scores = [], []
-        self._num_tokens = 0
-        self._is_low = self._is_offered = False
-        self._turned = trio.Event()
+        """Hold back the first tokens of a model, or of one that is not judged the first event."""
         is_last = prepared.plan.climb is None or prepared.is_replayed or not self._is_planned
-        self._is_judged = not is_last
-        self._tap, stream.tap = stream.tap, None
+        self._trial = Trial(prepared, stream, is_judged=not is_last)
         if prepared.is_replayed:
             self._services.quotas.discard(prepared.request.request_id, is_counted=False)
         stream.listen(self._arrived, self._fail)
 
     def _arrived(self, events: Events) -> None:
         """Take in the first events of what is generated now."""
-        for _, event in events:
-            self._held.append(event)
-            if isinstance(event, Delta):
-                self._num_tokens += len(event.token_ids)
-                self._scores += [token.logprob for token in event.logprobs]
-        last = self._held[-1] if self._held else None
-        if isinstance(last, Failed):
-            is_worth_it = last.error.status >= 500 and not self._is_cancelled
-            if not (is_worth_it and self._go_back()):
-                self._settle(Verdict.UNJUDGED if self._is_judged else Verdict.PASSED_UP)
-        elif not self._is_judged:
-            if last is not None:
+        trial = self._trial
+        trial.events += [event for _, event in events]
+        if isinstance(trial.last, Failed):
+            may_go_back = trial.last.error.status >= 500 and not self._is_cancelled
+            if not (may_go_back and self._go_back()):
+                self._settle(Verdict.UNJUDGED if trial.is_judged else Verdict.PASSED_UP)
+        elif not trial.is_judged:
+            if trial.events:
                 self._settle(Verdict.PASSED_UP)
-        elif isinstance(last, Finished) or self._num_tokens >= self._climb.config.tokens:
+        elif isinstance(trial.last, Finished) or trial.num_tokens >= self._climb.config.tokens:
             self._judge()
 
     def _judge(self) -> None:
         """Compare the mean log-probability of the first tokens with the threshold."""
-        config, record = self._climb.config, self._climb.record
-        scores = self._scores[: config.tokens]
-        if not scores or config.threshold is None:
+        config, record, trial = self._climb.config, self._climb.record, self._trial
+        mean = trial.mean_logprob(config.tokens)
+        if mean is None or config.threshold is None:
             self._settle(Verdict.UNJUDGED)
             return
-        record.mean_logprob = sum(scores) / len(scores)
-        if record.mean_logprob >= config.threshold:
+        record.mean_logprob = mean
+        if mean >= config.threshold:
             self._settle(Verdict.ACCEPTED)
             return
-        self._is_low = True
+        trial.is_low = True
         # What comes now waits for its reader, unread for `plan_s` at most.
-        self._running.listen(None)
-        if self._is_offered:
+        trial.stream.listen(None)
+        if trial.is_offered:
             self._go_up()
 
     def _offer(self, upper: Prepared | None) -> None:
         """Take in what the next model is asked if need be; None where there is none."""
-        if self.settled.is_set():
+        trial = self._trial
+        if self.settled.is_set() or not trial.is_judged:
             return
-        self._next, self._is_offered = upper, True
-        if self._is_low:
+        trial.upper, trial.is_offered = upper, True
+        if trial.is_low:
             self._go_up()
 
     def _go_up(self) -> None:
         """Ask the next model; where it cannot take the request, keep the answer that there is."""
-        upper = self._next
-        room = self._services.quotas.has_room(self._tenant)
-        stream = self._submitted(upper) if upper is not None and room else None
+        trial, quotas = self._trial, self._services.quotas
+        upper = trial.upper if quotas.has_room(self._tenant) else None
+        stream = None if upper is None else self._submitted(upper)
         if upper is None or stream is None:
             self._settle(Verdict.KEPT)
             return
-        record, model, auto = self._climb.record, self.current.model, self._services.metrics.auto
+        record, model, auto = self._climb.record, trial.prepared.model, self._services.metrics.auto
         record.verdict = Verdict.PASSED_UP
         record.tried.append(model.name)
-        began_at = self._began_at
-        self._began_at = trio.current_time()
-        usage = self._drop().usage
+        self._has_begun = self.has_begun
+        usage = trial.drop()
+        quotas.discard(self.request.request_id, is_counted=trial.stream.has_begun)
         record.discarded_tokens += usage.completion_tokens
         auto.judged(model.name, Verdict.PASSED_UP)
-        computed_s = self._began_at - began_at - usage.queue_s
+        computed_s = trio.current_time() - trial.began_at - usage.queue_s
         auto.discarded(model.name, usage.completion_tokens, max(0.0, computed_s))
-        turned, self._below, self._next = self._turned, self.current, None
+        self._below = trial.prepared
         self._hold(upper, stream)
-        turned.set()
+        trial.over.set()
 
     def _go_back(self) -> bool:
         """Ask the model below anew after the one above failed; return whether it was taken on.
 
         The seed is the same, and so are the tokens.
         """
-        below = self._below
+        below, trial = self._below, self._trial
         if below is None:
             return False
         plain = replace(below.request.sampling, scored_tokens=0)
@@ -355,11 +416,13 @@ class Cascade:
         stream = self._submitted(again)
         if stream is None:
             return False
-        self._drop()
-        self._climb.record.tried.append(self.current.model.name)
-        turned = self._turned
+        self._has_begun = self.has_begun
+        trial.drop()
+        is_begun = trial.stream.has_begun
+        self._services.quotas.discard(self.request.request_id, is_counted=is_begun)
+        self._climb.record.tried.append(trial.prepared.model.name)
         self._hold(again, stream)
-        turned.set()
+        trial.over.set()
         self._settle(Verdict.KEPT)
         return True
 
@@ -381,74 +444,61 @@ class Cascade:
         prepared.on_submit()
         return stream
 
-    def _drop(self) -> Finished | Failed:
-        """End what is generated now and charge nothing for it; return how it ended."""
-        dropped, self._has_begun = self._running, self.has_begun
-        dropped.listen(None)
-        dropped.cancel(CancelReason.PASSED_UP)
-        # Where it had ended before, its end is among the events that are held.
-        events = list(self._held)
-        while taken := dropped.take():
-            events += [event for _, event in taken]
-        self._services.quotas.discard(self.request.request_id, is_counted=dropped.has_begun)
-        end = events[-1]
-        assert not isinstance(end, Delta), "a cancelled sequence has ended"
-        return end
-
     def _settle(self, verdict: Verdict) -> None:
         """Let what is generated now be the answer."""
-        record = self._climb.record
+        record, trial = self._climb.record, self._trial
         record.verdict = verdict
-        if self._is_judged or verdict is Verdict.KEPT:
-            self._services.metrics.auto.judged(self.current.model.name, verdict)
+        if trial.is_judged or verdict is Verdict.KEPT:
+            self._services.metrics.auto.judged(trial.prepared.model.name, verdict)
         if verdict is Verdict.KEPT:
-            self._tap = None  # the response cache keeps no answer that should be a larger model's
-        self._running.listen(None)
+            trial.forget_tap()  # a larger model should have answered
+        trial.stream.listen(None)
         cost = self._services.quotas.charge(self.request.request_id)
-        if self._held and not isinstance(self._held[-1], Delta):
+        if trial.events and not isinstance(trial.last, Delta):
             # The line of its end came before the verdict.
             log.info(
                 "cascade_settled",
                 request_id=self.request.request_id.hex(),
-                model=self.current.model.name,
+                model=trial.prepared.model.name,
                 **record.fields,
                 **({} if cost is None else {"cost": cost.charged}),
             )
         self.settled.set()
-        self._turned.set()
+        trial.over.set()
         self.on_settled()
-        generation = self._running.generations[0]
-        generation.bind(self._note_filled)
-        if self._held and not generation.has_events:
-            self._note_filled()
-
-    def _note_filled(self) -> None:
-        self._on_filled()
+        trial.generation.bind(lambda: self._on_filled())
+        if trial.events and not trial.generation.has_events:
+            self._on_filled()
 
     def _fail(self, error: Exception) -> None:
         """End it by an error of this server."""
         log.error("cascade_failed", exc_info=error)
         self.cancel(CancelReason.STOPPED)
 
-    async def _prepared(self, prepare: Prepare) -> Prepared | None:
-        """Return what the next model is asked; None if there is none, or it takes too long."""
-        live = self._live
-        headers, cache = live.headers, live.cache
-        live.headers = {name: one for name, one in headers.items() if name not in OF_MODEL}
-        try:
-            with trio.move_on_after(self._climb.config.plan_s):
-                plan = await self._climb.plan_above(self._climb, self.current.model)
-                if plan is None:
-                    return None
-                upper = await prepare(plan)
-                of_model = {name: live.headers[name] for name in OF_MODEL & live.headers.keys()}
-                request = replace(upper.request, request_id=new_request_id())
-                return upper._replace(requests=[request], headers=of_model, cache=request.cache)
-        except RequestError as error:
-            log.info("cascade_refused", code=error.code, reason=error.message)
-        finally:
-            live.headers, live.cache = headers, cache
-        return None
+
+async def _prepared_above(
+    model: ServedModel, climb: Climb, prepare: Prepare, live: RequestScope
+) -> Prepared | None:
+    """Return what the next model above one is asked; None if there is none, or it takes too long.
+
+    The headers of the request's answer stay as they are.
+    """
+    headers, cache = live.headers, live.cache
+    live.headers = {name: one for name, one in headers.items() if name not in OF_MODEL}
+    try:
+        with trio.move_on_after(climb.config.plan_s):
+            plan = await climb.plan_above(climb, model)
+            if plan is None:
+                return None
+            upper = await prepare(plan)
+            of_model = {name: live.headers[name] for name in OF_MODEL & live.headers.keys()}
+            request = replace(upper.request, request_id=new_request_id())
+            return upper._replace(requests=[request], headers=of_model)
+    except RequestError as error:
+        log.info("cascade_refused", code=error.code, reason=error.message)
+    finally:
+        live.headers, live.cache = headers, cache
+    return None
 
 
 def _unscored(event: Event) -> Event:
