@@ -84,7 +84,7 @@ class Prepared(NamedTuple):
       requests: one for each choice.
       serializer: of the endpoint, for this model.
       on_submit: called when the requests have been submitted.
-      headers: that are of this model; filled in for those above the first.
+      headers: of the answer, that are of this model; a cascade fills them in.
     """
 
     plan: Plan
@@ -253,7 +253,7 @@ class Cascade:
         self._on_filled = _nothing
         self._has_begun = self._is_cancelled = False
         self._is_planned = True  # a task plans the next model
-        self._hold(first, stream)
+        self._hold(first._replace(headers=_of_model(live)), stream)
         self.stream = OutputStream([self], lambda stream: self._trial.stream.schedule(stream))
 
     @property
@@ -491,14 +491,18 @@ async def _prepared_above(
             if plan is None:
                 return None
             upper = await prepare(plan)
-            of_model = {name: live.headers[name] for name in OF_MODEL & live.headers.keys()}
             request = replace(upper.request, request_id=new_request_id())
-            return upper._replace(requests=[request], headers=of_model)
+            return upper._replace(requests=[request], headers=_of_model(live))
     except RequestError as error:
         log.info("cascade_refused", code=error.code, reason=error.message)
     finally:
         live.headers, live.cache = headers, cache
     return None
+
+
+def _of_model(live: RequestScope) -> dict[str, str]:
+    """Return the headers of a request's answer that are of its model."""
+    return {name: live.headers[name] for name in OF_MODEL & live.headers.keys()}
 
 
 def _unscored(event: Event) -> Event:

@@ -45,7 +45,7 @@ from triolet.config import (
     ServerConfig,
     WakePolicy,
 )
-from triolet.errors import ConfigError, overloaded, server_error
+from triolet.errors import ConfigError, RequestError, overloaded, server_error
 from triolet.tenants import Plan, Prices
 from triolet.units import MIB
 
@@ -237,6 +237,33 @@ async def test_a_larger_model_that_fails_before_its_first_token_gives_the_answer
         models.demo.refuse_with = None
         models.demo.script = both.script
         assert (await ask(models)).status == 500, "as without a cascade"
+
+
+async def test_the_head_of_an_answer_that_came_back_names_its_own_version() -> None:
+    digest = "sha256:" + "9" * 64
+    failing = FakeFleet(lambda one: one.fail(server_error()))
+    auto = replace(cascade(TAKES_NONE), ladder=(CODE, MODEL))
+    code = FakeFleet()
+    other = fake_model(replace(CODE_CONFIG, model_digest=digest), code, text=CodeText())
+    async with surface(failing, others=[other], auto=auto) as server:
+        answer = await ask(TwoModels(server, failing, code))
+    assert answer.json["model"] == CODE
+    assert answer.headers["x-triolet-model-version"] == digest
+
+
+async def test_a_model_that_says_nothing_until_the_deadline_ends_the_request_as_ever() -> None:
+    async with judged(TAKES_NONE, fleet=FakeFleet(by_hand)) as models:
+        for stream in (False, True):
+            async with asking(models, stream=stream) as client:
+                generation = await models.demo.nth(int(stream))
+                generation.say("ab")
+                error = RequestError("too late", status=504, code="deadline_exceeded")
+                generation.fail(error)
+                if stream:
+                    assert b"deadline_exceeded" in await client.until(b"[DONE]")
+                else:
+                    assert (await client.answer()).status == 504
+        assert models.counts == (2, 0)
 
 
 async def test_deadlines_span_both_models() -> None:
