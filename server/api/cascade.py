@@ -137,8 +137,8 @@ def begin(
         # Of a cascade's answers the response cache keeps those that were accepted.
         quotas.charge(first.request.request_id)
         return stream, None
-    cascade = Cascade(first, climb, stream, services, live)
-    return cascade.stream, cascade
+    cascade = Cascade(first._replace(headers=_of_model(live)), climb, stream, services)
+    return OutputStream([cascade], cascade.schedule), cascade
 
 
 class Trial:
@@ -228,10 +228,8 @@ class Cascade:
       climb: how it may pass to the next model.
       stream: of the first.
       services: what it works with.
-      live: the request that began it.
 
     Attributes:
-      stream: of the answer.
       settled: set once it is known what answers.
       on_settled: called then.
     """
@@ -242,19 +240,17 @@ class Cascade:
         climb: Climb,
         stream: OutputStream,
         services: Services,
-        live: RequestScope,
     ) -> None:
         self.settled = trio.Event()
         self.on_settled: Callable[[], None] = _nothing
-        self._climb, self._services, self._live = climb, services, live
+        self._climb, self._services = climb, services
         self._tenant = current_tenant()
         self._deadline = trio.current_time() + first.request.deadline_s
         self._below: Prepared | None = None
         self._on_filled = _nothing
         self._has_begun = self._is_cancelled = False
         self._is_planned = True  # a task plans the next model
-        self._hold(first._replace(headers=_of_model(live)), stream)
-        self.stream = OutputStream([self], lambda stream: self._trial.stream.schedule(stream))
+        self._hold(first, stream)
 
     @property
     def current(self) -> Prepared:
@@ -278,6 +274,10 @@ class Cascade:
             return False
         return bool(self._trial.events) or self._trial.generation.has_events
 
+    def schedule(self, stream: OutputStream) -> None:
+        """Have the stream of the answer delivered soon, with those of the present model."""
+        self._trial.stream.schedule(stream)
+
     def bind(self, on_filled: Callable[[], None]) -> None:
         """Have this called when events are here where there were none."""
         self._on_filled = on_filled
@@ -297,13 +297,15 @@ class Cascade:
         if not self.settled.is_set():
             self._settle(Verdict.UNJUDGED if self._trial.is_judged else Verdict.PASSED_UP)
         self._trial.stream.cancel(reason)
+        self._on_filled = _nothing  # the last event is here
 
-    async def climb(self, prepare: Prepare, within_s: float) -> None:
+    async def climb(self, prepare: Prepare, live: RequestScope, within_s: float) -> None:
         """Plan each next model beside the first tokens of the one before it, until it is settled
         what answers, or for so long. What is passed up later answers without a verdict.
 
         Args:
           prepare: of the endpoint.
+          live: the request, whose headers it may name meanwhile.
           within_s: how long.
         """
         until = trio.current_time() + within_s
@@ -312,7 +314,7 @@ class Cascade:
                 trial = self._trial
                 if trial.is_judged:
                     model = trial.prepared.model
-                    self._offer(await _prepared_above(model, self._climb, prepare, self._live))
+                    self._offer(await _prepared_above(model, self._climb, prepare, live))
                 with trio.move_on_at(until):
                     await trial.over.wait()
         finally:
@@ -320,9 +322,9 @@ class Cascade:
             if not self._trial.is_offered:
                 self._offer(None)
 
-    def show(self) -> None:
+    def show(self, live: RequestScope) -> None:
         """Let the headers of the answer be those of the model that answers, if it is known."""
-        live, is_known = self._live, self.settled.is_set()
+        is_known = self.settled.is_set()
         if is_known and self._below is not None:
             kept = {name: one for name, one in live.headers.items() if name not in OF_MODEL}
             live.headers = kept | dict(self.current.headers)
@@ -466,6 +468,7 @@ class Cascade:
         self.settled.set()
         trial.over.set()
         self.on_settled()
+        self.on_settled = _nothing
         trial.generation.bind(lambda: self._on_filled())
         if trial.events and not trial.generation.has_events:
             self._on_filled()

@@ -401,8 +401,8 @@ async def begun(
         stream, cascade = submit_all(first, services, live)
     if cascade is None:
         return stream, first.serializer
-    await cascade.climb(prepare, within_s)
-    cascade.show()
+    await cascade.climb(prepare, live, within_s)
+    cascade.show(live)
     return stream, Undecided(cascade)
 
 

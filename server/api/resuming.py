@@ -95,8 +95,8 @@ async def kept_reader(
     if cascade is not None:
         # A head that comes first names no model.
         if is_new:
-            await cascade.climb(prepare, within_s)
-            cascade.show()
+            await cascade.climb(prepare, current_scope(), within_s)
+            cascade.show(current_scope())
         else:
             with trio.move_on_after(within_s):
                 await cascade.settled.wait()

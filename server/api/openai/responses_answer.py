@@ -312,7 +312,7 @@ class ResponseAnswer:
         if self._is_cancelled:
             self.cancel()
         if cascade is not None:
-            await cascade.climb(prepare, math.inf)
+            await cascade.climb(prepare, live, math.inf)
 
         def write(arrived: Events) -> list[bytes] | None:
             unsent: list[bytes] = []
@@ -345,6 +345,6 @@ class ResponseAnswer:
         reader = kept.join(answer, 0)
         live.hold(reader)
         if answer.cascade is not None:
-            await answer.cascade.climb(prepare, math.inf)
+            await answer.cascade.climb(prepare, live, math.inf)
         await relay_frames(reader, outbox)
         return answer.serializer.decided

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from server.api.cascade import Cascade, Trial
 from server.contract.generation import CancelReason
 from server.tenants.accounts import NANOS, limits_of
 from server.tenants.memory_store import MemoryStore
@@ -480,6 +482,25 @@ async def test_a_cancel_on_a_socket_ends_what_is_held() -> None:
             assert events[-1]["response"]["model"] == MODEL
             assert generation.cancelled[0] is CancelReason.STOPPED
             assert models.counts == (1, 0)
+
+
+@pytest.mark.parametrize("threshold", [TAKES_ALL, TAKES_NONE])
+async def test_no_answer_waits_for_a_search_of_garbage(threshold: float) -> None:
+    def left() -> list[object]:
+        return [one for one in gc.get_objects() if type(one) in (Cascade, Trial)]
+
+    async with judged(threshold) as models:
+        gc.collect()
+        gc.disable()
+        try:
+            await ask(models)
+            await ask(models, headers={"idempotency-key": "one"}, stream=True)
+            async with asking(models, stream=True) as client:
+                await client.until(b"data: ")
+            models.server.services.kept._answers.clear()
+            await until(lambda: not left())
+        finally:
+            gc.enable()
 
 
 def test_what_is_no_cascade_is_refused_in_words() -> None:
