@@ -158,7 +158,7 @@ class Trial:
       is_low: its first tokens are too improbable.
       is_offered: `upper` is known.
       upper: what is asked then; None for nothing.
-      over: set once it is known whether it answers.
+      over: set once it was given up for another one.
     """
 
     def __init__(self, prepared: Prepared, stream: OutputStream, *, is_judged: bool) -> None:
@@ -250,6 +250,7 @@ class Cascade:
         self._on_filled = _nothing
         self._has_begun = self._is_cancelled = False
         self._is_planned = True  # a task plans the next model
+        self._climbing = trio.CancelScope()
         self._hold(first, stream)
 
     @property
@@ -301,21 +302,22 @@ class Cascade:
 
     async def climb(self, prepare: Prepare, live: RequestScope, within_s: float) -> None:
         """Plan each next model beside the first tokens of the one before it, until it is settled
-        what answers, or for so long. What is passed up later answers without a verdict.
+        what answers, or for so long, or until the deadline. What is passed up later answers without
+        a verdict. Called once.
 
         Args:
           prepare: of the endpoint.
           live: the request, whose headers it may name meanwhile.
           within_s: how long.
         """
-        until = trio.current_time() + within_s
+        self._climbing.deadline = min(trio.current_time() + within_s, self._deadline)
         try:
-            while not self.settled.is_set() and trio.current_time() < until:
-                trial = self._trial
-                if trial.is_judged:
-                    model = trial.prepared.model
-                    self._offer(await _prepared_above(model, self._climb, prepare, live))
-                with trio.move_on_at(until):
+            with self._climbing:
+                while not self.settled.is_set():
+                    trial = self._trial
+                    if trial.is_judged:
+                        model = trial.prepared.model
+                        self._offer(await _prepared_above(model, self._climb, prepare, live))
                     await trial.over.wait()
         finally:
             self._is_planned = False
@@ -466,7 +468,7 @@ class Cascade:
                 **({} if cost is None else {"cost": cost.charged}),
             )
         self.settled.set()
-        trial.over.set()
+        self._climbing.cancel()  # an answer does not wait for a plan that is not needed
         self.on_settled()
         self.on_settled = _nothing
         trial.generation.bind(lambda: self._on_filled())

@@ -213,14 +213,66 @@ async def test_a_model_that_sleeps_is_woken_by_a_verdict_where_the_policy_says_s
         assert (await ask(models)).json["model"] == CODE
 
 
-async def test_a_prompt_that_the_next_model_tokenises_too_slowly_keeps_the_small_answer() -> None:
-    class Stuck(CodeText):
-        async def encode(self, *args: Any, **more: Any) -> tuple[int, ...]:  # noqa: ANN401
-            await trio.sleep_forever()
-            raise AssertionError
+class StuckText(CodeText):
+    """Tokenises for ever."""
 
-    async with judged(TAKES_NONE, code_text=Stuck(), cascade={"plan_s": 0.02}) as models:
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = trio.Event()
+
+    async def encode(self, *args: Any, **more: Any) -> tuple[int, ...]:  # noqa: ANN401
+        self.has_begun.set()
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+async def test_a_prompt_that_the_next_model_tokenises_too_slowly_keeps_the_small_answer() -> None:
+    async with judged(TAKES_NONE, code_text=StuckText(), cascade={"plan_s": 0.02}) as models:
         await _kept(models)
+
+
+LONG_PLAN = {"plan_s": 9.0}
+"""Longer than the tests below may take."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "one"}])
+async def test_an_accepted_answer_does_not_wait_for_the_next_models_plan(
+    headers: dict[str, str], *, stream: bool
+) -> None:
+    async with judged(TAKES_ALL, code_text=StuckText(), cascade=LONG_PLAN) as models:
+        with trio.fail_after(5):
+            answer = await ask(models, stream=stream, headers=headers)
+        assert answer.headers[HEADER].startswith("accepted")
+
+
+async def test_neither_deadline_nor_keep_alive_waits_for_the_next_models_plan() -> None:
+    fleet = FakeFleet(by_hand)
+    changes = {"fleet": fleet, "code_text": StuckText(), "cascade": LONG_PLAN}
+    async with judged(TAKES_NONE, keep_alive_s=0.02, **changes) as models:
+        with trio.fail_after(5):
+            async with asking(models, stream=True) as client:
+                await client.until(b": keep-alive\n\n")
+            headers = {"x-request-timeout-ms": "20"}
+            async with asking(models, headers=headers) as client:
+                generation = await models.demo.nth(1)
+                generation.say("abcd")
+                generation.fail(RequestError("late", status=504, code="deadline_exceeded"))
+                assert (await client.answer()).status == 504
+
+
+async def test_a_cancel_on_a_socket_does_not_wait_for_the_next_models_plan() -> None:
+    text = StuckText()
+    changes = {"fleet": FakeFleet(by_hand), "code_text": text, "cascade": LONG_PLAN}
+    async with judged(TAKES_NONE, **changes) as models:
+        socket = await open_socket(models.server)
+        async with socket.client.stream:
+            await socket.send({"type": "response.create", "model": "auto", "input": "hi"})
+            (await models.demo.nth(0)).say("abcd")
+            await text.has_begun.wait()
+            await socket.send({"type": "response.cancel"})
+            with trio.fail_after(5):
+                await socket.until("response.incomplete")
 
 
 async def test_a_larger_model_that_fails_before_its_first_token_gives_the_answer_back() -> None:
