@@ -126,12 +126,8 @@ def begin(
         stream = first.model.fleet.submit(*first.requests)
         first.on_submit()
         return stream, None
-    quotas.hold(first.request.request_id)
-    try:
-        stream = first.model.fleet.submit(first.request)
-    except RequestError:
-        quotas.charge(first.request.request_id)
-        raise
+    quotas.hold(first.request.request_id)  # where it is refused its reservation is given back
+    stream = first.model.fleet.submit(first.request)
     first.on_submit()
     if first.is_replayed:
         # Of a cascade's answers the response cache keeps those that were accepted.
@@ -386,32 +382,22 @@ class Cascade:
 
     def _go_up(self) -> None:
         """Ask the next model; where it cannot take the request, keep the answer that there is."""
-        trial, quotas = self._trial, self._services.quotas
-        upper = trial.upper if quotas.has_room(self._tenant) else None
+        trial = self._trial
+        upper = trial.upper if self._services.quotas.has_room(self._tenant) else None
         stream = None if upper is None else self._submitted(upper)
         if upper is None or stream is None:
             self._settle(Verdict.KEPT)
             return
-        record, model, auto = self._climb.record, trial.prepared.model, self._services.metrics.auto
-        record.verdict = Verdict.PASSED_UP
-        record.tried.append(model.name)
-        self._has_begun = self.has_begun
-        usage = trial.drop()
-        quotas.discard(self.request.request_id, is_counted=trial.stream.has_begun)
-        record.discarded_tokens += usage.completion_tokens
-        auto.judged(model.name, Verdict.PASSED_UP)
-        computed_s = trio.current_time() - trial.began_at - usage.queue_s
-        auto.discarded(model.name, usage.completion_tokens, max(0.0, computed_s))
-        self._below = trial.prepared
-        self._hold(upper, stream)
-        trial.over.set()
+        self._climb.record.verdict = Verdict.PASSED_UP
+        self._services.metrics.auto.judged(trial.prepared.model.name, Verdict.PASSED_UP)
+        self._give_up(upper, stream)
 
     def _go_back(self) -> bool:
         """Ask the model below anew after the one above failed; return whether it was taken on.
 
         The seed is the same, and so are the tokens.
         """
-        below, trial = self._below, self._trial
+        below = self._below
         if below is None:
             return False
         plain = replace(below.request.sampling, scored_tokens=0)
@@ -420,15 +406,24 @@ class Cascade:
         stream = self._submitted(again)
         if stream is None:
             return False
-        self._has_begun = self.has_begun
-        trial.drop()
-        is_begun = trial.stream.has_begun
-        self._services.quotas.discard(self.request.request_id, is_counted=is_begun)
-        self._climb.record.tried.append(trial.prepared.model.name)
-        self._hold(again, stream)
-        trial.over.set()
+        self._give_up(again, stream)
         self._settle(Verdict.KEPT)
         return True
+
+    def _give_up(self, other: Prepared, stream: OutputStream) -> None:
+        """End what is generated now for another one, which has been submitted."""
+        record, trial, services = self._climb.record, self._trial, self._services
+        name = trial.prepared.model.name
+        self._has_begun = self.has_begun
+        usage = trial.drop()
+        services.quotas.discard(self.request.request_id, is_counted=trial.stream.has_begun)
+        record.tried.append(name)
+        record.discarded_tokens += usage.completion_tokens
+        computed_s = trio.current_time() - trial.began_at - usage.queue_s
+        services.metrics.auto.discarded(name, usage.completion_tokens, max(0.0, computed_s))
+        self._below = trial.prepared
+        self._hold(other, stream)
+        trial.over.set()
 
     def _submitted(self, prepared: Prepared) -> OutputStream | None:
         """Return the stream of another model's answer; None where it is refused."""
@@ -441,9 +436,12 @@ class Cascade:
         quotas.hold(request.request_id)
         try:
             stream = model.fleet.submit(request)
-        except RequestError as error:
+        except Exception as error:  # there is an answer without it
             quotas.discard(request.request_id, is_counted=False)
-            log.info("cascade_refused", model=model.name, code=error.code, reason=error.message)
+            if isinstance(error, RequestError):
+                log.info("cascade_refused", model=model.name, code=error.code, reason=error.message)
+            else:
+                log.error("cascade_failed", model=model.name, exc_info=error)
             return None
         prepared.on_submit()
         return stream
@@ -500,6 +498,8 @@ async def _prepared_above(
             return upper._replace(requests=[request], headers=_of_model(live))
     except RequestError as error:
         log.info("cascade_refused", code=error.code, reason=error.message)
+    except Exception as error:  # there is an answer without it
+        log.error("cascade_failed", exc_info=error)
     finally:
         live.headers, live.cache = headers, cache
     return None

@@ -175,11 +175,12 @@ class OutputStream:
             return
         if self._write is not None:
             left: object
+            fail = self._fail  # a reader that stops listening is told all the same
             try:
                 left = self._write(self.take())
             except Exception as error:  # noqa: BLE001 (its reader is told)
                 if self._woken is None:  # no task waits that could raise it
-                    self._fail(error)
+                    fail(error)
                     return
                 left = error
             if left is None and not self.is_over:

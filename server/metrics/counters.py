@@ -218,13 +218,13 @@ class AutoMetrics:
         )
         self._discarded_tokens = Counter(
             "triolet_auto_discarded_tokens",
-            "Tokens that were computed and not sent, because a larger model was asked",
+            "Tokens that were computed and not sent, because another model was asked",
             ("model",),
             registry=registry,
         )
         self._discarded_s = Counter(
             "triolet_auto_discarded_seconds",
-            "Time for which workers had sequences that were given up for a larger model",
+            "Time for which workers had sequences that were given up for another model",
             ("model",),
             registry=registry,
         )

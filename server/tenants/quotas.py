@@ -513,6 +513,7 @@ class Quotas(Charges):
         self._reservations[ask.tenant] -= 1
         for request_id in reservation.open:
             del self._running[request_id]
+            self._held.pop(request_id, None)
         # The plan may have changed meanwhile; what is charged by an old limit would undo the new.
         present = self._limits[ask.tenant]
         tokens, cost, is_begun = reservation.tokens, reservation.cost, reservation.is_counted

@@ -33,6 +33,7 @@ from tests.server.support.fakes import (
     ChargingFleet,
     FakeFleet,
     FakeGeneration,
+    answer_hello,
     by_hand,
     fake_model,
 )
@@ -52,7 +53,7 @@ from triolet.tenants import Plan, Prices
 from triolet.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from server.contract.generation import GenerationRequest
     from tests.server.support.surface import Answer, RawClient
@@ -229,6 +230,25 @@ class StuckText(CodeText):
 async def test_a_prompt_that_the_next_model_tokenises_too_slowly_keeps_the_small_answer() -> None:
     async with judged(TAKES_NONE, code_text=StuckText(), cascade={"plan_s": 0.02}) as models:
         await _kept(models)
+
+
+class Broken(RuntimeError):
+    """A bug of ours."""
+
+
+class BrokenText(CodeText):
+    """Has a bug."""
+
+    async def encode(self, *args: Any, **more: Any) -> tuple[int, ...]:  # noqa: ANN401
+        raise Broken
+
+
+async def test_a_bug_in_the_next_models_plan_keeps_the_small_answer() -> None:
+    async with judged(TAKES_NONE, code_text=BrokenText()) as models:
+        with capture_logs() as lines:
+            await _kept(models)
+    (line,) = (line for line in lines if line["event"] == "cascade_failed")
+    assert isinstance(line["exc_info"], Broken)
 
 
 LONG_PLAN = {"plan_s": 9.0}
@@ -409,11 +429,17 @@ async def test_a_client_that_leaves_with_a_key_finds_the_answer_that_went_on() -
         assert b'"model":"code"' in found.body
 
 
+def _fail(generation: FakeGeneration) -> None:
+    generation.fail(server_error())
+
+
 class EndingFleet(ChargingFleet):
-    """Tells of cancelled sequences too."""
+    """Tells of failed and cancelled sequences too."""
 
     def begin(self, request: GenerationRequest) -> FakeGeneration:
         generation = super().begin(request)
+        if self.script is _fail:
+            self.end(generation)
         cancel = generation.cancel
 
         def cancel_and_tell(reason: CancelReason) -> None:
@@ -461,6 +487,51 @@ async def test_a_tenant_pays_for_the_answer_alone(threshold: float, *, is_short:
     assert account.used_tokens == sum(tokens)
     assert 98.9 < account.requests < 99.1, "it is one request"
     assert [name for name, *_ in observed.auto] == [MODEL if threshold == TAKES_ALL else CODE]
+
+
+def _break(generation: FakeGeneration) -> None:
+    raise Broken
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "status", "tokens"),
+    [
+        (answer_hello, _fail, 200, 30),
+        (answer_hello, overloaded("full", 1.0), 200, 30),
+        (answer_hello, _break, 200, 30),
+        (overloaded("full", 1.0), answer_hello, 503, 0),
+        (_fail, answer_hello, 500, 19),
+    ],
+)
+async def test_nothing_stays_reserved_or_held_whatever_goes_wrong(
+    small: Callable[[FakeGeneration], None] | RequestError,
+    large: Callable[[FakeGeneration], None] | RequestError,
+    status: int,
+    tokens: int,
+) -> None:
+    """The tokens are those that are paid for."""
+    plan = Plan("p", tokens_per_minute=100_000.0)
+    alice = tenant("alice", "key-of-alice", plan=plan)
+    observed, config = Observed(), QuotaConfig()
+    store = MemoryStore(config, SpendWatch(observed))
+    quotas = Quotas(config, store, SpendWatch(observed), observed, lambda name: Prices())
+    fleets = EndingFleet(quotas), EndingFleet(quotas)
+    for fleet, does in zip(fleets, (small, large), strict=True):
+        if isinstance(does, RequestError):
+            fleet.refuse_with = does
+        else:
+            fleet.script = does
+    changes = {"fleet": fleets[0], "code_fleet": fleets[1], "quotas": quotas}
+    async with judged(TAKES_NONE, tenancy=Tenancy(tenants_of(alice)), **changes) as models:
+        with capture_logs():
+            answer = await ask(models, headers={"authorization": "Bearer key-of-alice"})
+        assert answer.status == status
+        assert quotas.num_open == 0
+        assert not quotas._held
+        assert quotas.num_under_way("alice") == 0
+    account = store.last_seen("alice", limits_of(plan))
+    assert account is not None
+    assert (account.used_tokens, account.in_flight) == (tokens, 0)
 
 
 async def test_a_tenant_without_room_keeps_the_small_answer() -> None:
@@ -539,10 +610,14 @@ async def test_a_cancel_on_a_socket_ends_what_is_held() -> None:
 @pytest.mark.parametrize("threshold", [TAKES_ALL, TAKES_NONE])
 async def test_no_answer_waits_for_a_search_of_garbage(threshold: float) -> None:
     def left() -> list[object]:
-        return [one for one in gc.get_objects() if type(one) in (Cascade, Trial)]
+        found = [one for one in gc.get_objects() if type(one) in (Cascade, Trial)]
+        return [one for one in found if id(one) not in before]
 
+    before: set[int] = set()
     async with judged(threshold) as models:
         gc.collect()
+        of_others = left()  # in tracebacks of other tests
+        before |= set(map(id, of_others))
         gc.disable()
         try:
             await ask(models)
