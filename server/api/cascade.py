@@ -226,6 +226,7 @@ class Cascade:
       services: what it works with.
 
     Attributes:
+      current: what is generated now, and answers once it is settled.
       settled: set once it is known what answers.
       on_settled: called then.
     """
@@ -248,11 +249,6 @@ class Cascade:
         self._is_planned = True  # a task plans the next model
         self._climbing = trio.CancelScope()
         self._hold(first, stream)
-
-    @property
-    def current(self) -> Prepared:
-        """What is generated now, and answers once it is settled."""
-        return self._trial.prepared
 
     @property
     def request(self) -> GenerationRequest:
@@ -323,7 +319,7 @@ class Cascade:
     def show(self, live: RequestScope) -> None:
         """Let the headers of the answer be those of the model that answers, if it is known."""
         is_known = self.settled.is_set()
-        if is_known and self._below is not None:
+        if is_known and self._climb.record.tried:
             kept = {name: one for name, one in live.headers.items() if name not in OF_MODEL}
             live.headers = kept | dict(self.current.headers)
             live.cache = self.current.request.cache
@@ -335,7 +331,7 @@ class Cascade:
     def _hold(self, prepared: Prepared, stream: OutputStream) -> None:
         """Hold back the first tokens of a model, or of one that is not judged the first event."""
         is_last = prepared.plan.climb is None or prepared.is_replayed or not self._is_planned
-        self._trial = Trial(prepared, stream, is_judged=not is_last)
+        self.current, self._trial = prepared, Trial(prepared, stream, is_judged=not is_last)
         if prepared.is_replayed:
             self._services.quotas.discard(prepared.request.request_id, is_counted=False)
         stream.listen(self._arrived, self._fail)
@@ -439,7 +435,7 @@ class Cascade:
         except Exception as error:  # there is an answer without it
             quotas.discard(request.request_id, is_counted=False)
             if isinstance(error, RequestError):
-                log.info("cascade_refused", model=model.name, code=error.code, reason=error.message)
+                log.info("cascade_refused", model=model.name, code=error.code)
             else:
                 log.error("cascade_failed", model=model.name, exc_info=error)
             return None
@@ -454,6 +450,7 @@ class Cascade:
             self._services.metrics.auto.judged(trial.prepared.model.name, verdict)
         if verdict is Verdict.KEPT:
             trial.forget_tap()  # a larger model should have answered
+        trial.upper = self._below = None  # their prompts may be long
         trial.stream.listen(None)
         cost = self._services.quotas.charge(self.request.request_id)
         if trial.events and not isinstance(trial.last, Delta):
@@ -489,17 +486,20 @@ async def _prepared_above(
     headers, cache = live.headers, live.cache
     live.headers = {name: one for name, one in headers.items() if name not in OF_MODEL}
     try:
-        with trio.move_on_after(climb.config.plan_s):
+        with trio.move_on_after(climb.config.plan_s) as in_time:
             plan = await climb.plan_above(climb, model)
             if plan is None:
                 return None
             upper = await prepare(plan)
             request = replace(upper.request, request_id=new_request_id())
             return upper._replace(requests=[request], headers=_of_model(live))
+        if in_time.cancelled_caught:
+            log.info("cascade_refused", above=model.name, code="plan_timeout", param=None)
     except RequestError as error:
-        log.info("cascade_refused", code=error.code, reason=error.message)
+        # Its message may have words of the prompt.
+        log.info("cascade_refused", above=model.name, code=error.code, param=error.param)
     except Exception as error:  # there is an answer without it
-        log.error("cascade_failed", exc_info=error)
+        log.error("cascade_failed", above=model.name, exc_info=error)
     finally:
         live.headers, live.cache = headers, cache
     return None

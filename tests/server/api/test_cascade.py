@@ -15,11 +15,8 @@ from structlog.testing import capture_logs
 
 from server.api.cascade import Cascade, Trial
 from server.contract.generation import CancelReason
-from server.tenants.accounts import NANOS, limits_of
-from server.tenants.memory_store import MemoryStore
-from server.tenants.quotas import Quotas, SpendWatch
 from server.tenants.tenancy import Tenancy
-from tests.server.api.test_auto import CHAT, LADDER, Observed, ask, asleep, ladder, metrics
+from tests.server.api.test_auto import CHAT, LADDER, ask, asleep, ladder, metrics
 from tests.server.api.test_many_models import (
     CODE,
     CODE_CONFIG,
@@ -30,10 +27,7 @@ from tests.server.api.test_many_models import (
     TwoModels,
 )
 from tests.server.support.fakes import (
-    ChargingFleet,
     FakeFleet,
-    FakeGeneration,
-    answer_hello,
     by_hand,
     fake_model,
 )
@@ -43,19 +37,16 @@ from tests.server.support.websocket import open_socket
 from triolet.config import (
     AutoConfig,
     CascadeConfig,
-    QuotaConfig,
     ResponseCacheConfig,
     ServerConfig,
     WakePolicy,
 )
 from triolet.errors import ConfigError, RequestError, overloaded, server_error
-from triolet.tenants import Plan, Prices
 from triolet.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
-    from server.contract.generation import GenerationRequest
     from tests.server.support.surface import Answer, RawClient
 
 TAKES_ALL, TAKES_NONE = -1000.0, 0.0
@@ -185,7 +176,7 @@ async def test_after_a_switch_a_client_that_leaves_ends_the_larger_models_sequen
         assert models.demo.generations[0].cancelled == [CancelReason.PASSED_UP]
 
 
-async def _kept(models: TwoModels) -> Answer:
+async def kept(models: TwoModels) -> Answer:
     answer = await ask(models)
     assert answer.json["model"] == MODEL
     assert answer.json["choices"][0]["message"]["content"] == "Hello there"
@@ -196,13 +187,13 @@ async def _kept(models: TwoModels) -> Answer:
 async def test_where_the_next_model_cannot_take_it_the_small_answer_is_kept() -> None:
     async with judged(TAKES_NONE) as models:
         models.code.refuse_with = overloaded("full", 1.0)
-        await _kept(models)
+        await kept(models)
         models.code.refuse_with = None
         models.code.status().max_model_len = 10
-        await _kept(models)
+        await kept(models)
         models.code.status().max_model_len = 4096
         asleep(models.code)
-        await _kept(models)
+        await kept(models)
         shown = await metrics(models, "triolet_auto_cascade_total")
         assert shown == {'triolet_auto_cascade_total{model="demo",verdict="kept"}': 3.0}
 
@@ -212,87 +203,6 @@ async def test_a_model_that_sleeps_is_woken_by_a_verdict_where_the_policy_says_s
     async with ladder(auto) as models:
         asleep(models.code)
         assert (await ask(models)).json["model"] == CODE
-
-
-class StuckText(CodeText):
-    """Tokenises for ever."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_begun = trio.Event()
-
-    async def encode(self, *args: Any, **more: Any) -> tuple[int, ...]:  # noqa: ANN401
-        self.has_begun.set()
-        await trio.sleep_forever()
-        raise AssertionError
-
-
-async def test_a_prompt_that_the_next_model_tokenises_too_slowly_keeps_the_small_answer() -> None:
-    async with judged(TAKES_NONE, code_text=StuckText(), cascade={"plan_s": 0.02}) as models:
-        await _kept(models)
-
-
-class Broken(RuntimeError):
-    """A bug of ours."""
-
-
-class BrokenText(CodeText):
-    """Has a bug."""
-
-    async def encode(self, *args: Any, **more: Any) -> tuple[int, ...]:  # noqa: ANN401
-        raise Broken
-
-
-async def test_a_bug_in_the_next_models_plan_keeps_the_small_answer() -> None:
-    async with judged(TAKES_NONE, code_text=BrokenText()) as models:
-        with capture_logs() as lines:
-            await _kept(models)
-    (line,) = (line for line in lines if line["event"] == "cascade_failed")
-    assert isinstance(line["exc_info"], Broken)
-
-
-LONG_PLAN = {"plan_s": 9.0}
-"""Longer than the tests below may take."""
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "one"}])
-async def test_an_accepted_answer_does_not_wait_for_the_next_models_plan(
-    headers: dict[str, str], *, stream: bool
-) -> None:
-    async with judged(TAKES_ALL, code_text=StuckText(), cascade=LONG_PLAN) as models:
-        with trio.fail_after(5):
-            answer = await ask(models, stream=stream, headers=headers)
-        assert answer.headers[HEADER].startswith("accepted")
-
-
-async def test_neither_deadline_nor_keep_alive_waits_for_the_next_models_plan() -> None:
-    fleet = FakeFleet(by_hand)
-    changes = {"fleet": fleet, "code_text": StuckText(), "cascade": LONG_PLAN}
-    async with judged(TAKES_NONE, keep_alive_s=0.02, **changes) as models:
-        with trio.fail_after(5):
-            async with asking(models, stream=True) as client:
-                await client.until(b": keep-alive\n\n")
-            headers = {"x-request-timeout-ms": "20"}
-            async with asking(models, headers=headers) as client:
-                generation = await models.demo.nth(1)
-                generation.say("abcd")
-                generation.fail(RequestError("late", status=504, code="deadline_exceeded"))
-                assert (await client.answer()).status == 504
-
-
-async def test_a_cancel_on_a_socket_does_not_wait_for_the_next_models_plan() -> None:
-    text = StuckText()
-    changes = {"fleet": FakeFleet(by_hand), "code_text": text, "cascade": LONG_PLAN}
-    async with judged(TAKES_NONE, **changes) as models:
-        socket = await open_socket(models.server)
-        async with socket.client.stream:
-            await socket.send({"type": "response.create", "model": "auto", "input": "hi"})
-            (await models.demo.nth(0)).say("abcd")
-            await text.has_begun.wait()
-            await socket.send({"type": "response.cancel"})
-            with trio.fail_after(5):
-                await socket.until("response.incomplete")
 
 
 async def test_a_larger_model_that_fails_before_its_first_token_gives_the_answer_back() -> None:
@@ -427,131 +337,6 @@ async def test_a_client_that_leaves_with_a_key_finds_the_answer_that_went_on() -
         found = await models.server.post(CHAT, body, headers=headers)
         assert found.headers["idempotency-replayed"] == "true"
         assert b'"model":"code"' in found.body
-
-
-def _fail(generation: FakeGeneration) -> None:
-    generation.fail(server_error())
-
-
-class EndingFleet(ChargingFleet):
-    """Tells of failed and cancelled sequences too."""
-
-    def begin(self, request: GenerationRequest) -> FakeGeneration:
-        generation = super().begin(request)
-        if self.script is _fail:
-            self.end(generation)
-        cancel = generation.cancel
-
-        def cancel_and_tell(reason: CancelReason) -> None:
-            is_first = not generation.cancelled
-            cancel(reason)
-            if is_first and self.script is by_hand:
-                self.end(generation)
-
-        generation.cancel = cancel_and_tell  # type: ignore[method-assign]
-        return generation
-
-
-@pytest.mark.parametrize("is_short", [False, True])
-@pytest.mark.parametrize("threshold", [TAKES_ALL, TAKES_NONE])
-async def test_a_tenant_pays_for_the_answer_alone(threshold: float, *, is_short: bool) -> None:
-    """The small answer is charged after the verdict, whether it has ended by then or not."""
-    plan = Plan("p", tokens_per_minute=100_000.0, requests_per_minute=100.0)
-    alice = tenant("alice", "key-of-alice", plan=plan)
-    prices = {MODEL: Prices(prompt=1e6, completion=2e6), CODE: Prices(prompt=1e7, completion=4e7)}
-    observed, config = Observed(), QuotaConfig()
-    store = MemoryStore(config, SpendWatch(observed))
-    quotas = Quotas(config, store, SpendWatch(observed), observed, prices.__getitem__)
-    small, large = EndingFleet(quotas), ChargingFleet(quotas)
-    if not is_short:
-        small.script = by_hand
-    changes = {"fleet": small, "code_fleet": large, "quotas": quotas}
-    async with judged(threshold, tenancy=Tenancy(tenants_of(alice)), **changes) as models:
-        headers = {"authorization": "Bearer key-of-alice"}
-        async with asking(models, stream=True, headers=headers) as client:
-            generation = await small.nth(0)
-            if not is_short:
-                generation.say("abcd")
-                if threshold == TAKES_ALL:
-                    generation.finish()
-                    small.end(generation)
-            await client.until(b"[DONE]")
-        assert quotas.num_open == 0
-    answering = (small if threshold == TAKES_ALL else large).generations[0]
-    tokens = answering.usage.prompt_tokens, answering.usage.completion_tokens
-    price = prices[MODEL if threshold == TAKES_ALL else CODE]
-    cost = (tokens[0] * price.prompt + tokens[1] * price.completion) / 1e6
-    account = store.last_seen("alice", limits_of(plan))
-    assert account is not None
-    assert (account.spent, account.in_flight) == (cost * NANOS, 0)
-    assert account.used_tokens == sum(tokens)
-    assert 98.9 < account.requests < 99.1, "it is one request"
-    assert [name for name, *_ in observed.auto] == [MODEL if threshold == TAKES_ALL else CODE]
-
-
-def _break(generation: FakeGeneration) -> None:
-    raise Broken
-
-
-@pytest.mark.parametrize(
-    ("small", "large", "status", "tokens"),
-    [
-        (answer_hello, _fail, 200, 30),
-        (answer_hello, overloaded("full", 1.0), 200, 30),
-        (answer_hello, _break, 200, 30),
-        (overloaded("full", 1.0), answer_hello, 503, 0),
-        (_fail, answer_hello, 500, 19),
-    ],
-)
-async def test_nothing_stays_reserved_or_held_whatever_goes_wrong(
-    small: Callable[[FakeGeneration], None] | RequestError,
-    large: Callable[[FakeGeneration], None] | RequestError,
-    status: int,
-    tokens: int,
-) -> None:
-    """The tokens are those that are paid for."""
-    plan = Plan("p", tokens_per_minute=100_000.0)
-    alice = tenant("alice", "key-of-alice", plan=plan)
-    observed, config = Observed(), QuotaConfig()
-    store = MemoryStore(config, SpendWatch(observed))
-    quotas = Quotas(config, store, SpendWatch(observed), observed, lambda name: Prices())
-    fleets = EndingFleet(quotas), EndingFleet(quotas)
-    for fleet, does in zip(fleets, (small, large), strict=True):
-        if isinstance(does, RequestError):
-            fleet.refuse_with = does
-        else:
-            fleet.script = does
-    changes = {"fleet": fleets[0], "code_fleet": fleets[1], "quotas": quotas}
-    async with judged(TAKES_NONE, tenancy=Tenancy(tenants_of(alice)), **changes) as models:
-        with capture_logs():
-            answer = await ask(models, headers={"authorization": "Bearer key-of-alice"})
-        assert answer.status == status
-        assert quotas.num_open == 0
-        assert not quotas._held
-        assert quotas.num_under_way("alice") == 0
-    account = store.last_seen("alice", limits_of(plan))
-    assert account is not None
-    assert (account.used_tokens, account.in_flight) == (tokens, 0)
-
-
-async def test_a_tenant_without_room_keeps_the_small_answer() -> None:
-    plan = Plan("p", budget=1.0)
-    alice = tenant("alice", "key-of-alice", plan=plan)
-    observed, config = Observed(), QuotaConfig()
-    store = MemoryStore(config, SpendWatch(observed))
-    prices = Prices(completion=1e6)
-    quotas = Quotas(config, store, SpendWatch(observed), observed, lambda name: prices)
-    async with judged(
-        TAKES_NONE, fleet=FakeFleet(by_hand), tenancy=Tenancy(tenants_of(alice)), quotas=quotas
-    ) as models:
-        headers = {"authorization": "Bearer key-of-alice"}
-        async with asking(models, stream=True, headers=headers) as client:
-            generation = await models.demo.nth(0)
-            store._ledger.entry("alice", store._month).spent = 2 * NANOS
-            generation.say("abcd")
-            generation.finish()
-            await client.until(b"[DONE]")
-        assert models.counts == (1, 0)
 
 
 async def test_the_response_cache_keeps_accepted_answers_alone() -> None:
