@@ -245,7 +245,7 @@ class Cascade:
         self._deadline = trio.current_time() + first.request.deadline_s
         self._below: Prepared | None = None
         self._on_filled = _nothing
-        self._has_begun = self._is_cancelled = False
+        self._has_begun = False
         self._is_planned = True  # a task plans the next model
         self._climbing = trio.CancelScope()
         self._hold(first, stream)
@@ -286,7 +286,6 @@ class Cascade:
 
     def cancel(self, reason: CancelReason) -> None:
         """End what is generated now, without waiting. Idempotent."""
-        self._is_cancelled = True
         if not self.settled.is_set():
             self._settle(Verdict.UNJUDGED if self._trial.is_judged else Verdict.PASSED_UP)
         self._trial.stream.cancel(reason)
@@ -341,8 +340,7 @@ class Cascade:
         trial = self._trial
         trial.events += [event for _, event in events]
         if isinstance(trial.last, Failed):
-            may_go_back = trial.last.error.status >= 500 and not self._is_cancelled
-            if not (may_go_back and self._go_back()):
+            if trial.last.error.status < 500 or not self._go_back():
                 self._settle(Verdict.UNJUDGED if trial.is_judged else Verdict.PASSED_UP)
         elif not trial.is_judged:
             if trial.events:

@@ -142,14 +142,11 @@ class WholeAnswer(Serializer):
     Args:
       count: number of choices.
       document: writes it.
-
-    Attributes:
-      document: the same.
     """
 
     def __init__(self, count: int, document: Callable[[list[Answer]], bytes]) -> None:
-        self.document = document
         self._answers = [Answer() for _ in range(count)]
+        self._document = document
 
     def event(self, index: int, event: Event) -> list[bytes]:
         """Take an event; of a failure nothing is shown."""
@@ -159,7 +156,7 @@ class WholeAnswer(Serializer):
 
     def end(self) -> list[bytes]:
         """Return the whole."""
-        return [self.document(self._answers)]
+        return [self._document(self._answers)]
 
 
 class EventStreamBody(StreamBody):
