@@ -409,9 +409,9 @@ class Cascade:
         record, trial, services = self._climb.record, self._trial, self._services
         name = trial.prepared.model.name
         self._has_begun = self.has_begun
+        record.tried.append(name)  # the line of its end says so
         usage = trial.drop()
         services.quotas.discard(self.request.request_id, is_counted=trial.stream.has_begun)
-        record.tried.append(name)
         record.discarded_tokens += usage.completion_tokens
         computed_s = trio.current_time() - trial.began_at - usage.queue_s
         services.metrics.auto.discarded(name, usage.completion_tokens, max(0.0, computed_s))
