@@ -98,6 +98,7 @@ class Tenant:
       secret: what its parts of caches are hashed with, so that no other tenant shares them; empty
         where there are no tenants.
       auto: ladder of models for its requests for the model `auto`; None for that of the settings.
+      cascade: whether first tokens are judged for it, where the settings have a threshold.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Tenant:
     is_disabled: bool = False
     secret: bytes = field(default=b"", repr=False)
     auto: tuple[str, ...] | None = None
+    cascade: bool = True
 
 
 ANONYMOUS: Final = Tenant(

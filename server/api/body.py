@@ -191,6 +191,12 @@ VERSION_HEADER: Final = "x-triolet-model-version"
 """On answers of a model that is a version of a store: its digest."""
 
 
+LEVEL_HEADER: Final = "x-triolet-brownout"
+"""On answers that are shorter than their clients asked for: the level of brownout."""
+CAP_HEADER: Final = "x-triolet-max-tokens"
+"""With it: how long the answer may get."""
+
+
 def show_version(digest: str) -> None:
     """Let the headers of the current request's answer name the version of its model.
 

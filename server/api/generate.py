@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -15,18 +16,27 @@ from triolet.auto import AUTO
 from triolet.errors import RequestError, draining, invalid_request
 from triolet.ids import new_request_id
 
-from ..contract.generation import GenerationRequest, TextWatch
+from ..contract.generation import Failed, GenerationRequest, TextWatch
 from ..scheduling.admission import Ask
 from ..tenants.tenancy import current_tenant
-from .body import current_key, current_scope, deadline_s, show_version, shown_request_id
-from .limits import current_scheduling, renew_tenant, reserved, tier_field
+from .body import (
+    CAP_HEADER,
+    LEVEL_HEADER,
+    current_key,
+    current_scope,
+    deadline_s,
+    show_version,
+    shown_request_id,
+)
+from .cascade import Prepared, Undecided, begin
+from .limits import check_output, current_scheduling, renew_tenant, reserved, tier_field
 from .openai.chunks import ChunkStream, Envelope, RunningUsage, total_usage
 from .resuming import resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
-from .stream import Answer, EventStreamBody, Serializer, WholeAnswer, collect
+from .stream import Answer, EventStreamBody, WholeAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from pydantic import BaseModel
 
@@ -38,10 +48,12 @@ if TYPE_CHECKING:
     from ..contract.output_stream import OutputStream
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
+    from .cascade import Cascade, Climb, Prepare
     from .request_scope import RequestScope
     from .schemas import GenerationFields
     from .served_models import ServedModel
     from .services import Services
+    from .stream import Serializer
 
 
 SALT_BYTES: Final = 16
@@ -88,29 +100,6 @@ def least(one: int | None, other: int | None) -> int | None:
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)
-
-
-def check_output(fields: BaseModel, plan: TenantPlan) -> None:
-    """Raise the RequestError for a completion that a plan does not allow."""
-    for name in ("max_tokens", "max_completion_tokens"):
-        wanted, most = getattr(fields, name, None), plan.max_output_tokens
-        if wanted is not None and most is not None and wanted > most:
-            raise invalid_request(
-                f"the plan {plan.name} allows {most} tokens for a completion; the request asks for "
-                f"{wanted}",
-                name,
-            )
-
-
-def check_input(num_tokens: int, plan: TenantPlan, what: str, param: str) -> None:
-    """Raise the RequestError for an input without a completion that a plan does not allow."""
-    most = plan.max_context_tokens
-    if most is not None and num_tokens > most:
-        raise invalid_request(
-            f"{what} has {num_tokens} tokens; the plan {plan.name} allows {most}",
-            param,
-            code="context_length_exceeded",
-        )
 
 
 def completion_budget(
@@ -170,6 +159,8 @@ class Plan:
       reasoning: what comes before the answer; None for nothing.
       watch: see GenerationRequest.
       auto: how its model was chosen; None where the request names it.
+      climb: how its answer may pass to the next model; None if it may not.
+      only_warms: nothing of its completion is shown.
     """
 
     model: ServedModel
@@ -184,6 +175,8 @@ class Plan:
     reasoning: ReasoningPlan | None = None
     watch: Callable[[], TextWatch] | None = None
     auto: AutoChoice | None = None
+    climb: Climb | None = None
+    only_warms: bool = False
 
     @property
     def thinking(self) -> Thinking | None:
@@ -208,7 +201,8 @@ def warming(plan: Plan) -> Plan:
     """
     # An answer that was given before would warm nothing.
     fields = plan.fields.model_copy(update={"response_cache": None})
-    return replace(plan, fields=fields, max_tokens=1)
+    auto = None if plan.auto is None else plan.auto._replace(cascade=None)
+    return replace(plan, fields=fields, max_tokens=1, auto=auto, climb=None, only_warms=True)
 
 
 def named_model(name: str | None, services: Services) -> ServedModel:
@@ -261,12 +255,6 @@ def check_fields_for(fields: GenerationFields, model: ServedModel, services: Ser
         raise invalid_request(f"at most {services.config.max_choices} choices are served", "n")
     if fields.stream_options is not None and not fields.stream:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
-
-
-LEVEL_HEADER: Final = "x-triolet-brownout"
-"""On answers that are shorter than their clients asked for: the level of brownout."""
-CAP_HEADER: Final = "x-triolet-max-tokens"
-"""With it: how long the answer may get."""
 
 
 def refuse_early(
@@ -354,6 +342,7 @@ def generation_requests(
             logprobs=plan.logprobs,
             grammar=plan.grammar,
             reasoning=None if plan.reasoning is None else plan.reasoning.tokens,
+            scored_tokens=0 if plan.climb is None else plan.climb.config.tokens,
         )
         cache = requests[0].cache if requests else cache_ask(fields, params)
         request_ids = [new_request_id() for _ in range(plan.per_prompt)]
@@ -389,17 +378,41 @@ def _markers(plan: Plan) -> dict[int, str]:
     return {**(plan.model.text.tool_markers if plan.tool_form else {}), **of_reasoning}
 
 
-def submit_all(
-    requests: Sequence[GenerationRequest], model: ServedModel, live: RequestScope
-) -> OutputStream:
-    """Begin what was asked for; it ends with `live`.
+async def begun(
+    first: Prepared, prepare: Prepare, services: Services, live: RequestScope, within_s: float
+) -> tuple[OutputStream, Serializer]:
+    """Begin what was prepared; it ends with `live`. Where its first tokens are judged, wait for
+    the verdict.
+
+    Args:
+      first: on the model that was chosen.
+      prepare: prepares the same on another model.
+      services: what it works with.
+      live: the request.
+      within_s: how long a verdict is waited for.
+
+    Returns:
+      The stream of its answer, and what writes that.
 
     Raises:
-      RequestError: one of them was refused, and nothing was begun.
+      RequestError: one of the choices was refused, and nothing was begun.
     """
-    stream = model.fleet.submit(*requests)
+    with await reserved(first.requests, first.model, services):
+        stream, cascade = submit_all(first, services, live)
+    if cascade is None:
+        return stream, first.serializer
+    await cascade.climb(prepare, live, within_s)
+    cascade.show(live)
+    return stream, Undecided(cascade)
+
+
+def submit_all(
+    first: Prepared, services: Services, live: RequestScope
+) -> tuple[OutputStream, Cascade | None]:
+    """Do the same without waiting; nothing is awaited here."""
+    stream, cascade = begin(first, services, live)
     live.hold(stream)
-    return stream
+    return stream, cascade
 
 
 def own_requests(
@@ -436,53 +449,64 @@ def fingerprint_field(model: ServedModel) -> dict[str, str]:
 async def stream_response(
     plan: Plan,
     services: Services,
-    fields_of_chunk: dict[str, Any],
-    chunks: Callable[[Envelope], ChunkStream],
+    kind: tuple[str, str],
+    chunks: Callable[[Plan, Envelope], Awaitable[ChunkStream]],
 ) -> Response:
-    """Begin a plan and return the stream of its answer."""
-    options = plan.fields.stream_options
-    requests = own_requests(plan, services)
-    running = None
-    if options is not None and options.continuous_usage_stats:
-        running = RunningUsage(sum(map(len, plan.prompts)), plan.count)
-    envelope = Envelope(
-        fields_of_chunk | tier_field(plan.fields.service_tier, requests[0].scheduling),
-        with_usage=options is not None and bool(options.include_usage),
-        with_token_ids=bool(plan.fields.return_token_ids),
-        count=plan.count,
-        per_prompt=plan.per_prompt,
-        running=running,
-    )
-    return await begin_stream(requests, chunks(envelope), plan.fields, plan.model, services)
+    """Begin a plan and return the stream of its answer.
+
+    Args:
+      plan: what is to be generated.
+      services: what it works with.
+      kind: of a chunk, and the prefix of its id.
+      chunks: returns what writes the answer.
+    """
+
+    async def prepare(plan: Plan) -> Prepared:
+        options = plan.fields.stream_options
+        requests = own_requests(plan, services)
+        running = None
+        if options is not None and options.continuous_usage_stats:
+            running = RunningUsage(sum(map(len, plan.prompts)), plan.count)
+        envelope = Envelope(
+            head(*kind, plan.model) | tier_field(plan.fields.service_tier, requests[0].scheduling),
+            with_usage=options is not None and bool(options.include_usage),
+            with_token_ids=bool(plan.fields.return_token_ids),
+            count=plan.count,
+            per_prompt=plan.per_prompt,
+            running=running,
+        )
+        return Prepared(plan, requests, await chunks(plan, envelope))
+
+    return await begin_stream(plan, prepare, plan.fields, services)
 
 
 async def begin_stream(
-    requests: Sequence[GenerationRequest],
-    serializer: Serializer,
-    fields: BaseModel,
-    model: ServedModel,
-    services: Services,
+    plan: Plan, prepare: Prepare, fields: BaseModel, services: Services
 ) -> Response:
     """Begin what was asked for and return its stream. With a key it may be one that runs already.
 
     Args:
-      requests: what is to be generated.
-      serializer: of the endpoint.
+      plan: what is to be generated.
+      prepare: prepares a plan: its requests, and what writes its answer.
       fields: what the client sent, by which its retries are known.
-      model: that computes it.
       services: what it works with.
     """
-    key = current_key()
+    first, key = await prepare(plan), current_key()
     if key is None:
-        with await reserved(requests, model, services):
-            stream = submit_all(requests, model, current_scope())
+        live, within_s = current_scope(), services.config.keep_alive_s
+        stream, serializer = await begun(first, prepare, services, live, within_s)
         return event_stream(stream, serializer, services)
-    response = await resumable_stream(key, fields, serializer, requests, model, services)
+    response = await resumable_stream(key, fields, first, prepare, services)
     response.headers.update(STREAM_HEADERS)
     return response
 
 
-def event_stream(stream: OutputStream, serializer: Serializer, services: Services) -> Response:
+def event_stream(
+    stream: OutputStream,
+    serializer: Serializer,
+    services: Services,
+    headers: Mapping[str, str] = STREAM_HEADERS,
+) -> Response:
     """Return the stream of what was begun, in the form of an endpoint."""
     body = EventStreamBody(
         stream,
@@ -490,54 +514,69 @@ def event_stream(stream: OutputStream, serializer: Serializer, services: Service
         current_scope().connection,
         keep_alive_s=services.config.keep_alive_s,
     )
-    return Response(body, headers=STREAM_HEADERS)
+    return Response(body, headers=dict(headers))
 
 
 async def whole_response(
     plan: Plan,
     services: Services,
-    fields_of_answer: dict[str, Any],
-    choice: Callable[[int, Answer], dict[str, Any]],
+    kind: tuple[str, str],
+    choices: Callable[[Plan], Awaitable[Callable[[int, Answer], dict[str, Any]]]],
 ) -> Response:
-    """Begin a plan, wait for its end and return the answer."""
-    requests = own_requests(plan, services, is_streamed=False)
-    tier = tier_field(plan.fields.service_tier, requests[0].scheduling)
+    """Begin a plan, wait for its end and return the answer.
 
-    def document(answers: Sequence[Answer]) -> bytes:
-        whole = fields_of_answer | {
-            "choices": [choice(index, answer) for index, answer in enumerate(answers)],
-            "usage": total_usage([answer.finished.usage for answer in answers], plan.per_prompt),
-            **tier,
-        }
-        return msgspec.json.encode(whole)
+    Args:
+      plan: what is to be generated.
+      services: what it works with.
+      kind: of the answer, and the prefix of its id.
+      choices: returns what shows each choice.
+    """
 
-    return await begin_whole(requests, document, plan.fields, plan.model, services)
+    async def prepare(plan: Plan) -> Prepared:
+        requests = own_requests(plan, services, is_streamed=False)
+        fields_of_answer = head(*kind, plan.model)
+        tier = tier_field(plan.fields.service_tier, requests[0].scheduling)
+        choice = await choices(plan)
+
+        def document(answers: Sequence[Answer]) -> bytes:
+            usages = [answer.finished.usage for answer in answers]
+            whole = fields_of_answer | {
+                "choices": [choice(index, answer) for index, answer in enumerate(answers)],
+                "usage": total_usage(usages, plan.per_prompt),
+                **tier,
+            }
+            return msgspec.json.encode(whole)
+
+        return Prepared(plan, requests, WholeAnswer(len(requests), document))
+
+    return await begin_whole(plan, prepare, plan.fields, services)
 
 
 async def begin_whole(
-    requests: Sequence[GenerationRequest],
-    document: Callable[[list[Answer]], bytes],
-    fields: BaseModel,
-    model: ServedModel,
-    services: Services,
+    plan: Plan, prepare: Prepare, fields: BaseModel, services: Services
 ) -> Response:
-    """Begin what was asked for, wait for its end and return the answer. See `begin_stream`.
+    """Begin what was asked for, wait for its end and return the answer. See `begin_stream`."""
+    first, key = await prepare(plan), current_key()
+    if key is not None:
+        return await resumable_whole(key, fields, first, prepare, services)
+    document = await whole_document(first, prepare, services)
+    return Response(document, content_type="application/json")
 
-    Args:
-      requests: what is to be generated, one for each choice.
-      document: writes the answer.
-      fields: what the client sent, by which its retries are known.
-      model: that computes it.
-      services: what it works with.
+
+async def whole_document(first: Prepared, prepare: Prepare, services: Services) -> bytes:
+    """Begin what was prepared, wait for its end and return the answer.
+
+    Raises:
+      RequestError: it was refused, or failed.
     """
-    key = current_key()
-    if key is None:
-        with await reserved(requests, model, services):
-            stream = submit_all(requests, model, current_scope())
-        answers = await collect(stream, len(requests))
-        return Response(document(answers), content_type="application/json")
-    whole = WholeAnswer(len(requests), document)
-    return await resumable_whole(key, fields, whole, requests, model, services)
+    stream, serializer = await begun(first, prepare, services, current_scope(), math.inf)
+    frames: list[bytes] = []
+    async for events in stream:
+        for index, event in events:
+            if isinstance(event, Failed):
+                raise event.error
+            frames += serializer.event(index, event)
+    return b"".join([*frames, *serializer.end()])
 
 
 def json_response(document: object, status: int = 200) -> Response:

@@ -6,7 +6,7 @@ import math
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
-from triolet.errors import RequestError
+from triolet.errors import RequestError, invalid_request
 from triolet.service_class import Scheduling, ServiceClass
 
 from ..tenants.accounts import MINUTE_S, Account, limits_of
@@ -16,7 +16,9 @@ from ..tenants.tenancy import Tenancy, current_tenant, enter_tenant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triolet.tenants import Tenant
+    from pydantic import BaseModel
+
+    from triolet.tenants import Plan, Tenant
 
     from ..contract.generation import GenerationRequest
     from .request_scope import Entry, RequestScope
@@ -79,6 +81,29 @@ def current_scheduling(service_tier: str | None = None, num_servers: int = 1) ->
         kv_share=plan.kv_share / num_servers,
         cache_share=plan.cache_share,
     )
+
+
+def check_output(fields: BaseModel, plan: Plan) -> None:
+    """Raise the RequestError for a completion that a plan does not allow."""
+    for name in ("max_tokens", "max_completion_tokens"):
+        wanted, most = getattr(fields, name, None), plan.max_output_tokens
+        if wanted is not None and most is not None and wanted > most:
+            raise invalid_request(
+                f"the plan {plan.name} allows {most} tokens for a completion; the request asks for "
+                f"{wanted}",
+                name,
+            )
+
+
+def check_input(num_tokens: int, plan: Plan, what: str, param: str) -> None:
+    """Raise the RequestError for an input without a completion that a plan does not allow."""
+    most = plan.max_context_tokens
+    if most is not None and num_tokens > most:
+        raise invalid_request(
+            f"{what} has {num_tokens} tokens; the plan {plan.name} allows {most}",
+            param,
+            code="context_length_exceeded",
+        )
 
 
 def check_may_batch() -> None:
@@ -146,17 +171,18 @@ async def reserved(
     Raises:
       RequestError: 429 or 400; nothing was taken.
     """
-    asked = [
-        Asked(
-            one.request_id,
-            0 if one.origin_id else len(one.prompt_ids),
-            one.sampling.max_tokens,
-            model.base_name,
-            "" if one.auto is None else one.auto.largest,
-        )
-        for one in requests
-    ]
-    return await reserve_for(asked, services)
+    return await reserve_for([asked_of(one, model) for one in requests], services)
+
+
+def asked_of(request: GenerationRequest, model: ServedModel) -> Asked:
+    """Return what one completion by a model is charged by."""
+    return Asked(
+        request.request_id,
+        0 if request.origin_id else len(request.prompt_ids),
+        request.sampling.max_tokens,
+        model.base_name,
+        "" if request.auto is None else request.auto.largest,
+    )
 
 
 async def reserve_for(asked: Sequence[Asked], services: Services) -> Reservation:

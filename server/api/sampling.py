@@ -25,6 +25,7 @@ def sampling_params(
     logprobs: int | None,
     grammar: Grammar | None = None,
     reasoning: ReasoningTokens | None = None,
+    scored_tokens: int = 0,
 ) -> SamplingParams:
     """Return the parameters of the first choice."""
     min_tokens = fields.min_tokens or 0
@@ -49,6 +50,7 @@ def sampling_params(
         logprobs=logprobs,
         grammar=grammar,
         reasoning=reasoning,
+        scored_tokens=scored_tokens,
     )
 
 

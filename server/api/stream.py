@@ -113,6 +113,16 @@ class Serializer(ABC):
     keep_alive: bytes = KEEP_ALIVE
     is_stopped = False
 
+    @property
+    def early_keep_alive(self) -> bytes:
+        """What is sent into a silence before the answer has begun."""
+        return KEEP_ALIVE
+
+    @property
+    def decided(self) -> Serializer:
+        """What writes the answer: itself, unless another one does."""
+        return self
+
     def begin(self) -> list[bytes]:
         """Return what comes before all else."""
         return []

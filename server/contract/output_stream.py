@@ -43,6 +43,7 @@ class OutputStream:
     Attributes:
       generations: as above.
       tenant: of the request.
+      schedule: as above.
       delivered_at: when `write` was called last, on Trio's clock.
       tap: called with each event that is taken and the index of its choice; None for no call.
     """
@@ -56,7 +57,7 @@ class OutputStream:
         self.tenant = self.generations[0].request.scheduling.tenant
         self.delivered_at = 0.0
         self.tap: Callable[[int, Event], None] | None = None
-        self._schedule = schedule
+        self.schedule = schedule
         self._num_open = len(self.generations)
         self._filled: list[int] = []
         self._is_due = False
@@ -174,11 +175,12 @@ class OutputStream:
             return
         if self._write is not None:
             left: object
+            fail = self._fail  # a reader that stops listening is told all the same
             try:
                 left = self._write(self.take())
             except Exception as error:  # noqa: BLE001 (its reader is told)
                 if self._woken is None:  # no task waits that could raise it
-                    self._fail(error)
+                    fail(error)
                     return
                 left = error
             if left is None and not self.is_over:
@@ -199,7 +201,7 @@ class OutputStream:
     def _note_due(self) -> None:
         if not self._is_due:
             self._is_due = True
-            self._schedule(self)
+            self.schedule(self)
 
     def _check_alone(self) -> None:
         if self._write is not None or self._woken is not None:

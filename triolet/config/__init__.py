@@ -5,7 +5,14 @@ dataclass it needs.
 """
 
 from .adapters import SEPARATOR, AdapterConfig, require_adapter_names
-from .auto import MAX_RUNGS, AutoConfig, ModelLimits, WakePolicy, require_ladder
+from .auto import (
+    MAX_RUNGS,
+    AutoConfig,
+    CascadeConfig,
+    ModelLimits,
+    WakePolicy,
+    require_ladder,
+)
 from .control import ControlConfig, ControlledModelConfig
 from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
 from .models import MAX_MODELS, ModelConfig, ServedModelConfig
@@ -99,6 +106,7 @@ __all__ = [
     "AutoConfig",
     "BatchConfig",
     "BrownoutConfig",
+    "CascadeConfig",
     "ControlConfig",
     "ControlledModelConfig",
     "DoorConfig",

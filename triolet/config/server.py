@@ -540,6 +540,9 @@ class ServerConfig:
         require(self.requests_per_turn >= 1, "requests_per_turn", self.requests_per_turn, ">= 1")
         require(self.members_poll_s > 0, "members_poll_s", self.members_poll_s, "> 0")
         require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
+        plan_s = self.auto.cascade.plan_s
+        is_read = self.auto.cascade.threshold is None or plan_s < self.stall_timeout_s
+        require(is_read, "auto.cascade.plan_s", plan_s, "below stall_timeout_s")
         require(
             0 <= self.drain_timeout_s <= DAY_S,
             "drain_timeout_s",

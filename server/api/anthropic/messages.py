@@ -31,6 +31,7 @@ from ...text.reasoning import Thinking, reader_of
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..auto import count_prompt, plan_request
 from ..body import current_scope, read_fields, shown_request_id
+from ..cascade import Prepared
 from ..constraints import parsed_arguments
 from ..errors import UNSUPPORTED_PARAMETER, params_called
 from ..fields import Function, FunctionName, NamedTool, Tool
@@ -38,15 +39,14 @@ from ..generate import (
     Plan,
     begin_stream,
     begin_whole,
-    check_output,
     json_response,
     own_requests,
     warming,
 )
-from ..limits import message_tier
+from ..limits import check_output, message_tier
 from ..openai.chat import plan_chat, prompt_of_chat
 from ..schemas import ChatRequest, Message, shared_fields
-from ..stream import Answer, Serializer
+from ..stream import Answer, Serializer, WholeAnswer
 from .schema import CountRequest, MessagesRequest, OfferedTool, PromptFields, ToolUse
 
 if TYPE_CHECKING:
@@ -319,21 +319,26 @@ async def create_message(services: Services) -> Response:
     fields = await read_fields(MessagesRequest, services)
     _check_budget(fields)
     plan = await _plan(fields, services)
-    (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
     live = current_scope()
-    message = MessageStream(
-        request,
-        f"msg_{live.request_id.hex()}",
-        plan.model.name,
-        fields.max_tokens,
-        shown_request_id(),
-        plan.tool_form,
-        plan.thinking,
-        message_tier(fields.service_tier, request.scheduling),
-    )
-    if fields.stream:
-        return await begin_stream([request], message, fields, plan.model, services)
-    return await begin_whole([request], message.whole, fields, plan.model, services)
+
+    async def prepare(plan: Plan) -> Prepared:
+        (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
+        message = MessageStream(
+            request,
+            f"msg_{live.request_id.hex()}",
+            plan.model.name,
+            fields.max_tokens,
+            shown_request_id(),
+            plan.tool_form,
+            plan.thinking,
+            message_tier(fields.service_tier, request.scheduling),
+        )
+        return Prepared(
+            plan, [request], message if fields.stream else WholeAnswer(1, message.whole)
+        )
+
+    answer = begin_stream if fields.stream else begin_whole
+    return await answer(plan, prepare, fields, services)
 
 
 def _check_budget(fields: MessagesRequest) -> None:

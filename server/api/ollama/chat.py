@@ -24,17 +24,19 @@ from ...text.reasoning import Thinking, reader_of
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..auto import is_auto, plan_request
 from ..body import JSON_ONLY, current_scope, note_ignored, read_fields
+from ..cascade import Prepared
 from ..constraints import parsed_arguments, read_grammar
 from ..errors import echo, params_called
 from ..fields import CalledFunction, NamedSchema, ResponseFormat, ToolCall
 from ..generate import (
     Plan,
+    begun,
+    event_stream,
     json_response,
     named_model,
     own_requests,
-    submit_all,
+    whole_document,
 )
-from ..limits import reserved
 from ..openai.chat import plan_chat
 from ..openai.embeddings import EmbeddingFields, embed, numbers_of
 from ..schemas import (
@@ -46,7 +48,7 @@ from ..schemas import (
     shared_fields,
     take_unknown,
 )
-from ..stream import Answer, EventStreamBody, Serializer, collect
+from ..stream import Answer, Serializer, WholeAnswer
 from .schema import (
     LOAD_OPTIONS,
     AnyRequest,
@@ -60,7 +62,7 @@ from .schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..served_models import ServedModel
     from ..services import Services
@@ -86,19 +88,23 @@ def stamp(at: float | None = None) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Clock:
     """The times of one request.
 
     Attributes:
       began_at: when it came.
+      now: the clock [s].
       submitted_at: when it was queued.
-      now: the clock of both [s].
     """
 
     began_at: float
-    submitted_at: float
     now: Callable[[], float]
+    submitted_at: float = 0.0
+
+    def submit(self) -> None:
+        """Note that it is queued."""
+        self.submitted_at = self.now()
 
     def durations(self, end: Finished) -> dict[str, int]:
         """Return what a request took, in nanoseconds.
@@ -241,6 +247,11 @@ class LineStream(Serializer):
         """A line without text: this form has no comments."""
         return _line(self._form.part())
 
+    @property
+    def early_keep_alive(self) -> bytes:
+        """The same: the name of the model may still change."""
+        return self.keep_alive
+
     def event(self, index: int, event: Event) -> list[bytes]:
         """Return the lines of an event; the last of them ends the stream."""
         del index  # there is one choice
@@ -350,25 +361,27 @@ async def _answer(
 
     with params_called(PARAMS):
         plan = await plan_request(asked, services, plan_on)
-    model, form = plan.model, OllamaForm(plan.model.name, is_chat=is_chat)
-    is_streamed = fields.stream is not False
-    requests = own_requests(plan, services, is_streamed=is_streamed)
-    live = current_scope()
-    with await reserved(requests, model, services):
-        choices = submit_all(requests, model, live)
-    clock = Clock(live.began_at, trio.current_time(), trio.current_time)
-    reader = AnswerReader(plan.tool_form, plan.thinking)
+    is_streamed, live = fields.stream is not False, current_scope()
+
+    async def prepare(plan: Plan) -> Prepared:
+        requests = own_requests(plan, services, is_streamed=is_streamed)
+        form = OllamaForm(plan.model.name, is_chat=is_chat)
+        clock = Clock(live.began_at, trio.current_time)
+        reader = AnswerReader(plan.tool_form, plan.thinking)
+
+        def document(answers: Sequence[Answer]) -> bytes:
+            (answer,) = answers
+            return form.whole(answer, reader, clock)
+
+        shown = LineStream(form, reader, clock) if is_streamed else WholeAnswer(1, document)
+        return Prepared(plan, requests, shown, clock.submit)
+
+    first = await prepare(plan)
     if not is_streamed:
-        (answer,) = await collect(choices, len(requests))
-        document = form.whole(answer, reader, clock)
-        return Response(document, content_type="application/json")
-    body = EventStreamBody(
-        choices,
-        LineStream(form, reader, clock),
-        live.connection,
-        keep_alive_s=services.config.keep_alive_s,
-    )
-    return Response(body, headers=LINE_HEADERS)
+        whole = await whole_document(first, prepare, services)
+        return Response(whole, content_type="application/json")
+    stream, shown = await begun(first, prepare, services, live, services.config.keep_alive_s)
+    return event_stream(stream, shown, services, LINE_HEADERS)
 
 
 async def _plan_raw(fields: CompletionRequest, model: ServedModel) -> Plan:

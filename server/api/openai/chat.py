@@ -18,13 +18,13 @@ from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
 from ..auto import plan_request
 from ..body import INLINE_BYTES, in_parser_thread, read_fields
 from ..constraints import parsed_arguments, plan_tools, read_grammar
-from ..generate import Plan, head, stream_response, whole_response
+from ..generate import Plan, stream_response, whole_response
 from ..sampling import chat_logprobs, completion_logprobs, unknown_token
 from ..schemas import ChatRequest, CompletionRequest, Message, Prompt
 from .chunks import ChatChunks, CompletionChunks, reason_of, whole_message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from quart import Response
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..served_models import ServedModel
     from ..services import Services
     from ..stream import Answer
+    from .chunks import Envelope
 
 
 PARAM = "continue_final_message"
@@ -135,17 +136,18 @@ async def chat_completions(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(ChatRequest, services)
     plan = await plan_request(fields, services, partial(plan_chat, fields, services=services))
-    model = plan.model
     if fields.stream:
-        return await stream_response(
-            plan,
-            services,
-            head("chat.completion.chunk", "chatcmpl", model),
-            partial(ChatChunks, form=plan.tool_form, thinking=plan.thinking),
-        )
-    return await whole_response(
-        plan, services, head("chat.completion", "chatcmpl", model), partial(_choice, plan)
-    )
+        kind = "chat.completion.chunk", "chatcmpl"
+        return await stream_response(plan, services, kind, _chat_chunks)
+    return await whole_response(plan, services, ("chat.completion", "chatcmpl"), _chat_choices)
+
+
+async def _chat_chunks(plan: Plan, envelope: Envelope) -> ChatChunks:
+    return ChatChunks(envelope, form=plan.tool_form, thinking=plan.thinking)
+
+
+async def _chat_choices(plan: Plan) -> Callable[[int, Answer], dict[str, Any]]:
+    return partial(_choice, plan)
 
 
 async def prompt_of_chat(
@@ -314,15 +316,23 @@ async def completions(services: Services) -> Response:
     plan = await plan_request(
         fields, services, partial(_plan_completions, fields, services=services)
     )
-    echoes = await _echoes(fields, plan.prompts, plan.model)
-    fields_of_answer = head("text_completion", "cmpl", plan.model)
+    kind = "text_completion", "cmpl"
     if fields.stream:
-        return await stream_response(
-            plan, services, fields_of_answer, partial(CompletionChunks, echoes=echoes)
-        )
-    return await whole_response(
-        plan, services, fields_of_answer, partial(_completion_choice, fields, echoes)
-    )
+        return await stream_response(plan, services, kind, partial(_completion_chunks, fields))
+    return await whole_response(plan, services, kind, partial(_completion_choices, fields))
+
+
+async def _completion_chunks(
+    fields: CompletionRequest, plan: Plan, envelope: Envelope
+) -> CompletionChunks:
+    return CompletionChunks(envelope, await _echoes(fields, plan.prompts, plan.model))
+
+
+async def _completion_choices(
+    fields: CompletionRequest, plan: Plan
+) -> Callable[[int, Answer], dict[str, Any]]:
+    echoes = await _echoes(fields, plan.prompts, plan.model)
+    return partial(_completion_choice, fields, echoes)
 
 
 async def _plan_completions(

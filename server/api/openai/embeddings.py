@@ -24,8 +24,8 @@ from ...tenants.tenancy import current_tenant
 from .. import fields
 from ..body import current_scope, deadline_s, read_fields, shown_request_id
 from ..errors import params_called
-from ..generate import check_input, head, json_response, named_model
-from ..limits import current_scheduling, renew_tenant, reserve_for
+from ..generate import head, json_response, named_model
+from ..limits import check_input, current_scheduling, renew_tenant, reserve_for
 from ..sampling import unknown_token
 from ..schemas import IGNORED, MAX_INT, Prompt, ServiceFields, read_prompts
 

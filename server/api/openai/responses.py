@@ -18,6 +18,7 @@ from triolet.errors import RequestError, invalid_request
 from ...contract.generation import Delta
 from ..auto import count_prompt, plan_request
 from ..body import current_scope, read_fields
+from ..cascade import Prepared
 from ..errors import echo, params_called
 from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
 from ..generate import (
@@ -29,6 +30,7 @@ from ..generate import (
     warming,
 )
 from ..schemas import ChatRequest, Message, shared_fields
+from ..stream import WholeAnswer
 from .chat import plan_chat, prompt_of_chat
 from .responses_events import (
     CallItem,
@@ -266,16 +268,20 @@ async def create_response(services: Services) -> Response:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
     plan = await plan_response(fields, (), services)
     live = current_scope()
-    (request,) = (
-        replace(one, request_id=live.request_id)
-        for one in own_requests(plan, services, is_streamed=bool(fields.stream))
-    )
-    head = response_head(f"resp_{live.request_id.hex()}", fields, request, plan.model.name)
-    framing = sse_frame if fields.stream else message_frame
-    events = ResponseEvents(head, fields, framing, plan.tool_form, plan.thinking)
-    if fields.stream:
-        return await begin_stream([request], events, fields, plan.model, services)
-    return await begin_whole([request], partial(_whole, events), fields, plan.model, services)
+
+    async def prepare(plan: Plan) -> Prepared:
+        (request,) = (
+            replace(one, request_id=live.request_id)
+            for one in own_requests(plan, services, is_streamed=bool(fields.stream))
+        )
+        head = response_head(f"resp_{live.request_id.hex()}", fields, request, plan.model.name)
+        framing = sse_frame if fields.stream else message_frame
+        events = ResponseEvents(head, fields, framing, plan.tool_form, plan.thinking)
+        shown = events if fields.stream else WholeAnswer(1, partial(_whole, events))
+        return Prepared(plan, [request], shown)
+
+    answer = begin_stream if fields.stream else begin_whole
+    return await answer(plan, prepare, fields, services)
 
 
 async def count_input_tokens(services: Services) -> Response:

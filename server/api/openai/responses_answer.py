@@ -6,6 +6,7 @@ behind the last event received. The position of an event is its `sequence_number
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -15,14 +16,16 @@ import trio
 
 from triolet.ids import new_request_id
 
-from ...contract.generation import CancelReason, Events, GenerationRequest
+from ...contract.generation import CancelReason, Events
 from ...tenants.tenancy import current_tenant
 from ..body import KEY, LAST_EVENT_ID
+from ..cascade import Prepared, Undecided
 from ..errors import echo, http_error, params_called
-from ..generate import generation_requests, submit_all
+from ..generate import Plan, generation_requests, submit_all
 from ..limits import enter_answer, renew_tenant, reserved
 from ..request_scope import ClientConnection, RequestScope
 from ..resume import Name, ResumableAnswer, ResumingReader
+from ..resuming import begin_kept
 from .responses import Conversations, Turns, answer_of, plan_response, turns_of
 from .responses_events import ResponseEvents, message_frame, response_head
 
@@ -30,9 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ...contract.output_stream import OutputStream
+    from ..cascade import Prepare
     from ..door import BodyHold
-    from ..served_models import ServedModel
     from ..services import Services
+    from ..stream import Serializer
     from .responses_schema import ResponseCreate, ResponseResume
 
 
@@ -199,7 +203,7 @@ class ResumedAnswer:
             reader = self._services.kept.join(self._answer, self._position)
             live.hold(reader)
             await relay_frames(reader, outbox)
-        events = self._answer.serializer
+        events = self._answer.serializer.decided
         if isinstance(events, SocketEvents):
             events.remember(self.id, self._conversations)
 
@@ -241,7 +245,7 @@ class ResponseAnswer:
         self._client_request_id = client_request_id
         self._connection = connection
         self._stream: OutputStream | None = None
-        self._events: SocketEvents | None = None
+        self._events: Serializer | None = None
         self._resumable: ResumableAnswer | None = None
         self._is_cancelled = False
 
@@ -274,38 +278,41 @@ class ResponseAnswer:
             if create.previous_response_id is not None:
                 earlier = self._conversations.up_to(create.previous_response_id)
             plan = await plan_response(create, earlier, self._services)
-            (request,) = generation_requests(
-                plan,
-                self._services,
-                within_s=self._services.config.default_deadline_s,
-                client_request_id=self._client_request_id,
-            )
-            request = replace(request, request_id=self._request_id)
-            head = response_head(self.id, create, request, plan.model.name)
-            events = SocketEvents(
-                head, create, message_frame, plan.tool_form, plan.thinking, self.stream_id
-            )
-            events.turns = (*earlier, *turns_of(create.input))
-            if create.resumable:
-                await self._run_resumable(events, request, plan.model, live, outbox)
-            else:
-                await self._run_bound(events, request, plan.model, live, outbox)
-        events.remember(self.id, self._conversations)
+            turns = (*earlier, *turns_of(create.input))
+            prepare = partial(self._prepare, turns)
+            first = await prepare(plan)
+            run = self._run_resumable if create.resumable else self._run_bound
+            events = await run(first, prepare, live, outbox)
+        if isinstance(events, SocketEvents):
+            events.remember(self.id, self._conversations)
+
+    async def _prepare(self, turns: Turns, plan: Plan) -> Prepared:
+        (request,) = generation_requests(
+            plan,
+            self._services,
+            within_s=self._services.config.default_deadline_s,
+            client_request_id=self._client_request_id,
+        )
+        request = replace(request, request_id=self._request_id)
+        head = response_head(self.id, self._create, request, plan.model.name)
+        events = SocketEvents(
+            head, self._create, message_frame, plan.tool_form, plan.thinking, self.stream_id
+        )
+        events.turns = turns
+        return Prepared(plan, [request], events)
 
     async def _run_bound(
-        self,
-        events: SocketEvents,
-        request: GenerationRequest,
-        model: ServedModel,
-        live: RequestScope,
-        outbox: WsOutbox,
-    ) -> None:
-        """Send what is generated, which ends with this connection."""
-        with await reserved([request], model, self._services):
-            stream = submit_all([request], model, live)
+        self, first: Prepared, prepare: Prepare, live: RequestScope, outbox: WsOutbox
+    ) -> Serializer:
+        """Send what is generated, which ends with this connection; return what wrote it."""
+        with await reserved(first.requests, first.model, self._services):
+            stream, cascade = submit_all(first, self._services, live)
+        events = first.serializer if cascade is None else Undecided(cascade)
         self._events, self._stream = events, stream
         if self._is_cancelled:
             self.cancel()
+        if cascade is not None:
+            await cascade.climb(prepare, live, math.inf)
 
         def write(arrived: Events) -> list[bytes] | None:
             unsent: list[bytes] = []
@@ -320,26 +327,24 @@ class ResponseAnswer:
         while not stream.is_over:
             for frame in await stream.pump(write) or ():
                 await outbox.put(frame)
+        return events.decided
 
     async def _run_resumable(
-        self,
-        events: SocketEvents,
-        request: GenerationRequest,
-        model: ServedModel,
-        live: RequestScope,
-        outbox: WsOutbox,
-    ) -> None:
+        self, first: Prepared, prepare: Prepare, live: RequestScope, outbox: WsOutbox
+    ) -> Serializer:
         """The same, but what is generated stays when this connection goes."""
-        kept, config = self._services.kept, self._services.config.resume
-        answer = self._resumable = ResumableAnswer(events, b"", config, model.name)
-        with await reserved([request], model, self._services), params_called({KEY: RESUMABLE}):
-            kept.begin(
-                response_name(self.id),
-                answer,
-                partial(model.fleet.submit, request),
-            )
+        services, model = self._services, first.model
+        kept, config = services.kept, services.config.resume
+        answer = ResumableAnswer(first.serializer, b"", config, model.name)
+        self._resumable = answer
+        with await reserved(first.requests, model, services), params_called({KEY: RESUMABLE}):
+            submit = partial(begin_kept, answer, first, services, live)
+            kept.begin(response_name(self.id), answer, submit)
         if self._is_cancelled:
             answer.stop()
         reader = kept.join(answer, 0)
         live.hold(reader)
+        if answer.cascade is not None:
+            await answer.cascade.climb(prepare, live, math.inf)
         await relay_frames(reader, outbox)
+        return answer.serializer.decided

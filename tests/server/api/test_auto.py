@@ -64,7 +64,8 @@ async def ladder(auto: AutoConfig = LADDER, **changes: Any) -> AsyncIterator[Two
     demo = changes.pop("fleet", None) or FakeFleet()
     code = changes.pop("code_fleet", None) or FakeFleet()
     demo.status().max_model_len = 256
-    other = fake_model(CODE_CONFIG, code, text=changes.pop("code_text", None) or CodeText())
+    config = replace(CODE_CONFIG, **changes.pop("code_config", {}))
+    other = fake_model(config, code, text=changes.pop("code_text", None) or CodeText())
     async with surface(demo, others=[other], auto=auto, **changes) as server:
         yield TwoModels(server, demo, code)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import trio
 
-from server.contract.generation import Delta, Failed, Finished
+from server.contract.generation import CancelReason, Delta, Failed, Finished
 from server.scheduling import delivery
 from triolet.service_class import Scheduling
 
@@ -115,3 +115,21 @@ async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
         assert max(held) <= ROWS_OF_A_TURN
         await trio.sleep(1.0)
         assert handed == 60 * 40
+
+
+async def test_the_error_of_a_listener_that_has_stopped_listening_is_told_to_it_alone(
+    autojump_clock: MockClock,
+) -> None:
+    """Else it would end the task that delivers to all."""
+    async with running() as cluster:
+        stream, other = (cluster.fleet.submit(make_request(number)) for number in range(2))
+        told: list[Exception] = []
+
+        def take(events: Events) -> None:
+            stream.listen(None)
+            raise ValueError(events)
+
+        stream.listen(take, told.append)
+        assert isinstance((await read_all(other))[-1], Finished)
+        assert len(told) == 1
+        stream.cancel(CancelReason.STOPPED)

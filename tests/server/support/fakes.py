@@ -130,8 +130,9 @@ class FakeGeneration:
 
     def say(self, *texts: str) -> None:
         """Push texts."""
-        self.push(*(delta(text, logprobs=self._request.sampling.logprobs is not None)
-                    for text in texts))  # fmt: skip
+        for text in texts:
+            has_scores = self._request.sampling.scores(self._num_tokens)
+            self.push(delta(text, logprobs=has_scores))
 
     def finish(self, reason: FinishReason = FinishReason.STOP) -> None:
         """Push the good end."""
