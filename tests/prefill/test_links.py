@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -83,15 +84,24 @@ class Sender:
     async def received(self) -> Sequence[AnyFrame]:
         return [message.frame for message in await self.listener.receive_many()]
 
-    async def welcome(self, target: KvTarget, kv_window_bytes: int = 64) -> None:
-        """Take the HELLO, after the last words of an older link, and answer it."""
+    async def welcome(
+        self, target: KvTarget, kv_window_bytes: int = 64, answers: KvTarget | None = None
+    ) -> None:
+        """Take the HELLO, after the last words of an older link, and answer it.
+
+        Args:
+          target: that was dialled.
+          kv_window_bytes: that is granted.
+          answers: another life that is at its address; None for itself.
+        """
         messages = list(await self.listener.receive_many())
         while not isinstance(messages[-1].frame, Hello):
             messages += await self.listener.receive_many()
         *before, message = messages
         assert all(isinstance(earlier.frame, Goodbye) for earlier in before)
         capacity = Capacity(8, 4, 16, 4, 64, kv_window_bytes=kv_window_bytes)
-        welcome = Welcome(target.peer, PROTOCOL_VERSION, self.engine.fingerprint, capacity)
+        peer = (answers or target).peer
+        welcome = Welcome(peer, PROTOCOL_VERSION, self.engine.fingerprint, capacity)
         self.listener.send_nowait(message.sender, welcome)
         await wait_all_tasks_blocked()
 
@@ -150,5 +160,34 @@ async def test_a_receiver_that_grants_no_window_is_given_up(
         sender.ask(FIRST, life(1))
         sender.flush()
         await sender.welcome(life(1), kv_window_bytes=0)
+        assert sender.ends()[FIRST].reason is EndReason.PEER_LOST
+        assert sender.core.shipper.targets == ()
+
+
+async def test_a_life_that_was_not_dialled_gets_no_kv(autojump_clock: MockClock) -> None:
+    async with open_sender() as sender:
+        sender.ask(FIRST, life(1))
+        sender.compute()
+        sender.flush()
+        await sender.welcome(life(1), answers=life(2))
+        ended = sender.ends()[FIRST]
+        assert ended.reason is EndReason.PEER_LOST
+        assert "answers where" in ended.message
+        assert sender.core.shipper.targets == ()
+
+
+async def test_a_receiver_that_goes_as_kv_is_sent_costs_that_attempt_alone(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_sender() as sender:
+        sender.ask(FIRST, life(1))
+        sender.flush()
+        await sender.welcome(life(1))
+        sender.compute()
+        sender.listener.close()
+        with structlog.testing.capture_logs() as logs:
+            sender.flush()
+        assert {entry["event"] for entry in logs} == {"kv_send_failed"}
+        await wait_all_tasks_blocked()
         assert sender.ends()[FIRST].reason is EndReason.PEER_LOST
         assert sender.core.shipper.targets == ()
