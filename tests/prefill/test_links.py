@@ -61,6 +61,7 @@ class Sender:
     engine: FakeEngine
     links: KvLinks
     listener: MemoryListener
+    network: MemoryNetwork
 
     def ask(self, key: AttemptKey, target: KvTarget) -> None:
         """Hand over a PREFILL, and send nothing yet."""
@@ -118,7 +119,7 @@ async def open_sender() -> AsyncIterator[Sender]:
     core.on_control(SERVER.identity(), make_hello(SERVER), trio.current_time())
     async with trio.open_nursery() as nursery:
         links = KvLinks(core, identity, network, LINK, nursery, settle=lambda now: links.flush(now))
-        yield Sender(core, engine, links, listener)
+        yield Sender(core, engine, links, listener, network)
         nursery.cancel_scope.cancel()
 
 
@@ -176,7 +177,7 @@ async def test_a_life_that_was_not_dialled_gets_no_kv(autojump_clock: MockClock)
         assert sender.core.shipper.targets == ()
 
 
-async def test_a_receiver_that_goes_as_kv_is_sent_costs_that_attempt_alone(
+async def test_kv_that_a_lost_connection_did_not_take_is_sent_again_on_the_next(
     autojump_clock: MockClock,
 ) -> None:
     async with open_sender() as sender:
@@ -188,6 +189,8 @@ async def test_a_receiver_that_goes_as_kv_is_sent_costs_that_attempt_alone(
         with structlog.testing.capture_logs() as logs:
             sender.flush()
         assert {entry["event"] for entry in logs} == {"kv_send_failed"}
-        await wait_all_tasks_blocked()
-        assert sender.ends()[FIRST].reason is EndReason.PEER_LOST
-        assert sender.core.shipper.targets == ()
+        sender.listener = sender.network.listen(ADDRESS, hwm=100, max_frame_bytes=10_000)
+        await trio.sleep(1.1 * LINK.kv_retry_s)
+        sender.flush()
+        frames = await sender.received()
+        assert {frame.key for frame in frames if isinstance(frame, KvChunk)} == {FIRST}
