@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 import trio
 
+from triolet.config import SEPARATOR
 from triolet.errors import ConfigError, model_removed
 
 from .fleets import read_files
@@ -112,6 +113,9 @@ class ModelChanges:
                     self._begin(name, partial(self._add, one))
             for name, life in list(self._served.items()):
                 told = wanted.get(name)
+                if name not in self._busy and told is not None and has_other_adapters(life, told):
+                    self._set_adapters(life, told)
+                    continue
                 is_wanted = told is not None and life.kind == kind_of(told)
                 # The last one answers until another one is there.
                 if not is_wanted and name not in self._busy and len(self._services.models) > 1:
@@ -120,6 +124,27 @@ class ModelChanges:
         for name, members in self._members.items():
             if name in self._served and name not in self._busy:
                 self._fleets.by_model[name].set_members(members)
+
+    def _set_adapters(self, life: _Life, told: ServedModelConfig) -> None:
+        """Let requests name these adapters of a model that is served. Requests run on."""
+        name, links = told.name, self._fleets.by_model[told.name]
+        before = () if life.kind is None else life.kind.adapters
+        try:
+            self._services.models.set_adapters(name, told.adapters)
+        except ConfigError as error:
+            log.error("adapters_refused", model=name, reason=str(error))
+            return
+        links.adapters.use(told.adapters, told.unnamed_adapters)
+        self._served[name] = _Life(kind_of(told), life.scope)
+        digests = {one.digest for one in told.adapters}
+        for one in before:
+            if one.digest not in digests:
+                full = f"{name}{SEPARATOR}{one.name}"
+                self._nursery.start_soon(links.adapters.drain, one.digest, full)
+                self._services.kept.forget_model(full)
+        log.info("adapters_changed", model=name, adapters=[one.name for one in told.adapters])
+        if self.link is not None:
+            self.link.refresh()
 
     def _begin(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         self._busy.add(name)
@@ -176,6 +201,14 @@ class ModelChanges:
 def kind_of(model: ServedModelConfig) -> ServedModelConfig:
     """Return what a model is, whichever workers it has."""
     return replace(model, prefill_addresses=(), decode_addresses=(), spare_addresses=())
+
+
+def has_other_adapters(life: _Life, told: ServedModelConfig) -> bool:
+    """Return whether a model has other adapters than it is to have, and is the same otherwise."""
+    if life.kind is None or life.kind == kind_of(told):
+        return False
+    is_told = replace(told, adapters=(), unnamed_adapters=())
+    return kind_of(replace(life.kind, adapters=(), unnamed_adapters=())) == kind_of(is_told)
 
 
 def read_models(
