@@ -139,6 +139,17 @@ class Group:
         for slot in self.slots.values():
             slot.end()
 
+    def use(self, specs: Mapping[str, ProcessSpec]) -> None:
+        """Have processes of other settings from their next start on.
+
+        Args:
+          specs: by name; those that are not among them stay as they are.
+        """
+        self.specs = [specs.get(one.name, one) for one in self.specs]
+        self.spares = {role: specs.get(one.name, one) for role, one in self.spares.items()}
+        for name, slot in self.slots.items():
+            slot.spec = specs.get(name, slot.spec)
+
     async def add(self, spec: ProcessSpec) -> None:
         """Have one process more. Where the group runs, start it and wait until it is ready.
 

@@ -108,6 +108,34 @@ class Scaling:
         self._spares[name] = _spares_of(plan, name)
         return own, [one for one in spares if one.model == name]
 
+    def change(
+        self, name: str, changed: Callable[[ModelPlan], ModelPlan]
+    ) -> dict[str, ProcessSpec]:
+        """Have other settings of a model; return its workers and stand-ins, by name.
+
+        Args:
+          name: of the model.
+          changed: returns it with them.
+        """
+        place = self._place(name)
+        model = changed(self.now.models[place])
+        models = (*self.now.models[:place], model, *self.now.models[place + 1 :])
+        named = {**self.now.settings.models, name: model.settings.models[name]}
+        self.now = replace(
+            self.now, models=models, settings=replace(self.now.settings, models=named)
+        )
+        specs, spares = self._specs(self.now)
+        return {one.name: one for one in (*specs, *spares) if one.model == name}
+
+    def tell_servers(self, name: str) -> None:
+        """Tell servers what a model is now, if they are told to have it.
+
+        Raises:
+          RestartFailed: a file cannot be written; servers are told what they were told before.
+        """
+        self._served = self._names_served
+        self._write(name)
+
     def remove(self, name: str) -> None:
         """Have a model less, which servers have not any more."""
         self.now = self.now.with_models([one for one in self.now.models if one.name != name])

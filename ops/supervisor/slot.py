@@ -44,6 +44,7 @@ class Life:
 
     Attributes:
       child: the process.
+      spec: that it was started with.
       ready: set once it serves.
       over: set once it is gone; `ending` says how.
       ending: None while it runs.
@@ -53,6 +54,7 @@ class Life:
     """
 
     child: Child
+    spec: ProcessSpec
     ready: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
     ending: Ending | None = None
@@ -85,7 +87,7 @@ class Slot:
       nursery: for the lives.
 
     Attributes:
-      spec: as given.
+      spec: of the next start.
       lives: those that run, oldest first.
       current: the one that counts; None before the first.
       ended_s: how long its processes ran that have ended [s].
@@ -162,14 +164,16 @@ class Slot:
                 await self._stop.wait()
         return None
 
-    async def restart(self, within_s: float) -> None:
+    async def restart(self, within_s: float, *, is_doubtful: bool = False) -> None:
         """Let the present life leave, and wait until the next one is ready.
 
         Args:
           within_s: after which it is killed.
+          is_doubtful: the first end of the next life before it is ready is a failure, and not the
+            last of several.
 
         Raises:
-          RestartFailed: the fleet or the model ends.
+          RestartFailed: the fleet or the model ends, or what was doubted has failed.
         """
         old = self.current
         if old is not None:
@@ -178,6 +182,8 @@ class Slot:
         while self.current in (None, old) or not self.current.ready.is_set():
             if self._stop.is_set():
                 raise RestartFailed(f"{self.spec.name} is being stopped")
+            if is_doubtful and self.current is not old and self.current is not None:
+                _require_alive(self.current)
             await self._news.wait()
 
     async def replace(self, within_s: float) -> None:
@@ -212,11 +218,7 @@ class Slot:
         except StartAbandoned as error:
             raise RestartFailed(str(error)) from error
         while not life.ready.is_set():
-            if life.ending is not None:
-                raise RestartFailed(
-                    f"a new {name} {life.ending} before it was ready"
-                    + (f": {life.ending.failure}" if life.ending.failure else "; see its log lines")
-                )
+            _require_alive(life)
             await self._news.wait()
         return life
 
@@ -238,7 +240,7 @@ class Slot:
             await self._news.wait()
 
     async def _begin(self) -> Life:
-        name = self.spec.name
+        spec, name = self.spec, self.spec.name
 
         def take_report(report: Report) -> None:
             if isinstance(report, WorkerReady):
@@ -255,13 +257,12 @@ class Slot:
         with trio.CancelScope() as scope:
             self._starts.add(scope)
             try:
-                process = await self._starter.start(self.spec, reads_log=take_log is not None)
+                process = await self._starter.start(spec, reads_log=take_log is not None)
             finally:
                 self._starts.remove(scope)
         if process is None:
             raise StartAbandoned(f"{name} is being stopped")
-        settings = self.spec.settings
-        life = Life(Child(process, settings, self._config, take_report, take_log))
+        life = Life(Child(process, spec.settings, self._config, take_report, take_log), spec)
         self.lives.append(life)
         self._watcher.started(name, life.child.pid)
         self._nursery.start_soon(self._see_through, life)
@@ -284,3 +285,16 @@ class Slot:
     def _tell(self) -> None:
         self._news.set()
         self._news = trio.Event()
+
+
+def _require_alive(life: Life) -> None:
+    """Look whether a process that starts has not ended.
+
+    Raises:
+      RestartFailed: it has.
+    """
+    if life.ending is not None:
+        raise RestartFailed(
+            f"a new {life.spec.name} {life.ending} before it was ready"
+            + (f": {life.ending.failure}" if life.ending.failure else "; see its log lines")
+        )

@@ -8,6 +8,7 @@ import secrets
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -17,14 +18,15 @@ from triolet.ids import Role
 
 from ..exit_codes import EXIT_BAD_INPUT
 from .group import Group, Phase, see_out
+from .model_status import ModelState
 from .plan import CONTROL_NAME
-from .restart import Limits, take_steps
+from .restart import Limits, change_specs, take_steps
 from .rolling import ORDER, Move, Step
 from .slot import RestartFailed, Slot, StartAbandoned
 from .starter import Starter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from triolet.config import SupervisorConfig
 
@@ -314,6 +316,49 @@ class Supervisor:
                 await tell(f"{spec.name}: draining")
         await group.wait_gone()
 
+    async def change_workers(
+        self,
+        name: str,
+        specs: Mapping[str, ProcessSpec],
+        is_met: Callable[[str], Awaitable[bool]],
+        tell: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """Have the workers of a model run with other settings: one after the other, while the
+        others serve. Where none runs the next start has them.
+
+        Args:
+          name: of the model.
+          specs: of its workers and stand-ins, by name.
+          is_met: whether each server uses the worker of this name.
+          tell: called before each step, with its words.
+
+        Raises:
+          RestartFailed: there is no such model, a restart is under way, the fleet or the model is
+            stopped meanwhile, or a worker did not become ready. All workers have the settings
+            that they had.
+        """
+        group = self._to_change(name)
+        if self._restarting:
+            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        if group.phase is Phase.STOPPING:
+            await group.wait_gone()
+            group = self._to_change(name)
+        if group.phase is Phase.STOPPED:
+            group.use(specs)
+            return
+        start_s = self._config.adapter_start_s
+        limits = Limits(self._server_exit_s, self._worker_exit_s, self._config, start_s)
+        self._restarting = (group,)
+
+        async def told(step: Step) -> None:
+            await tell(str(step))
+
+        try:
+            take = partial(change_specs, group, specs, is_met, told, limits)
+            await _until(self.stopping, take)
+        finally:
+            self._restarting = ()
+
     def add_model(
         self, name: str, specs: Sequence[ProcessSpec], spares: Sequence[ProcessSpec]
     ) -> None:
@@ -410,11 +455,6 @@ class Supervisor:
             )
         return group
 
-    @property
-    def runs_models(self) -> bool:
-        """Whether any model has workers that run or are to run."""
-        return any(group.phase is Phase.RUNNING for group in self._models.values())
-
     def models(self) -> list[ModelStatus]:
         """Return how each model is."""
         return [group.status for group in self._models.values()]
@@ -427,6 +467,12 @@ class Supervisor:
         await see_out(self._servers.lives(), self._server_exit_s)
         workers = chain.from_iterable(group.lives() for group in self._models.values())
         await see_out(list(workers), self._config.worker_exit_s)
+
+
+def runs_models(supervisor: Supervisor) -> bool:
+    """Return whether any model has workers that run or are to run."""
+    states = (ModelState.RUNNING, ModelState.STARTING)
+    return any(one.state in states for one in supervisor.models())
 
 
 def running(groups: Iterable[Group]) -> list[Group]:
