@@ -57,9 +57,7 @@ def add_orders(app: typer.Typer) -> None:
 
 def adapter_app() -> typer.Typer:
     """Return the commands for LoRA adapters."""
-    app = typer.Typer(
-        help="LoRA adapters of a fleet that runs.", no_args_is_help=True, rich_markup_mode=None
-    )
+    app = typer.Typer(help="LoRA adapters of a fleet that runs.", no_args_is_help=True)
     app.command("load")(load_adapter)
     app.command("unload")(unload_adapter)
     return app

@@ -148,7 +148,8 @@ class Group:
         self.specs = [specs.get(one.name, one) for one in self.specs]
         self.spares = {role: specs.get(one.name, one) for role, one in self.spares.items()}
         for name, slot in self.slots.items():
-            slot.spec = specs.get(name, slot.spec)
+            if name in specs:
+                slot.use(specs[name])
 
     async def add(self, spec: ProcessSpec) -> None:
         """Have one process more. Where the group runs, start it and wait until it is ready.

@@ -107,9 +107,16 @@ async def change_specs(
       RestartFailed: one did not become ready. Each worker has the settings that it had.
     """
     before = {spec.name: spec for spec in (*group.specs, *group.spares.values())}
-    group.use(specs)
+
+    async def changed(step: Step) -> None:
+        # Not all at once: what dies before its turn is started as it was.
+        if step.move is not Move.RETIRE_SPARE and step.name in specs:
+            group.use({step.name: specs[step.name]})
+        await tell(step)
+
     try:
-        await take_steps([group], _WORKERS, is_met, tell, limits)
+        await take_steps([group], _WORKERS, is_met, changed, limits)
+        group.use(specs)
     except RestartFailed:
         group.use(before)
         for spec in group.specs:

@@ -124,8 +124,11 @@ class Scaling:
         self.now = replace(
             self.now, models=models, settings=replace(self.now.settings, models=named)
         )
-        specs, spares = self._specs(self.now)
-        return {one.name: one for one in (*specs, *spares) if one.model == name}
+        specs = [one for planned in self._specs(self.now) for one in planned]
+        for role, count in model.counts:
+            if count > 1:  # a stand-in of the time when there was one may be needed again
+                specs += self._specs(self.now.with_count(place, role, 1))[1]
+        return {one.name: one for one in specs if one.model == name}
 
     def tell_servers(self, name: str) -> None:
         """Tell servers what a model is now, if they are told to have it.

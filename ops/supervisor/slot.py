@@ -115,6 +115,7 @@ class Slot:
         self._policy = RestartPolicy(spec.name, config)
         self._news = trio.Event()
         self._starts: set[trio.CancelScope] = set()
+        self._is_doubtful = False
 
     @property
     def worker_seconds(self) -> float:
@@ -156,6 +157,11 @@ class Slot:
             if self._stop.is_set() or life.is_leaving or life is not self.current:
                 continue
             assert life.ending is not None
+            if self._is_doubtful and not life.ready.is_set():
+                self._watcher.ended(self.spec.name, life.ending, None)
+                while self._is_doubtful and not self._stop.is_set():
+                    await self._news.wait()
+                continue
             verdict = self._policy.ended(trio.current_time(), life.ending)
             self._watcher.ended(self.spec.name, life.ending, verdict)
             if isinstance(verdict, GiveUp):
@@ -164,18 +170,23 @@ class Slot:
                 await self._stop.wait()
         return None
 
+    def use(self, spec: ProcessSpec) -> None:
+        """Start with these settings from now on, also what was doubted."""
+        self.spec, self._is_doubtful = spec, False
+        self._tell()
+
     async def restart(self, within_s: float, *, is_doubtful: bool = False) -> None:
         """Let the present life leave, and wait until the next one is ready.
 
         Args:
           within_s: after which it is killed.
-          is_doubtful: the first end of the next life before it is ready is a failure, and not the
-            last of several.
+          is_doubtful: where the next life ends before it is ready nothing is started again until
+            `use` says with which settings.
 
         Raises:
           RestartFailed: the fleet or the model ends, or what was doubted has failed.
         """
-        old = self.current
+        old, self._is_doubtful = self.current, is_doubtful
         if old is not None:
             old.ask_to_leave(signal.SIGTERM)
             await old.see_out(within_s)
@@ -185,6 +196,7 @@ class Slot:
             if is_doubtful and self.current is not old and self.current is not None:
                 _require_alive(self.current)
             await self._news.wait()
+        self._is_doubtful = False
 
     async def replace(self, within_s: float) -> None:
         """Start a successor beside the present life, and let that one leave once the other serves.
