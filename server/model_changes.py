@@ -15,6 +15,7 @@ import trio
 
 from triolet.config import SEPARATOR
 from triolet.errors import ConfigError, model_removed
+from triolet.units import SECONDS
 
 from .fleets import read_files
 from .scheduling.members import MemberFile, by_model
@@ -29,10 +30,13 @@ if TYPE_CHECKING:
     from .api.services import Services
     from .fleets import Fleets, ModelFiles
     from .scheduling.control_link import ControlLink
+    from .scheduling.links import Links
     from .text.threads import FairLimiter
 
 log = structlog.get_logger(__name__)
 
+LOOK_S: Final = 0.1 * SECONDS
+"""How often is looked whether the requests of an adapter that was unloaded have ended."""
 UNREADABLE: Final = (ConfigError, OSError, ValueError, RecursionError)
 """What files of one model may lead to; it must not end the server of the others."""
 
@@ -140,11 +144,20 @@ class ModelChanges:
         for one in before:
             if one.digest not in digests:
                 full = f"{name}{SEPARATOR}{one.name}"
-                self._nursery.start_soon(links.adapters.drain, one.digest, full)
+                self._nursery.start_soon(self._end_adapter, links, one.digest, full)
                 self._services.kept.forget_model(full)
         log.info("adapters_changed", model=name, adapters=[one.name for one in told.adapters])
         if self.link is not None:
             self.link.refresh()
+
+    async def _end_adapter(self, links: Links, digest: str, full: str) -> None:
+        """Let the requests of an adapter that was unloaded finish within `drain_timeout_s`, and end
+        those that run longer."""
+        with trio.move_on_after(self._services.config.drain_timeout_s):
+            while links.adapters.is_leaving(digest):  # noqa: ASYNC110 (requests set no event)
+                await trio.sleep(LOOK_S)
+        links.adapters.end(digest, full, trio.current_time())
+        log.info("adapter_left", adapter=full, digest=digest)
 
     def _begin(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         self._busy.add(name)

@@ -18,7 +18,7 @@ from triolet.gguf.container import read_gguf
 from triolet.gguf.directory import gguf_weights
 from triolet.memory import available_memory_bytes
 
-from ..adapters.shapes import adapter_numbers, require_finite, require_shapes
+from ..adapters.shapes import adapter_numbers
 from ..attention.traits import ALL_TRAITS, NATIVE, check_backend
 from ..model_config import load_eos_token_ids, load_model_config, read_json
 from .gguf import check_gguf_tensors
@@ -28,7 +28,6 @@ from .tensors import check_tensors
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from triolet.adapters.files import AdapterFiles
     from triolet.config import EngineConfig
 
     from ..model_config import ModelConfig
@@ -114,16 +113,6 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
         dtype,
         sized if device_type == "cpu" else engine,
     )
-
-
-def check_adapter(model_dir: Path, files: AdapterFiles) -> None:
-    """Check an adapter against its base as a worker does that loads it.
-
-    Raises:
-      ModelError: it is of a base of another shape, or has numbers that are not finite.
-    """
-    require_shapes(files, load_model_config(model_dir))
-    require_finite(files)
 
 
 def check_weights(model: ModelConfig, model_dir: Path) -> CheckedWeights:

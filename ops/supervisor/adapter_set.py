@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from engine.preflight.check import check_adapter
 from triolet.config import SEPARATOR, require_adapter_names
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.memory import available_memory_bytes
 
-from ..model_directory import check_start
+from ..model_directory import check_adapter, check_start
 from ..models.adapters import held_adapter, require_number, told
 from ..quantities import show_size
 from .plan import controlled

@@ -107,9 +107,7 @@ def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
         note = Note(port, base_url(server.host, port), addresses)
         write_note(directory, note)
         scaling = Scaling(plan, note, directory, planned)
-        models = ModelSet(supervisor, scaling, stored)
-        adapters = AdapterSet(supervisor, scaling, stored, models.changing)
-        commands = Commands(supervisor, scaling, models, adapters)
+        commands = _commands(supervisor, scaling, stored)
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -124,6 +122,12 @@ def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
+
+
+def _commands(supervisor: Supervisor, scaling: Scaling, stored: StoredModels) -> Commands:
+    models = ModelSet(supervisor, scaling, stored)
+    adapters = AdapterSet(supervisor, scaling, stored, models.changing)
+    return Commands(supervisor, scaling, models, adapters)
 
 
 class _Place(NamedTuple):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import trio
-
 from triolet.adapters.keys import SHA256, adapters_mark, digest_bytes, mark_of
 from triolet.errors import model_removed
 
@@ -13,8 +11,6 @@ from .outcome import drained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
-
-    from trio.lowlevel import ParkingLot
 
     from triolet.config import AdapterConfig, ServerConfig
 
@@ -32,7 +28,6 @@ class Adapters:
     Args:
       config: of the server, for this model alone.
       requests: of the model.
-      changed: woken whenever something has happened to one of them.
       flush: sends what follows from their end.
     """
 
@@ -40,12 +35,9 @@ class Adapters:
         self,
         config: ServerConfig,
         requests: Requests,
-        changed: ParkingLot,
         flush: Callable[[], None],
     ) -> None:
-        self._config = config
         self._requests = requests
-        self._changed = changed
         self._flush = flush
         self.use(config.model_adapters, config.unnamed_adapters)
 
@@ -90,21 +82,22 @@ class Adapters:
         running = {one.spec.adapter for one in self._requests.table if one.spec.adapter}
         return tuple(sorted(f"{SHA256}{one.hex()}" for one in self._named | running))
 
-    async def drain(self, digest: str, name: str) -> None:
-        """Wait until no request has an adapter that was unloaded. Those that run may finish within
-        `drain_timeout_s`, then they end with an error. Returns at once where it may be named.
+    def is_leaving(self, digest: str) -> bool:
+        """Whether a request has an adapter that may not be named any more."""
+        own = digest_bytes(digest)
+        return own not in self._named and bool(self._having(own))
+
+    def end(self, digest: str, name: str, now: float) -> None:
+        """End the requests of an adapter that may not be named any more.
 
         Args:
           digest: of the adapter.
           name: of it with its model, for the error.
+          now: the time.
         """
         own = digest_bytes(digest)
-        with trio.move_on_after(self._config.drain_timeout_s):
-            while own not in self._named and self._having(own):
-                await self._changed.park()
         if own not in self._named:
-            failure = drained(model_removed(name))
-            self._requests.end(self._having(own), failure, trio.current_time())
+            self._requests.end(self._having(own), drained(model_removed(name)), now)
             self._flush()
 
     def _having(self, adapter: bytes) -> list[Request]:

@@ -271,7 +271,7 @@ class Links:
         queue, table = self._requests.queues[0], self._requests.table
         self._intake = Intake(self._now, queue, table, self._delivery, self._take, self._flush)
         self._changed = ParkingLot()
-        self.adapters = Adapters(config, self._requests, self._changed, self._flush)
+        self.adapters = Adapters(config, self._requests, self._flush)
         self._until_sweep = trio.CancelScope()
 
     def submit(self, *requests: GenerationRequest) -> OutputStream:
