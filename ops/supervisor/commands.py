@@ -125,7 +125,8 @@ class Commands:
         tell: Tell,
     ) -> None:
         model, name = request.model, request.adapter
-        word = "loaded" if isinstance(request, LoadAdapterRequest) else "dropped"
+        is_load = isinstance(request, LoadAdapterRequest)
+        facts = {"model": model, "adapter": name}
         try:
             async with readiness() as servers:
                 if isinstance(request, LoadAdapterRequest):
@@ -140,10 +141,11 @@ class Commands:
                 else:
                     config = await self._adapters.drop(model, name, begun, servers.is_met)
         except RestartFailed as error:
-            log.warning(f"adapter_{word}_not", model=model, adapter=name, message=str(error))
+            failed = "adapter_load_failed" if is_load else "adapter_drop_failed"
+            log.warning(failed, **facts, message=str(error))
             await tell(Refused(str(error)))
         else:
-            log.info(f"adapter_{word}", model=model, adapter=name)
+            log.info("adapter_loaded" if is_load else "adapter_dropped", **facts)
             await tell(Added(config))
 
     async def _add(
