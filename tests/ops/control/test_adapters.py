@@ -151,9 +151,8 @@ async def test_workers_lose_an_adapter_once_its_requests_have_ended() -> None:
 
 
 async def test_an_adapter_that_workers_keep_may_be_named_again() -> None:
-    async with scene(server_drain_s=0.05, servers_s=0.05) as one:
+    async with scene() as one:
         await one.end_of(await load(one))
-        one.server.keeps.add("chat:sql")  # it is not waited for for ever
         one.supervisor.failures["chat:sql"] = "a restart of chat is under way"
         assert await one.end_of(await unload(one)) == ("failed", "a restart of chat is under way")
         assert await shown(one) == {"sql": version_of(PATH)}
