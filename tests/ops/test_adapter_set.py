@@ -18,6 +18,7 @@ from ops.supervisor.adapter_set import AdapterSet
 from ops.supervisor.slot import RestartFailed
 from tests.adapters import write_adapter
 from triolet.adapters.files import WEIGHTS_FILE
+from triolet.config import EngineConfig, WorkerConfig
 from triolet.ids import Role
 
 from . import test_model_set
@@ -71,9 +72,9 @@ class Scene(test_model_set.Scene):
 
 
 @contextmanager
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Iterator[Scene]:
     monkeypatch.setattr(test_model_set, "Scene", Scene)
-    with test_model_set.scene(tmp_path) as one:
+    with test_model_set.scene(tmp_path, **settings) as one:
         assert isinstance(one, Scene)
         yield one
 
@@ -222,14 +223,15 @@ async def test_models_that_are_not_there_and_names_that_are_taken_are_refused(
 async def test_adapters_are_as_many_as_memory_was_meant_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: Path
 ) -> None:
-    with scene(tmp_path, monkeypatch) as one:
-        for number in range(32):
-            await one.load(f"n{number}", sql)  # the same numbers under other names
-        with pytest.raises(RestartFailed, match=r"has 33, and .*max_adapters allows 32"):
+    decode = WorkerConfig(engine=EngineConfig(max_adapters=2))
+    with scene(tmp_path, monkeypatch, decode=decode) as one:
+        for name in ("a", "b"):
+            await one.load(name, sql)  # the same numbers under two names
+        with pytest.raises(RestartFailed, match=r"has 3, and .*max_adapters allows 2; raise it"):
             await one.load("more", sql)
-        await one.unload("n0")
+        await one.unload("a")
         await one.load("more", sql)
-        assert len(one.known) == 32
+        assert [*one.known] == ["b", "more"]
 
 
 async def test_a_failure_at_any_step_takes_all_of_it_back(

@@ -86,7 +86,7 @@ async def test_a_worker_that_does_not_start_leaves_all_as_they_were(
 ) -> None:
     # Those that never become ready are waited for shortly; all others start within a minute.
     is_short = names[-1].endswith("mute")
-    config = replace(CONFIG, adapter_start_s=0.5, worker_exit_s=2.0) if is_short else CONFIG
+    config = replace(CONFIG, adapter_start_s=0.5, worker_exit_s=0.5) if is_short else CONFIG
     fleet = Fleet(tmp_path / "journal", *NAMES, config=config)
     async with running(fleet):
         with pytest.raises(RestartFailed, match=words):
