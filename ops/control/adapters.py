@@ -13,6 +13,7 @@ import trio
 
 from .auditing import is_of_port
 from .operations import AdapterOrder, Failed, Operation
+from .supervisor_client import SupervisorFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -75,10 +76,10 @@ class AdapterChanges:
             await self._wait_named(operation, config.adapters[order.name])
             return
         except trio.TooSlowError:
-            failure = Failed(
+            failure: Exception = Failed(
                 f"its workers took longer than {timeout_s:g} s (control.operation_timeout_s)"
             )
-        except Failed as error:
+        except (Failed, SupervisorFailed) as error:
             failure = error
         if not was_there:
             await self._take_back(operation, order.name)

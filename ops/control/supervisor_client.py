@@ -136,7 +136,7 @@ class SupervisorClient:
           is_reference_only: it is a version of the store, no path.
 
         Raises:
-          SupervisorFailed: it cannot be had; nothing of it stays.
+          SupervisorFailed: it cannot be had; what may stay of it `drop_adapter` ends.
         """
         request = LoadAdapterRequest(model, order.name, order.ref, is_reference_only)
         return _required(await self._do(request, tell))

@@ -90,7 +90,8 @@ class AdapterSet:
           is_reference_only: it is a version of the store, no path.
 
         Raises:
-          RestartFailed: it cannot be had, or a worker did not start with it. Nothing of it stays.
+          RestartFailed: it cannot be had, or a worker did not start with it; nothing of it stays.
+            Or servers cannot be told at last; workers have it until `drop`.
         """
         async with self._changing:
             own = self._model(model)
@@ -117,7 +118,11 @@ class AdapterSet:
                     raise RestartFailed(str(error)) from error
                 loaded = grown
             self._plan(model, (*named, adapter), loaded, ())
-            self._scaling.tell_servers(model)
+            try:
+                self._scaling.tell_servers(model)
+            except RestartFailed:
+                self._plan(model, named, loaded, (adapter,))
+                raise
             return controlled(self._model(model))
 
     async def withdraw(self, model: str, name: str) -> None:

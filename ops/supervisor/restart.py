@@ -145,8 +145,8 @@ async def _within(seconds: float | None, name: str, start: Callable[[], Awaitabl
         await start()
         return
     raise RestartFailed(
-        f"{name} was not ready after {seconds:g} s; its log lines say why, and "
-        "supervisor.adapter_start_s is the bound"
+        f"{name} was not ready after {seconds:g} s (supervisor.adapter_start_s, and where another "
+        "one drained before it worker.drain_timeout_s); its log lines say why"
     )
 
 

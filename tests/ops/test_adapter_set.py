@@ -255,6 +255,14 @@ async def test_a_failure_at_any_step_takes_all_of_it_back(
         assert [*one.known] == ["fr"]
         assert (one.of_workers, one.of_servers) == ({("fr",)}, (["fr"], []))
         with monkeypatch.context() as patch:
+            calls = iter((lambda *given: None, full))  # at last, when workers have it
+            patch.setattr(scaling, "write_note", lambda *given: next(calls)(*given))
+            with pytest.raises(RestartFailed, match="no space left"):
+                await one.load("sql", sql)
+        assert (one.of_workers, [*one.known]) == ({("fr", "sql")}, ["fr"])
+        await one.unload("sql")
+        assert (one.of_workers, one.of_servers) == ({("fr",)}, (["fr"], []))
+        with monkeypatch.context() as patch:
             patch.setattr(one.supervisor, "change_workers", fail)
             with pytest.raises(RestartFailed, match="was not ready"):
                 await one.load("sql", sql)

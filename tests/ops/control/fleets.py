@@ -163,7 +163,7 @@ class FakeSupervisor:
             named.add(adapter)
         elif kind == "withdraw_adapter":
             named.discard(adapter)
-        elif full in self.failures:
+        elif adapter in loaded and full in self.failures:
             named.add(adapter)
             return self.failures[full]
         else:
