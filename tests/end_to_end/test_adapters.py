@@ -106,6 +106,14 @@ def streamed(fleet: FleetProcess, model: str, num_tokens: int, begun: Event) -> 
     return text
 
 
+def keep_asking(fleet: FleetProcess, has_begun: Event, is_over: Event) -> list[str]:
+    """Return long answers of the base, one after the other until an event."""
+    texts = []
+    while not is_over.is_set():
+        texts.append(streamed(fleet, "chat", LONG_TOKENS, has_begun))
+    return texts
+
+
 def asked(fleet: FleetProcess, order: str, **body: str) -> httpx2.Response:
     """Give an order as it is given to vLLM, on the admin listener."""
     transport = httpx2.HTTPTransport(uds=str(folder_of(fleet) / ADMIN_SOCKET))
@@ -135,14 +143,7 @@ def test_an_adapter_comes_and_goes_beside_streams(
         before = {*fleet.pids("prefill"), *fleet.pids("decode")}
         with ThreadPoolExecutor(2) as threads:
             begun, is_loaded = [Event(), Event()], Event()
-
-            def keep_asking(has_begun: Event) -> list[str]:
-                texts = []
-                while not is_loaded.is_set():
-                    texts.append(streamed(fleet, "chat", LONG_TOKENS, has_begun))
-                return texts
-
-            streams = [threads.submit(keep_asking, one) for one in begun]
+            streams = [threads.submit(keep_asking, fleet, one, is_loaded) for one in begun]
             try:
                 assert all(one.wait(PATIENCE_S) for one in begun)
                 answer = asked(fleet, "load", lora_name="chat:sql", lora_path=str(adapter.path))
