@@ -107,10 +107,11 @@ class AdapterChanges:
         """
         name = operation.model
         self._tell(operation, f"{operation.subject}: taken back")
-        await self._persist(partial(self._supervisor.withdraw_adapter, name, adapter))
-        await self._wait_let_go(name, adapter)
 
         async def drop() -> None:
+            # Each time from the beginning: what workers did not let go may be named again.
+            await self._supervisor.withdraw_adapter(name, adapter)
+            await self._wait_let_go(name, adapter)
             tell = partial(self._tell, operation)
             self._note(await self._supervisor.drop_adapter(name, adapter, tell))
 

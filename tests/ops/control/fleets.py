@@ -163,6 +163,8 @@ class FakeSupervisor:
             named.add(adapter)
         elif kind == "withdraw_adapter":
             named.discard(adapter)
+        elif adapter in named:
+            return f"requests may name {adapter}"
         elif adapter in loaded and full in self.failures:
             named.add(adapter)
             return self.failures[full]

@@ -133,6 +133,25 @@ async def test_what_servers_do_not_take_is_taken_back() -> None:
         assert await shown(one) == {}
 
 
+async def test_what_workers_do_not_let_go_at_once_is_taken_back_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changes, "RETRY_S", 0.05)
+    async with scene(servers_s=0.3) as one:
+        one.server.hides.add("chat:sql")
+        answer = await load(one)
+        while "sql" not in one.supervisor.named.get("chat", ()):
+            await trio.lowlevel.checkpoint()
+        one.supervisor.failures["chat:sql"] = "a restart is under way"
+        while len([kind for kind, _ in one.supervisor.requests if kind == "drop_adapter"]) < 2:
+            await trio.lowlevel.checkpoint()
+        assert one.supervisor.loaded == {"chat": {"sql": PATH}}
+        del one.supervisor.failures["chat:sql"]
+        status, why = await one.end_of(answer)
+        assert (status, "did not take its name" in why) == ("failed", True)
+        assert (one.supervisor.loaded, one.supervisor.named) == ({"chat": {}}, {"chat": set()})
+
+
 async def test_workers_lose_an_adapter_once_its_requests_have_ended() -> None:
     async with scene() as one:
         await one.end_of(await load(one))
