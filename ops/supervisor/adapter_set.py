@@ -95,6 +95,10 @@ class AdapterSet:
         """
         async with self._changing:
             own = self._model(model)
+            for other in set(_loaded(own)).difference(_named(own)):
+                if other.name != name:  # of a change that was not ended; servers know one such
+                    await self._drop(model, other.name, tell, is_met)
+            own = self._model(model)
             await tell(f"{model}{SEPARATOR}{name}: looking at its files")
             try:
                 look = partial(self._look, own, name, ref, is_reference_only=is_reference_only)
@@ -159,29 +163,32 @@ class AdapterSet:
             they may name it again.
         """
         async with self._changing:
-            own = self._model(model)
-            named, loaded = _named(own), _loaded(own)
-            gone = tuple(one for one in loaded if one.name == name)
-            if not gone:
-                return controlled(own)
-            if gone[0] in named:
-                raise RestartFailed(
-                    f"requests may name {name}; servers are told to let it go first"
-                )
-            left = tuple(one for one in loaded if one not in gone)
-            sizes = await self._sizes(own, left)
-            try:
-                specs = self._plan(model, named, left, gone, sizes)
-                await self._supervisor.change_workers(model, specs, is_met, tell)
-            except RestartFailed:
-                refs = {name: own.settings.fleet.adapters[name]}
-                self._plan(model, (*named, *gone), loaded, (), own.adapter_bytes, refs)
-                self._scaling.tell_servers(model)
-                raise
-            self._plan(model, named, left, ())
-            self._stored.release_adapter(model, name)
+            return await self._drop(model, name, tell, is_met)
+
+    async def _drop(
+        self, model: str, name: str, tell: Tell, is_met: IsMet
+    ) -> ControlledModelConfig:
+        own = self._model(model)
+        named, loaded = _named(own), _loaded(own)
+        gone = tuple(one for one in loaded if one.name == name)
+        if not gone:
+            return controlled(own)
+        if gone[0] in named:
+            raise RestartFailed(f"requests may name {name}; servers are told to let it go first")
+        left = tuple(one for one in loaded if one not in gone)
+        sizes = await self._sizes(own, left)
+        try:
+            specs = self._plan(model, named, left, gone, sizes)
+            await self._supervisor.change_workers(model, specs, is_met, tell)
+        except RestartFailed:
+            refs = {name: own.settings.fleet.adapters[name]}
+            self._plan(model, (*named, *gone), loaded, (), own.adapter_bytes, refs)
             self._scaling.tell_servers(model)
-            return controlled(self._model(model))
+            raise
+        self._plan(model, named, left, ())
+        self._stored.release_adapter(model, name)
+        self._scaling.tell_servers(model)
+        return controlled(self._model(model))
 
     def _model(self, name: str) -> ModelPlan:
         """Return a model of the fleet.

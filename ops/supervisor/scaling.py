@@ -124,10 +124,16 @@ class Scaling:
         self.now = replace(
             self.now, models=models, settings=replace(self.now.settings, models=named)
         )
-        specs = [one for planned in self._specs(self.now) for one in planned]
+        plans = []
         for role, count in model.counts:
-            if count > 1:  # a stand-in of the time when there was one may be needed again
-                specs += self._specs(self.now.with_count(place, role, 1))[1]
+            # A scaling that was refused has left others there than are planned, and a stand-in of
+            # the time when there was one worker may be needed again.
+            there = sum(self._workers[name][one].role is role for one in self._present[name])
+            others = {1, there} - {0, count}
+            plans += [self.now.with_count(place, role, number) for number in others]
+        specs = [
+            one for plan in (*plans, self.now) for planned in self._specs(plan) for one in planned
+        ]
         return {one.name: one for one in specs if one.model == name}
 
     def tell_servers(self, name: str) -> None:

@@ -18,7 +18,7 @@ from ops.supervisor.adapter_set import AdapterSet
 from ops.supervisor.slot import RestartFailed
 from tests.adapters import write_adapter
 from triolet.adapters.files import WEIGHTS_FILE
-from triolet.config import EngineConfig, WorkerConfig
+from triolet.config import EngineConfig, FleetConfig, WorkerConfig
 from triolet.ids import Role
 
 from . import test_model_set
@@ -115,6 +115,19 @@ async def test_workers_and_servers_are_told_and_control_knows(
         await one.unload("fr")
         assert (one.of_workers, one.of_servers) == ({()}, ([], []))
         assert one.models.configs()[0].adapter_bytes == 0
+
+
+async def test_workers_that_a_refused_scaling_left_there_get_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: Path
+) -> None:
+    """The plan has the number that was asked for, and the fleet has what runs."""
+    with scene(tmp_path, monkeypatch, fleet=FleetConfig(decode=2)) as one:
+        one.scaling.plan("chat", Role.DECODE, 1)
+        await one.load("sql", sql)
+        assert one.of_workers == {("sql",)}
+        one.scaling.plan("chat", Role.DECODE, 3)
+        await one.unload("sql")
+        assert one.of_workers == {()}
 
 
 def large(path: Path) -> None:
@@ -260,7 +273,11 @@ async def test_a_failure_at_any_step_takes_all_of_it_back(
             with pytest.raises(RestartFailed, match="no space left"):
                 await one.load("sql", sql)
         assert (one.of_workers, [*one.known]) == ({("fr", "sql")}, ["fr"])
-        await one.unload("sql")
+        de = write_adapter(tmp_path / "de", demo_model_path(), 3).path
+        await one.load("de", de)  # what no request may name goes first: servers know one such
+        assert (one.of_workers, one.of_servers) == ({("fr", "de")}, (["fr", "de"], []))
+        assert [*one.stored._adapters] == [("chat", "fr"), ("chat", "de")]
+        await one.unload("de")
         assert (one.of_workers, one.of_servers) == ({("fr",)}, (["fr"], []))
         with monkeypatch.context() as patch:
             patch.setattr(one.supervisor, "change_workers", fail)
