@@ -72,7 +72,7 @@ class AdapterChanges:
                     partial(self._tell, operation),
                     is_reference_only=is_of_port(operation),
                 )
-            self._note(config)
+            self.note(config)
             await self._wait_named(operation, config.adapters[order.name])
             return
         except trio.TooSlowError:
@@ -97,7 +97,18 @@ class AdapterChanges:
         await self._supervisor.withdraw_adapter(name, order.name)
         await self._wait_let_go(name, order.name)
         tell = partial(self._tell, operation)
-        self._note(await self._supervisor.drop_adapter(name, order.name, tell))
+        self.note(await self._supervisor.drop_adapter(name, order.name, tell))
+
+    def note(self, config: ControlledModelConfig) -> None:
+        """Take in which adapters a model has.
+
+        Raises:
+          Failed: it was dropped.
+        """
+        model = self._model(config.name)
+        more_bytes = config.adapter_bytes - model.config.adapter_bytes
+        model.size_bytes = max(0, model.size_bytes + more_bytes)
+        model.config = config
 
     async def _take_back(self, operation: Operation, adapter: str) -> None:
         """Leave nothing of an adapter that could not be loaded.
@@ -113,7 +124,7 @@ class AdapterChanges:
             await self._supervisor.withdraw_adapter(name, adapter)
             await self._wait_let_go(name, adapter)
             tell = partial(self._tell, operation)
-            self._note(await self._supervisor.drop_adapter(name, adapter, tell))
+            self.note(await self._supervisor.drop_adapter(name, adapter, tell))
 
         await self._persist(drop)
 
@@ -159,13 +170,6 @@ class AdapterChanges:
         if model is None:
             raise Failed(f"this fleet does not have the model {name} any more")
         return model
-
-    def _note(self, config: ControlledModelConfig) -> None:
-        """Take in which adapters a model has."""
-        model = self._model(config.name)
-        more_bytes = config.adapter_bytes - model.config.adapter_bytes
-        model.size_bytes = max(0, model.size_bytes + more_bytes)
-        model.config = config
 
 
 def _have_only(model: Model, digests: Collection[str]) -> bool:

@@ -172,6 +172,8 @@ class Changes:
                 self.begin(operation)
             elif name not in self._controller.models:
                 self._add(config, expected_bytes(config))
+            elif self._controller.models[name].config.adapters != config.adapters:
+                self._adapters.note(config)  # control was not told how a change ended
 
     async def _run(self, operation: Operation) -> None:
         work = {

@@ -152,6 +152,15 @@ async def test_what_workers_do_not_let_go_at_once_is_taken_back_later(
         assert (one.supervisor.loaded, one.supervisor.named) == ({"chat": {}}, {"chat": set()})
 
 
+async def test_the_supervisor_is_right_about_adapters_that_do_not_change() -> None:
+    """Control that started while the supervisor said nothing knows those of the settings only."""
+    async with scene(poll_s=0.05) as one:
+        one.supervisor.loaded, one.supervisor.named = {"chat": {"sql": PATH}}, {"chat": {"sql"}}
+        while await shown(one) != {"sql": version_of(PATH)}:
+            await trio.lowlevel.checkpoint()
+        assert await one.end_of(await unload(one)) == ("done", "chat:sql is unloaded")
+
+
 async def test_workers_lose_an_adapter_once_its_requests_have_ended() -> None:
     async with scene() as one:
         await one.end_of(await load(one))
