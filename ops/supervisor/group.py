@@ -215,6 +215,10 @@ class Group:
             life for slot in self.slots.values() if slot.spec.role in roles for life in slot.lives
         ]
 
+    async def wait_begun(self) -> None:
+        """Wait until a start that was begun has slots for its processes."""
+        await self._has_slots.wait()
+
     async def wait_ready(self) -> None:
         """Wait until each of its processes is ready.
 

@@ -338,11 +338,11 @@ class Supervisor:
             that they had.
         """
         group = self._to_change(name)
-        if self._restarting:
-            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
         if group.phase is Phase.STOPPING:
             await group.wait_gone()
             group = self._to_change(name)
+        if self._restarting:
+            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
         if group.phase is Phase.STOPPED:
             group.use(specs)
             return
@@ -354,6 +354,7 @@ class Supervisor:
             await tell(str(step))
 
         try:
+            await group.wait_begun()
             take = partial(change_specs, group, specs, is_met, told, limits)
             await _until(self.stopping, take)
         finally:

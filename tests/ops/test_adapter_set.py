@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import trio
 from safetensors.torch import load_file, save_file
 
 from ops.cli import main
 from ops.model_directory import demo_model_path
 from ops.supervisor import adapter_set, scaling
 from ops.supervisor.adapter_set import AdapterSet
+from ops.supervisor.group import Phase
 from ops.supervisor.slot import RestartFailed
 from tests.adapters import write_adapter
 from triolet.adapters.files import WEIGHTS_FILE
@@ -127,6 +129,31 @@ async def test_workers_that_a_refused_scaling_left_there_get_it_too(
         assert one.of_workers == {("sql",)}
         one.scaling.plan("chat", Role.DECODE, 3)
         await one.unload("sql")
+        assert one.of_workers == {()}
+
+
+async def test_a_restart_that_began_before_a_model_was_gone_is_not_disturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: Path
+) -> None:
+    with scene(tmp_path, monkeypatch) as one:
+        await one.add()
+        group, other = (one.supervisor._models[name] for name in ("chat", "code"))
+        gone = group._gone = trio.Event()
+        group.phase = Phase.STOPPING
+        async with trio.open_nursery() as nursery:
+
+            async def load() -> None:
+                with pytest.raises(RestartFailed, match="under way already; wait for its end"):
+                    await one.load("sql", sql)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(load)
+            while not gone.statistics().tasks_waiting:  # noqa: ASYNC110 (a test looks)
+                await trio.sleep(0.01)
+            one.supervisor._restarting, group.phase = (other,), Phase.RUNNING
+            gone.set()
+            await trio.sleep(10)
+        assert one.supervisor._restarting == (other,)
         assert one.of_workers == {()}
 
 

@@ -72,6 +72,13 @@ async def test_workers_that_sleep_start_with_the_new_settings(tmp_path: Path) ->
         assert settings_of(fleet) == {"settings"}
 
 
+async def test_workers_that_are_about_to_start_change_too(tmp_path: Path) -> None:
+    async with running(Fleet(tmp_path / "journal", *NAMES, stopped=("a",))) as fleet:
+        fleet.supervisor._launch(fleet.supervisor._models["a"])
+        await change(fleet, "a.prefill-0", "a.decode-0", "a.decode-spare")
+        assert settings_of(fleet) == {"settings"}
+
+
 @pytest.mark.parametrize(
     ("names", "words"),
     [
