@@ -300,7 +300,15 @@ async def _unload_adapter(control: Control, actor: str, name: str, adapter: str)
 
 async def _load_as_vllm(control: Control, actor: str) -> Response:
     """Do what vLLM does, and answer at the end as it does."""
-    full, ref = _words(await _body(), "lora_name", "lora_path", known=("lora_int_id",))
+    asked = await _body()
+    full, ref = _words(asked, "lora_name", "lora_path", known=("lora_int_id", "load_inplace"))
+    if asked.get("load_inplace"):
+        raise Refusal(
+            400,
+            "bad_request",
+            "load_inplace is not done: requests that run would go on with other numbers; unload "
+            f"{full[:80]!r} first, or load the other one under another name",
+        )
     operation = await _begin_load(control, actor, *_split(control, full), ref)
     await _wait_over(control, operation)
     return _said(f"Success: LoRA adapter '{full}' added successfully.")

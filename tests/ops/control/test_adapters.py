@@ -99,7 +99,7 @@ async def test_an_adapter_is_loaded_and_unloaded_and_both_are_recorded() -> None
 
 async def test_vllm_s_routes_answer_at_the_end() -> None:
     async with scene() as one:
-        status, text = await vllm(one, "load", VLLM)
+        status, text = await vllm(one, "load", VLLM | {"lora_int_id": 1, "load_inplace": False})
         assert (status, text) == (200, "Success: LoRA adapter 'chat:sql' added successfully.")
         assert one.supervisor.named == {"chat": {"sql"}}
         # The only model need not be named.
@@ -113,7 +113,9 @@ async def test_vllm_s_routes_answer_at_the_end() -> None:
             ("load", {"lora_name": "code:sql", "lora_path": "/x"}, 404, "this fleet has chat"),
             ("load", {"lora_name": "chat:sql"}, 400, "the body has no lora_path"),
             ("load", {"lora_name": "chat:", "lora_path": "/x"}, 400, "is no name of an adapter"),
-            ("load", VLLM | {"load_inplace": True}, 400, "unknown field 'load_inplace'"),
+            ("load", VLLM | {"load_inplace": True}, 400, "unload 'chat:sql' first"),
+            ("load", VLLM | {"lora_ranks": 8}, 400, "unknown field 'lora_ranks'"),
+            ("load", VLLM | {"lora_path": ["/x"]}, 400, "the body has no lora_path"),
         ):
             status, text = await vllm(one, order, body)
             assert (status, words in text) == (code, True), text
