@@ -115,10 +115,10 @@ class AdapterSet:
                     self._scaling.tell_servers(model)
                     await self._supervisor.change_workers(model, specs, is_met, tell)
                 except (RestartFailed, *UNREADABLE) as error:
-                    self._plan(model, named, loaded, (), own.adapter_bytes)
-                    with suppress(RestartFailed):
-                        self._scaling.tell_servers(model)
                     self._stored.release_adapter(model, name)
+                    with suppress(RestartFailed):
+                        self._plan(model, named, loaded, (), own.adapter_bytes)
+                        self._scaling.tell_servers(model)
                     raise RestartFailed(str(error)) from error
                 loaded = grown
             self._plan(model, (*named, adapter), loaded, ())

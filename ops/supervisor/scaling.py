@@ -116,25 +116,33 @@ class Scaling:
         Args:
           name: of the model.
           changed: returns it with them.
+
+        Raises:
+          RestartFailed: its workers cannot be planned; nothing has changed.
         """
         place = self._place(name)
         model = changed(self.now.models[place])
         models = (*self.now.models[:place], model, *self.now.models[place + 1 :])
         named = {**self.now.settings.models, name: model.settings.models[name]}
-        self.now = replace(
-            self.now, models=models, settings=replace(self.now.settings, models=named)
-        )
-        plans = []
+        plan = replace(self.now, models=models, settings=replace(self.now.settings, models=named))
+        try:
+            specs = self._planned(plan, place)
+        except ConfigError as error:
+            raise RestartFailed(str(error)) from error
+        self.now = plan
+        return {one.name: one for one in specs if one.model == name}
+
+    def _planned(self, plan: FleetPlan, place: int) -> list[ProcessSpec]:
+        """Return the processes of a plan, behind those that a model of it may have besides."""
+        model, plans = plan.models[place], []
         for role, count in model.counts:
             # A scaling that was refused has left others there than are planned, and a stand-in of
             # the time when there was one worker may be needed again.
-            there = sum(self._workers[name][one].role is role for one in self._present[name])
+            workers = self._workers[model.name]
+            there = sum(workers[one].role is role for one in self._present[model.name])
             others = {1, there} - {0, count}
-            plans += [self.now.with_count(place, role, number) for number in others]
-        specs = [
-            one for plan in (*plans, self.now) for planned in self._specs(plan) for one in planned
-        ]
-        return {one.name: one for one in specs if one.model == name}
+            plans += [plan.with_count(place, role, number) for number in others]
+        return [one for each in (*plans, plan) for specs in self._specs(each) for one in specs]
 
     def tell_servers(self, name: str) -> None:
         """Tell servers what a model is now, if they are told to have it.

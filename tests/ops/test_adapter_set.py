@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ops.cli import main
 from ops.model_directory import demo_model_path
-from ops.supervisor import adapter_set, scaling
+from ops.supervisor import adapter_set, plan, scaling
 from ops.supervisor.adapter_set import AdapterSet
 from ops.supervisor.group import Phase
 from ops.supervisor.slot import RestartFailed
@@ -125,6 +125,11 @@ async def test_workers_that_a_refused_scaling_left_there_get_it_too(
     """The plan has the number that was asked for, and the fleet has what runs."""
     with scene(tmp_path, monkeypatch, fleet=FleetConfig(decode=2)) as one:
         one.scaling.plan("chat", Role.DECODE, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(plan, "MAX_WORKERS", 1)  # others may have taken their places in the plan
+            with pytest.raises(RestartFailed, match="have 2 decode"):
+                await one.load("sql", sql)
+        assert [*one.stored._adapters] == []
         await one.load("sql", sql)
         assert one.of_workers == {("sql",)}
         one.scaling.plan("chat", Role.DECODE, 3)
