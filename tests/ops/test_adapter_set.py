@@ -19,6 +19,7 @@ from ops.supervisor.adapter_set import AdapterSet
 from ops.supervisor.group import Phase
 from ops.supervisor.slot import RestartFailed
 from tests.adapters import write_adapter
+from triolet.adapters import files
 from triolet.adapters.files import WEIGHTS_FILE
 from triolet.config import EngineConfig, FleetConfig, WorkerConfig
 from triolet.ids import Role
@@ -262,6 +263,9 @@ async def test_models_that_are_not_there_and_names_that_are_taken_are_refused(
         monkeypatch.setattr(adapter_set, "available_memory_bytes", lambda: 10)
         with pytest.raises(RestartFailed, match=r"adapter fr takes .* in 2 workers, and 10 B"):
             await one.load("fr", sql)
+        monkeypatch.setattr(files, "available_memory_bytes", lambda: 1000)
+        with pytest.raises(RestartFailed, match="of memory, and 1000 are free; end what needs"):
+            await one.load("fr", sql)  # not read: the supervisor would end, and all with it
         assert [*one.stored._adapters] == []
 
 
