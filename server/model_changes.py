@@ -141,10 +141,12 @@ class ModelChanges:
         links.adapters.use(told.adapters, told.unnamed_adapters)
         self._served[name] = _Life(kind_of(told), life.scope)
         digests = {one.digest for one in told.adapters}
+        names = {one.name for one in told.adapters}
         for one in before:
+            full = f"{name}{SEPARATOR}{one.name}"
             if one.digest not in digests:
-                full = f"{name}{SEPARATOR}{one.name}"
                 self._nursery.start_soon(self._end_adapter, links, one.digest, full)
+            if one.digest not in digests or one.name not in names:
                 self._services.kept.forget_model(full)
         log.info("adapters_changed", model=name, adapters=[one.name for one in told.adapters])
         if self.link is not None:

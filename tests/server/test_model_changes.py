@@ -287,6 +287,19 @@ async def test_an_adapter_comes_and_goes_while_requests_of_its_model_run(
         nursery.cancel_scope.cancel()
 
 
+async def test_answers_of_one_of_two_names_of_an_adapter_are_forgotten_with_it() -> None:
+    async with scene() as one:
+        one.use(replace(CHAT, adapters=(SQL, replace(SQL, name="other"))))
+        for name in ("sql", "other"):
+            answer = ResumableAnswer(
+                WholeAnswer(1, lambda _: b""), b"", ResumeConfig(), f"chat:{name}"
+            )
+            one.services.kept.begin(Name("", b"", name), answer, lambda: a_stream()[0])
+        one.use(replace(CHAT, adapters=(SQL,)))
+        assert one.services.kept.find(Name("", b"", "other")) is None
+        assert one.services.kept.find(Name("", b"", "sql")) is not None
+
+
 async def test_an_adapter_with_the_name_of_a_model_is_refused() -> None:
     async with scene() as one:
         one.use(CHAT, replace(CODE, aliases=("chat:sql",)))
