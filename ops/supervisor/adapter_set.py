@@ -133,7 +133,8 @@ class AdapterSet:
         """Let requests name an adapter no more, which workers still have.
 
         Raises:
-          RestartFailed: servers cannot be told.
+          RestartFailed: servers cannot be told, or a restart is under way: its requests would be
+            ended, and workers would not let it go.
         """
         async with self._changing:
             own = self._model(model)
@@ -141,6 +142,7 @@ class AdapterSet:
             gone = tuple(one for one in named if one.name == name)
             if not gone:
                 return
+            self._supervisor.require_no_restart()
             self._plan(model, tuple(one for one in named if one not in gone), loaded, gone)
             try:
                 self._scaling.tell_servers(model)

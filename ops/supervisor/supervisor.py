@@ -236,8 +236,7 @@ class Supervisor:
             there is no such model or it does not run, or a new process did not become ready. What
             was not restarted yet runs on.
         """
-        if self._restarting:
-            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        self.require_no_restart()
         among = [self._to_change(name) for name in dict.fromkeys(models)] or running(self._groups)
         for group in among:
             if group.phase is not Phase.RUNNING:
@@ -341,8 +340,7 @@ class Supervisor:
         if group.phase is Phase.STOPPING:
             await group.wait_gone()
             group = self._to_change(name)
-        if self._restarting:
-            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        self.require_no_restart()
         if group.phase is Phase.STOPPED:
             group.use(specs)
             return
@@ -414,8 +412,7 @@ class Supervisor:
         group = self._models[""] if model == "" and "" in self._models else self._to_change(model)
         if self.stopping.is_set():
             raise RestartFailed("the fleet is being stopped")
-        if self._restarting:
-            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        self.require_no_restart()
         present = [spec for spec in group.specs if spec.role is role]
         wanted = {spec.name for spec in specs}
         known = {spec.name for spec in present}
@@ -437,6 +434,15 @@ class Supervisor:
                     note([one.name for one in group.specs])
         finally:
             self._restarting = ()
+
+    def require_no_restart(self) -> None:
+        """Look whether nothing keeps the workers of models from being restarted.
+
+        Raises:
+          RestartFailed: a restart is under way.
+        """
+        if self._restarting:
+            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
 
     def _to_change(self, name: str) -> Group:
         group = self._models.get(name)

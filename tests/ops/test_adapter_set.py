@@ -138,6 +138,17 @@ async def test_workers_that_a_refused_scaling_left_there_get_it_too(
         assert one.of_workers == {()}
 
 
+async def test_requests_of_an_adapter_run_on_while_a_restart_keeps_it_in_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: Path
+) -> None:
+    with scene(tmp_path, monkeypatch) as one:
+        await one.load("sql", sql)
+        one.supervisor._restarting = (one.supervisor._models["chat"],)
+        with pytest.raises(RestartFailed, match="under way already; wait for its end"):
+            await one.adapters.withdraw("chat", "sql")
+        assert one.of_servers == (["sql"], [])
+
+
 async def test_a_restart_that_began_before_a_model_was_gone_is_not_disturbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: Path
 ) -> None:
