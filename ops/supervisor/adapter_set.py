@@ -25,6 +25,7 @@ from ..models.adapters import held_adapter, require_number, told
 from ..quantities import show_size
 from .plan import controlled
 from .slot import RestartFailed
+from .supervisor import require_no_restart
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -142,7 +143,7 @@ class AdapterSet:
             gone = tuple(one for one in named if one.name == name)
             if not gone:
                 return
-            self._supervisor.require_no_restart()
+            require_no_restart(self._supervisor)
             self._plan(model, tuple(one for one in named if one not in gone), loaded, gone)
             try:
                 self._scaling.tell_servers(model)

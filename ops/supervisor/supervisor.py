@@ -59,6 +59,7 @@ class Supervisor:
     Attributes:
       stopping: set once the shutdown has begun, for whatever reason.
       run_id: of this fleet, from its start to its end.
+      restarting: groups whose processes are restarted or scaled now.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Supervisor:
         self._begun = trio.Event()
         self.stopping = trio.Event()
         self._failure: GiveUp | None = None
-        self._restarting: tuple[Group, ...] = ()
+        self.restarting: tuple[Group, ...] = ()
         self._control_was_ready = False
 
     async def run(self) -> GiveUp | None:
@@ -236,7 +237,7 @@ class Supervisor:
             there is no such model or it does not run, or a new process did not become ready. What
             was not restarted yet runs on.
         """
-        self.require_no_restart()
+        require_no_restart(self)
         among = [self._to_change(name) for name in dict.fromkeys(models)] or running(self._groups)
         for group in among:
             if group.phase is not Phase.RUNNING:
@@ -254,8 +255,8 @@ class Supervisor:
         )
         is_all = not models and Role.CONTROL in roles
         paused = is_all and bool(self._control.specs) and self._control not in chosen
-        self._restarting = (*chosen, self._control) if paused else chosen
-        if not self._restarting:
+        self.restarting = (*chosen, self._control) if paused else chosen
+        if not self.restarting:
             raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
         limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
 
@@ -267,7 +268,7 @@ class Supervisor:
         try:
             await _until(self.stopping, take)
         finally:
-            self._restarting = ()
+            self.restarting = ()
 
     async def start_model(self, name: str, tell: Callable[[str], Awaitable[None]]) -> None:
         """Start the workers of a model and wait until they are ready. Idempotent.
@@ -340,13 +341,13 @@ class Supervisor:
         if group.phase is Phase.STOPPING:
             await group.wait_gone()
             group = self._to_change(name)
-        self.require_no_restart()
+        require_no_restart(self)
         if group.phase is Phase.STOPPED:
             group.use(specs)
             return
         start_s = self._config.adapter_start_s
         limits = Limits(self._server_exit_s, self._worker_exit_s, self._config, start_s)
-        self._restarting = (group,)
+        self.restarting = (group,)
 
         async def told(step: Step) -> None:
             await tell(str(step))
@@ -356,7 +357,7 @@ class Supervisor:
             take = partial(change_specs, group, specs, is_met, told, limits)
             await _until(self.stopping, take)
         finally:
-            self._restarting = ()
+            self.restarting = ()
 
     def add_model(
         self, name: str, specs: Sequence[ProcessSpec], spares: Sequence[ProcessSpec]
@@ -412,11 +413,11 @@ class Supervisor:
         group = self._models[""] if model == "" and "" in self._models else self._to_change(model)
         if self.stopping.is_set():
             raise RestartFailed("the fleet is being stopped")
-        self.require_no_restart()
+        require_no_restart(self)
         present = [spec for spec in group.specs if spec.role is role]
         wanted = {spec.name for spec in specs}
         known = {spec.name for spec in present}
-        self._restarting = (group,)
+        self.restarting = (group,)
         try:
             for spec in specs:
                 if spec.name not in known:
@@ -433,16 +434,7 @@ class Supervisor:
                     await group.remove(spec, self._worker_exit_s)
                     note([one.name for one in group.specs])
         finally:
-            self._restarting = ()
-
-    def require_no_restart(self) -> None:
-        """Look whether nothing keeps the workers of models from being restarted.
-
-        Raises:
-          RestartFailed: a restart is under way.
-        """
-        if self._restarting:
-            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+            self.restarting = ()
 
     def _to_change(self, name: str) -> Group:
         group = self._models.get(name)
@@ -456,7 +448,7 @@ class Supervisor:
             )
         if self.stopping.is_set():
             raise RestartFailed("the fleet is being stopped")
-        if group in self._restarting:
+        if group in self.restarting:
             raise RestartFailed(
                 f"a restart or a scaling of {name} is under way; ask again after its end"
             )
@@ -480,6 +472,16 @@ def runs_models(supervisor: Supervisor) -> bool:
     """Return whether any model has workers that run or are to run."""
     states = (ModelState.RUNNING, ModelState.STARTING)
     return any(one.state in states for one in supervisor.models())
+
+
+def require_no_restart(supervisor: Supervisor) -> None:
+    """Look whether nothing keeps the workers of models from being restarted.
+
+    Raises:
+      RestartFailed: a restart is under way.
+    """
+    if supervisor.restarting:
+        raise RestartFailed("a restart or a scaling is under way already; wait for its end")
 
 
 def running(groups: Iterable[Group]) -> list[Group]:

@@ -143,7 +143,7 @@ async def test_requests_of_an_adapter_run_on_while_a_restart_keeps_it_in_workers
 ) -> None:
     with scene(tmp_path, monkeypatch) as one:
         await one.load("sql", sql)
-        one.supervisor._restarting = (one.supervisor._models["chat"],)
+        one.supervisor.restarting = (one.supervisor._models["chat"],)
         with pytest.raises(RestartFailed, match="under way already; wait for its end"):
             await one.adapters.withdraw("chat", "sql")
         assert one.of_servers == (["sql"], [])
@@ -167,10 +167,10 @@ async def test_a_restart_that_began_before_a_model_was_gone_is_not_disturbed(
             nursery.start_soon(load)
             while not gone.statistics().tasks_waiting:  # noqa: ASYNC110 (a test looks)
                 await trio.sleep(0.01)
-            one.supervisor._restarting, group.phase = (other,), Phase.RUNNING
+            one.supervisor.restarting, group.phase = (other,), Phase.RUNNING
             gone.set()
             await trio.sleep(10)
-        assert one.supervisor._restarting == (other,)
+        assert one.supervisor.restarting == (other,)
         assert one.of_workers == {()}
 
 

@@ -101,6 +101,6 @@ async def test_a_worker_that_does_not_start_leaves_all_as_they_were(
         assert settings_of(fleet) == {"old"}
         await until(lambda: all(one.is_ready for one in fleet.supervisor.models()[0].workers))
         assert not fleet.recorder.failures
-        assert fleet.supervisor._restarting == ()
+        assert fleet.supervisor.restarting == ()
         await change(fleet, "a.prefill-0", "a.decode-0", "a.decode-spare")
         assert settings_of(fleet) == {"settings"}
