@@ -16,7 +16,7 @@ from triolet.errors import ConfigError
 
 from .adapters.tensors import load_adapters
 from .attention.registry import create_attention
-from .attention.traits import NATIVE, check_backend
+from .attention.traits import FUSED, NATIVE, check_backend
 from .gpu.build import build_parts, capture
 from .model import TorchModel, Transformer
 from .native.library import load_library
@@ -41,22 +41,6 @@ if TYPE_CHECKING:
 
 _HIDDEN_SIZE_MULTIPLE: Final = 16
 NO_ADAPTERS: Final[Mapping[bytes, Adapter]] = {}
-FUSED: Final = frozenset({"flash", "triton"})
-"""Backends that compute with fused kernels, and decode steps without waiting for the host."""
-
-
-def check_adapters(backend: str, config: EngineConfig) -> None:
-    """Look whether a backend computes the adapters that the config names.
-
-    Raises:
-      ConfigError: it does not.
-    """
-    if config.adapters and backend in FUSED:
-        names = ", ".join(one.name for one in config.adapters)
-        raise ConfigError(
-            f"backend is {backend!r}, whose kernels compute no adapters, and the model has some "
-            f"({names}); use backend 'sdpa', or 'native' on a CPU, or remove the adapters"
-        )
 
 
 def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -> str:
@@ -66,7 +50,6 @@ def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -
       ConfigError: the one that the config names does not exist, cannot serve this model here, or
         computes no adapters and the config has some.
     """
-    check_adapters(config.backend, config)
     is_int8 = config.weights is WeightFormat.INT8
     if config.backend == AUTO_BACKEND:
         reason = _why_not_native(config, model, device_type)

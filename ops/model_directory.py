@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from engine.adapters.shapes import require_finite, require_shapes
 from engine.model_config import load_model_config
 from engine.preflight.check import (
     check_model,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from engine.preflight.check import CheckedModel
+    from triolet.adapters.files import AdapterFiles
     from triolet.config import EngineConfig, ServerConfig, SpeculationConfig
 
 WEIGHT_FILES: Final = ("*.safetensors", GGUF_WEIGHTS)
@@ -89,6 +91,16 @@ def check_start(
             f"{where} cannot be read: {error.strerror}; let this user read it, and its files"
         ) from error
     return checked
+
+
+def check_adapter(model: Path, files: AdapterFiles) -> None:
+    """Check an adapter against its base as a worker does that loads it.
+
+    Raises:
+      ModelError: it is of a base of another shape, or has numbers that are not finite.
+    """
+    require_shapes(files, load_model_config(model))
+    require_finite(files)
 
 
 def with_pool_share(engine: EngineConfig, num_workers: int, num_gpus: int) -> EngineConfig:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 import trio
 
+from triolet.config import SEPARATOR
 from triolet.errors import ConfigError, model_removed
+from triolet.units import SECONDS
 
 from .fleets import read_files
 from .scheduling.members import MemberFile, by_model
@@ -28,10 +30,13 @@ if TYPE_CHECKING:
     from .api.services import Services
     from .fleets import Fleets, ModelFiles
     from .scheduling.control_link import ControlLink
+    from .scheduling.links import Links
     from .text.threads import FairLimiter
 
 log = structlog.get_logger(__name__)
 
+LOOK_S: Final = 0.1 * SECONDS
+"""How often is looked whether the requests of an adapter that was unloaded have ended."""
 UNREADABLE: Final = (ConfigError, OSError, ValueError, RecursionError)
 """What files of one model may lead to; it must not end the server of the others."""
 
@@ -112,6 +117,9 @@ class ModelChanges:
                     self._begin(name, partial(self._add, one))
             for name, life in list(self._served.items()):
                 told = wanted.get(name)
+                if name not in self._busy and told is not None and has_other_adapters(life, told):
+                    self._set_adapters(life, told)
+                    continue
                 is_wanted = told is not None and life.kind == kind_of(told)
                 # The last one answers until another one is there.
                 if not is_wanted and name not in self._busy and len(self._services.models) > 1:
@@ -120,6 +128,38 @@ class ModelChanges:
         for name, members in self._members.items():
             if name in self._served and name not in self._busy:
                 self._fleets.by_model[name].set_members(members)
+
+    def _set_adapters(self, life: _Life, told: ServedModelConfig) -> None:
+        """Let requests name these adapters of a model that is served. Requests run on."""
+        name, links = told.name, self._fleets.by_model[told.name]
+        before = () if life.kind is None else life.kind.adapters
+        try:
+            self._services.models.set_adapters(name, told.adapters)
+        except ConfigError as error:
+            log.error("adapters_refused", model=name, reason=str(error))
+            return
+        links.adapters.use(told.adapters, told.unnamed_adapters)
+        self._served[name] = _Life(kind_of(told), life.scope)
+        digests = {one.digest for one in told.adapters}
+        names = {one.name for one in told.adapters}
+        for one in before:
+            full = f"{name}{SEPARATOR}{one.name}"
+            if one.digest not in digests:
+                self._nursery.start_soon(self._end_adapter, links, one.digest, full)
+            if one.digest not in digests or one.name not in names:
+                self._services.kept.forget_model(full)
+        log.info("adapters_changed", model=name, adapters=[one.name for one in told.adapters])
+        if self.link is not None:
+            self.link.refresh()
+
+    async def _end_adapter(self, links: Links, digest: str, full: str) -> None:
+        """Let the requests of an adapter that was unloaded finish within `drain_timeout_s`, and end
+        those that run longer."""
+        with trio.move_on_after(self._services.config.drain_timeout_s):
+            while links.adapters.is_leaving(digest):  # noqa: ASYNC110 (requests set no event)
+                await trio.sleep(LOOK_S)
+        links.adapters.end(digest, full, trio.current_time())
+        log.info("adapter_left", adapter=full, digest=digest)
 
     def _begin(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         self._busy.add(name)
@@ -176,6 +216,14 @@ class ModelChanges:
 def kind_of(model: ServedModelConfig) -> ServedModelConfig:
     """Return what a model is, whichever workers it has."""
     return replace(model, prefill_addresses=(), decode_addresses=(), spare_addresses=())
+
+
+def has_other_adapters(life: _Life, told: ServedModelConfig) -> bool:
+    """Return whether a model has other adapters than it is to have, and is the same otherwise."""
+    if life.kind is None or life.kind == kind_of(told):
+        return False
+    is_told = replace(told, adapters=(), unnamed_adapters=())
+    return kind_of(replace(life.kind, adapters=(), unnamed_adapters=())) == kind_of(is_told)
 
 
 def read_models(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from triolet.adapters.keys import mark_of
+from triolet.adapters.keys import mark_of, without_mark
 from triolet.ids import Role
 
 from .frames import (
@@ -65,7 +65,7 @@ def answer_hello(
     version = agree_version(hello.oldest_version, hello.version)
     if version is None:
         return goodbye(_versions_apart(peer, hello.oldest_version, hello.version, me))
-    if peer.role not in _WITHOUT_MODEL and hello.fingerprint != fingerprint:
+    if peer.role not in _WITHOUT_MODEL and _are_apart(hello.fingerprint, fingerprint):
         return goodbye(_models_apart(peer, hello.fingerprint, me, fingerprint))
     return Welcome(Peer.of(me), version, fingerprint, capacity, kv_address)
 
@@ -86,7 +86,7 @@ def check_welcome(
         return goodbye(f"{me} connected to {peer}, a {peer.role}; a {expected} was expected there")
     if agree_version(welcome.version, welcome.version) is None:
         return goodbye(_versions_apart(peer, welcome.version, welcome.version, me))
-    if fingerprint and welcome.fingerprint != fingerprint:
+    if fingerprint and _are_apart(welcome.fingerprint, fingerprint):
         return goodbye(_models_apart(peer, welcome.fingerprint, me, fingerprint))
     return None
 
@@ -114,7 +114,7 @@ def check_version(
     model: str,
     model_digest: str,
     takes_unversioned: bool,
-    adapters: str = "",
+    adapters: Collection[str] = ("",),
 ) -> Goodbye | None:
     """Return why a server cannot use a worker for one of its models, or None if it can.
 
@@ -125,10 +125,10 @@ def check_version(
       model_digest: of its version; empty for a directory that is in no store.
       takes_unversioned: whether no version on one side goes with any on the other. So it is where
         one model is served: in a rolling restart a worker may be of a release that named none.
-      adapters: how the fingerprint of a worker ends that has all adapters of the model and no
-        others; empty where the model has none.
+      adapters: how the fingerprint of a worker may end, by its set of adapters; nothing where the
+        model has none.
     """
-    if mark_of(welcome.fingerprint) != adapters:
+    if mark_of(welcome.fingerprint) not in adapters:
         return goodbye(
             f"{welcome.peer.peer_id} has other LoRA adapters than {me} offers for {model}: start "
             "workers and servers with the same adapters"
@@ -141,6 +141,12 @@ def check_version(
         f"as a worker of {model}, which is {model_digest or 'in no store'}: the addresses of two "
         "models are mixed up, or the worker was started with another version"
     )
+
+
+def _are_apart(theirs: str, ours: str) -> bool:
+    """Return whether KV of one worker means nothing to another. Their adapters may differ, as they
+    do while a fleet loads one: a worker refuses each sequence whose adapter it does not have."""
+    return without_mark(theirs) != without_mark(ours)
 
 
 def agree_version(their_oldest: int, their_newest: int) -> int | None:

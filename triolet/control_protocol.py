@@ -49,6 +49,8 @@ class ModelActivity(msgspec.Struct, frozen=True):
       queued: those of them that wait.
       last_used_s_ago: since the last request came or ended; None if there was none.
       is_ready: whether requests could begin now: the server has met its workers.
+      adapters: digests of the LoRA adapters that requests may name, and of those that some request
+        still has.
     """
 
     name: str
@@ -56,6 +58,7 @@ class ModelActivity(msgspec.Struct, frozen=True):
     queued: int
     last_used_s_ago: float | None
     is_ready: bool
+    adapters: tuple[str, ...] = ()
 
 
 class Activity(msgspec.Struct, frozen=True, tag_field="say", tag="activity"):

@@ -13,6 +13,7 @@ from ..preflight.headers import read_header
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from triolet.adapters.files import AdapterFiles, Matrix
     from triolet.config import AdapterConfig
 
     from ..model_config import ModelConfig
@@ -39,6 +40,57 @@ def module_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
     }
+
+
+def require_shapes(files: AdapterFiles, model: ModelConfig) -> None:
+    """Look whether an adapter belongs to a base of this shape.
+
+    Raises:
+      ModelError: it does not.
+    """
+    shapes = module_shapes(model)
+    for place, matrix in files.matrices.items():
+        if place.layer >= model.num_layers:
+            raise ModelError(
+                f"{files.weights}: tensor {matrix.name} is of layer {place.layer}, and the base "
+                f"has {model.num_layers}; give the adapter to the base that it was made for"
+            )
+        outputs, inputs = shapes[place.module]
+        wanted = (files.rank, inputs) if place.matrix == "A" else (outputs, files.rank)
+        if matrix.shape != wanted:
+            raise ModelError(
+                f"{files.weights}: tensor {matrix.name} is {list(matrix.shape)}, and the base "
+                f"wants {list(wanted)}; give the adapter to the base that it was made for"
+            )
+
+
+def require_finite(files: AdapterFiles) -> None:
+    """Look whether all numbers of an adapter are finite, as a worker computes with them.
+
+    Raises:
+      ModelError: some are not.
+    """
+    import numpy as np  # here: every command of `triolet` imports this file
+
+    for place, matrix in files.matrices.items():
+        if matrix.dtype == "BF16":
+            halves = np.frombuffer(matrix.numbers, np.uint16)
+            numbers = (halves.astype(np.uint32) << 16).view(np.float32)
+        else:
+            stored = np.float32 if matrix.dtype == "F32" else np.float16
+            numbers = np.frombuffer(matrix.numbers, stored).astype(np.float32, copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = numbers * np.float32(files.scale if place.matrix == "B" else 1.0)
+        if not np.isfinite(scaled).all():
+            raise not_finite(files, matrix)
+
+
+def not_finite(files: AdapterFiles, matrix: Matrix) -> ModelError:
+    """Return the error for a matrix with numbers that are not finite."""
+    return ModelError(
+        f"{files.weights}: tensor {matrix.name} has numbers that are not finite (its training "
+        "diverged, or it was damaged); use an earlier checkpoint of the adapter"
+    )
 
 
 def adapter_numbers(configs: Iterable[AdapterConfig], model: ModelConfig) -> int:

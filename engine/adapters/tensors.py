@@ -16,7 +16,7 @@ from triolet.adapters.files import Place, read_adapter
 from triolet.adapters.keys import digest_bytes
 from triolet.errors import ModelError
 
-from .shapes import PRODUCTS, module_shapes
+from .shapes import PRODUCTS, module_shapes, not_finite, require_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -100,30 +100,15 @@ def layers_of(
     Raises:
       ModelError: it belongs to a base of another shape, or has numbers that are not finite.
     """
+    require_shapes(files, model)
     shapes = module_shapes(model)
-    for place, matrix in files.matrices.items():
-        if place.layer >= model.num_layers:
-            raise ModelError(
-                f"{files.weights}: tensor {matrix.name} is of layer {place.layer}, and the base "
-                f"has {model.num_layers}; give the adapter to the base that it was made for"
-            )
-        outputs, inputs = shapes[place.module]
-        wanted = (files.rank, inputs) if place.matrix == "A" else (outputs, files.rank)
-        if matrix.shape != wanted:
-            raise ModelError(
-                f"{files.weights}: tensor {matrix.name} is {list(matrix.shape)}, and the base "
-                f"wants {list(wanted)}; give the adapter to the base that it was made for"
-            )
 
     def tensor(layer: int, module: str, matrix: str) -> Tensor:
         found = files.matrices[Place(layer, module, matrix)]
         stored = torch.frombuffer(found.numbers, dtype=_DTYPES[found.dtype])
         scaled = stored.float().view(found.shape) * (files.scale if matrix == "B" else 1.0)
         if not bool(scaled.isfinite().all()):
-            raise ModelError(
-                f"{files.weights}: tensor {found.name} has numbers that are not finite (its "
-                "training diverged, or it was damaged); use an earlier checkpoint of the adapter"
-            )
+            raise not_finite(files, found)
         return scaled
 
     return [

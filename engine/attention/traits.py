@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from triolet.config import AUTO_BACKEND, Dtype, WeightFormat, require
+from triolet.errors import ConfigError
 
 if TYPE_CHECKING:
     from triolet.config import EngineConfig
@@ -106,10 +107,13 @@ TRITON: Final = BackendTraits(
     is_capturable=True,
 )
 ALL_TRAITS: Final = {traits.name: traits for traits in (NATIVE, SDPA, FLASH, TRITON)}
+FUSED: Final = frozenset({FLASH.name, TRITON.name})
+"""Backends that compute with fused kernels, and decode steps without waiting for the host."""
 
 
 def check_backend(config: EngineConfig, dtype: Dtype, head_dim: int, device_type: str) -> None:
-    """Refuse a backend that was named and cannot serve a model with these settings.
+    """Refuse a backend that was named and cannot serve a model with these settings, or computes no
+    adapters where there are some.
 
     Args:
       config: names the backend, which is not `auto`.
@@ -120,6 +124,12 @@ def check_backend(config: EngineConfig, dtype: Dtype, head_dim: int, device_type
     Raises:
       ConfigError: names the field, its value and what is allowed.
     """
+    if config.adapters and config.backend in FUSED:
+        names = ", ".join(one.name for one in config.adapters)
+        raise ConfigError(
+            f"backend is {config.backend!r}, whose kernels compute no adapters, and the model has "
+            f"some ({names}); use backend 'sdpa', or 'native' on a CPU, or remove the adapters"
+        )
     allowed = ", ".join(sorted((AUTO_BACKEND, *ALL_TRAITS)))
     require(config.backend in ALL_TRAITS, "backend", config.backend, allowed)
     ALL_TRAITS[config.backend].check(device_type, dtype, config.block_size, head_dim)

@@ -29,7 +29,7 @@ from ..settings.form import STDIN, Settings
 from ..settings.sources import Sources  # noqa: TC001
 from .audit_commands import audit_app
 from .model_commands import model_app
-from .model_orders import add_orders
+from .model_orders import adapter_app, add_orders
 from .narrowing import narrowed
 from .options import (
     COMPUTE,
@@ -101,6 +101,7 @@ app = typer.Typer(
 )
 keys_app = typer.Typer(help="Keys for tcp links between processes.", no_args_is_help=True)
 config_app = typer.Typer(help="Settings of every process.", no_args_is_help=True)
+app.add_typer(adapter_app(), name="adapter")
 app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")

@@ -1,4 +1,5 @@
-"""`triolet model load|sleep|wake|unload|add|drop`: asks the control of a fleet that runs."""
+"""`triolet model load|sleep|wake|unload|add|drop` and `triolet adapter load|unload`: ask the
+control of a fleet that runs."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from triolet.config import SEPARATOR
 from triolet.control_protocol import ADMIN_SOCKET
 from triolet.errors import ConfigError
 from triolet.home import expanded
@@ -53,6 +55,14 @@ def add_orders(app: typer.Typer) -> None:
     app.command("drop")(drop_model)
 
 
+def adapter_app() -> typer.Typer:
+    """Return the commands for LoRA adapters."""
+    app = typer.Typer(help="LoRA adapters of a fleet that runs.", no_args_is_help=True)
+    app.command("load")(load_adapter)
+    app.command("unload")(unload_adapter)
+    return app
+
+
 def _command(action: str) -> Callable[..., None]:
     def command(name: NameArgument, port: PortOption = None) -> None:
         run_order(find_fleet(port).directory / ADMIN_SOCKET, name, action)
@@ -72,12 +82,10 @@ def add_model(
     name, is_named, ref = model.partition("=")
     if not (is_named and name and ref):
         raise ConfigError(f"{model!r} names no model; give NAME=MODEL, such as code=code@stable")
-    path = expanded(Path(ref))
     counts = {"prefill": prefill, "decode": decode}
     settings = {
         "name": name,
-        # What exists on disk under the name is meant first, and the fleet has another directory.
-        "ref": str(path.absolute()) if path.exists() else ref,
+        "ref": _as_meant(ref),
         "aliases": alias or [],
         "start": not asleep,
         **{role: count for role, count in counts.items() if count is not None},
@@ -88,6 +96,53 @@ def add_model(
 def drop_model(name: NameArgument, port: PortOption = None) -> None:
     """End the requests and workers of a model in order, and have it no more; its files stay."""
     run(_admin(port), f"drop {name}", "DELETE", f"/admin/models/{name}")
+
+
+def load_adapter(
+    adapter: Annotated[
+        str, typer.Argument(metavar="MODEL:NAME=REF", help="REF is a directory or a version.")
+    ],
+    port: PortOption = None,
+) -> None:
+    """Load an adapter into the workers of a model, and wait until requests may name it."""
+    full, is_named, ref = adapter.partition("=")
+    model, name = _adapter_named(full)
+    if not (is_named and ref):
+        raise ConfigError(
+            f"{adapter!r} names no adapter; give MODEL:NAME=REF, such as chat:sql=chat-sql:v1"
+        )
+    settings = {"name": name, "ref": _as_meant(ref)}
+    run(_admin(port), f"load {full}", "POST", f"/admin/models/{model}/adapters", settings)
+
+
+def unload_adapter(
+    adapter: Annotated[str, typer.Argument(metavar="MODEL:NAME", help="As requests name it.")],
+    port: PortOption = None,
+) -> None:
+    """Let the requests of an adapter end, and have it in the workers no more; its files stay."""
+    model, name = _adapter_named(adapter)
+    run(_admin(port), f"unload {adapter}", "DELETE", f"/admin/models/{model}/adapters/{name}")
+
+
+def _adapter_named(full: str) -> tuple[str, str]:
+    """Return the model and the adapter that a name says.
+
+    Raises:
+      ConfigError: it does not say both.
+    """
+    model, _, name = full.rpartition(SEPARATOR)
+    if not (model and name) or "/" in full:
+        raise ConfigError(
+            f"{full!r} names no adapter of a model; give MODEL:NAME, such as chat:sql"
+        )
+    return model, name
+
+
+def _as_meant(ref: str) -> str:
+    """Return a reference as the fleet understands it: what exists on disk under the name is meant
+    first, and the fleet has another directory."""
+    path = expanded(Path(ref))
+    return str(path.absolute()) if path.exists() else ref
 
 
 def _admin(port: int | None) -> Path:

@@ -19,14 +19,23 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from triolet.audit_log.events import Outcome, os_user
-from triolet.config import ModelConfig
+from triolet.config import SEPARATOR, ModelConfig, require_adapter_names
 from triolet.control_protocol import ModelState
 from triolet.errors import AuditLogError, ConfigError
 from triolet.store.reference import is_reference
 
 from ..settings.form import require_model_name
 from .auditing import audit
-from .operations import Conflict, NoRoom, Operation, UnknownModel, Wanted
+from .operations import (
+    AdapterOrder,
+    Conflict,
+    NoRoom,
+    Operation,
+    Status,
+    UnknownAdapter,
+    UnknownModel,
+    Wanted,
+)
 from .residency import HOST, held_bytes
 from .sockets import bind_port, bind_private
 
@@ -126,6 +135,14 @@ def build_app(control: Control, actor: str) -> QuartTrio:
         ("POST", "/admin/models", partial(_add, control, actor)),
         ("DELETE", "/admin/models/<name>", partial(_drop, control, actor)),
         ("POST", "/admin/models/<name>/<action>", partial(_order, control, actor)),
+        ("POST", "/admin/models/<name>/adapters", partial(_load_adapter, control, actor)),
+        (
+            "DELETE",
+            "/admin/models/<name>/adapters/<adapter>",
+            partial(_unload_adapter, control, actor),
+        ),
+        ("POST", "/v1/load_lora_adapter", partial(_load_as_vllm, control, actor)),
+        ("POST", "/v1/unload_lora_adapter", partial(_unload_as_vllm, control, actor)),
         ("GET", "/admin/operations/<operation_id>", partial(_show_operation, control)),
         ("GET", "/models", partial(_list_as_llama, control)),
         ("POST", "/models/<action>", partial(_order_as_llama, control, actor)),
@@ -181,6 +198,7 @@ def _shown_model(
     return {
         "name": config.name,
         "digest": config.digest,
+        "adapters": dict(config.adapters),
         "state": model.state,
         "pinned": config.pinned,
         "keep_alive_s": config.keep_alive_s,
@@ -248,8 +266,7 @@ async def _add(control: Control, actor: str) -> Response:
         raise Refusal(400, "bad_request", str(error)) from None
     if actor != os_user():
         _require_references((model.ref, *model.adapters.values()))
-    settings = msgspec.json.encode(model).decode()
-    operation = await _change(control, actor, name, Wanted.ADD, settings)
+    operation = await _change(control, actor, name, Wanted.ADD, model)
     return _json(operation.shown, 202)
 
 
@@ -270,10 +287,126 @@ async def _drop(control: Control, actor: str, name: str) -> Response:
     return _json(operation.shown, 202)
 
 
+async def _load_adapter(control: Control, actor: str, name: str) -> Response:
+    """Load the adapter that the body describes."""
+    asked = await _body()
+    adapter, ref = _words(asked, "name", "ref")
+    return _json((await _begin_load(control, actor, name, adapter, ref)).shown, 202)
+
+
+async def _unload_adapter(control: Control, actor: str, name: str, adapter: str) -> Response:
+    return _json((await _begin_unload(control, actor, name, adapter)).shown, 202)
+
+
+async def _load_as_vllm(control: Control, actor: str) -> Response:
+    """Do what vLLM does, and answer at the end as it does."""
+    asked = await _body()
+    full, ref = _words(asked, "lora_name", "lora_path", known=("lora_int_id", "load_inplace"))
+    if asked.get("load_inplace"):
+        raise Refusal(
+            400,
+            "bad_request",
+            "load_inplace is not done: requests that run would go on with other numbers; unload "
+            f"{full[:80]!r} first, or load the other one under another name",
+        )
+    operation = await _begin_load(control, actor, *_split(control, full), ref)
+    await _wait_over(control, operation)
+    return _said(f"Success: LoRA adapter '{full}' added successfully.")
+
+
+async def _unload_as_vllm(control: Control, actor: str) -> Response:
+    (full,) = _words(await _body(), "lora_name", known=("lora_int_id",))
+    operation = await _begin_unload(control, actor, *_split(control, full))
+    await _wait_over(control, operation)
+    return _said(f"Success: LoRA adapter '{full}' removed successfully.")
+
+
+def _words(asked: dict[str, Any], *names: str, known: tuple[str, ...] = ()) -> list[str]:
+    """Return the fields of a body, which are texts.
+
+    Args:
+      asked: the body.
+      names: of the fields.
+      known: of others that are not heeded.
+
+    Raises:
+      Refusal: 400, one is missing, is no text, or another one is there.
+    """
+    for unknown in asked.keys() - {*names, *known}:
+        raise Refusal(400, "bad_request", f"unknown field {unknown!r}; allowed: {', '.join(names)}")
+    for name in names:
+        if not isinstance(asked.get(name), str) or not asked[name]:
+            example = ", ".join(f'"{one}": "..."' for one in names)
+            raise Refusal(400, "bad_request", f"the body has no {name}; send {{{example}}}")
+    return [asked[name] for name in names]
+
+
+def _split(control: Control, full: str) -> tuple[str, str]:
+    """Return the model and the adapter of a name in vLLM's form, where the only model may be left
+    out.
+
+    Raises:
+      Refusal: 400, several models could be meant.
+    """
+    models = list(control.controller.models)
+    name, _, adapter = full.rpartition(SEPARATOR)
+    if not name and len(models) != 1:
+        raise Refusal(
+            400,
+            "bad_request",
+            f"lora_name {full[:80]!r} says no model; give MODEL:NAME, with one of "
+            f"{', '.join(models)}",
+        )
+    return name or models[0], adapter
+
+
+async def _begin_load(control: Control, actor: str, name: str, adapter: str, ref: str) -> Operation:
+    _require_adapter_name(adapter)
+    if actor != os_user():
+        _require_references((ref,))
+    return await _change(control, actor, name, Wanted.LOAD_ADAPTER, AdapterOrder(adapter, ref))
+
+
+async def _begin_unload(control: Control, actor: str, name: str, adapter: str) -> Operation:
+    _require_adapter_name(adapter)
+    model = control.controller.models.get(name)
+    if model is not None and adapter not in model.config.adapters:
+        known = model.config.adapters
+        raise Refusal(404, "adapter_not_found", str(UnknownAdapter(name, adapter, known)))
+    return await _change(control, actor, name, Wanted.UNLOAD_ADAPTER, AdapterOrder(adapter))
+
+
+def _require_adapter_name(name: str) -> None:
+    try:
+        require_adapter_names((name,))
+    except ConfigError as error:
+        raise Refusal(400, "bad_request", str(error)) from None
+
+
+async def _wait_over(control: Control, operation: Operation) -> None:
+    """Wait for the end of an operation, which has bounds of its own.
+
+    Raises:
+      Refusal: 400, it has failed.
+    """
+    while not operation.is_over:  # noqa: ASYNC110 (a task of control notes it)
+        await trio.sleep(control.config.tick_s)
+    if operation.status is Status.FAILED:
+        raise Refusal(400, "not_done", operation.progress)
+
+
+def _said(text: str) -> Response:
+    return Response(text, 200, mimetype="text/plain")
+
+
 async def _change(
-    control: Control, actor: str, name: str, wanted: Wanted, settings: str = ""
+    control: Control,
+    actor: str,
+    name: str,
+    wanted: Wanted,
+    settings: ModelConfig | AdapterOrder | None = None,
 ) -> Operation:
-    """Record that a model is to be added or dropped, begin it, and return the operation.
+    """Record that a model or its adapters are to change, begin it, and return the operation.
 
     Raises:
       Refusal: it was not begun; the text says why.
@@ -281,10 +414,14 @@ async def _change(
     try:
         control.changes.require(name, wanted)
         operation_id = control.draw_id()
-        noted = partial(audit, wanted, name, actor, operation_id)
+        subject = name
+        if isinstance(settings, AdapterOrder):
+            subject = f"{name}{SEPARATOR}{settings.name}"
+        noted = partial(audit, wanted, subject, actor, operation_id)
         await noted(Outcome.BEGUN)
         try:
-            return control.change(name, wanted, actor, operation_id, settings)
+            told = "" if settings is None else msgspec.json.encode(settings).decode()
+            return control.change(name, wanted, actor, operation_id, told)
         except (Conflict, UnknownModel) as error:  # it came in between
             await noted(Outcome.FAILED, reason=type(error).__name__)
             raise

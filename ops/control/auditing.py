@@ -22,6 +22,8 @@ AUDITED: Final = {
     Wanted.UNLOAD: Action.MODEL_UNLOAD,
     Wanted.ADD: Action.MODEL_ADD,
     Wanted.DROP: Action.MODEL_DROP,
+    Wanted.LOAD_ADAPTER: Action.ADAPTER_LOAD,
+    Wanted.UNLOAD_ADAPTER: Action.ADAPTER_UNLOAD,
 }
 
 
@@ -48,12 +50,13 @@ async def audit(
 
     Args:
       wanted: by the order.
-      subject: the model.
+      subject: the model or adapter.
       actor: gave the order.
       operation_id: ties the entries together.
       outcome: how far it came.
       reason: why it failed.
-      after: digest of the version that an added model has; empty where it has none.
+      after: digest of the version that an added model has, or of a loaded adapter; empty where
+        there is none.
 
     Raises:
       AuditLogError: it was not recorded.

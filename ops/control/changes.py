@@ -1,4 +1,4 @@
-"""Models that are added to a fleet while it runs, and dropped.
+"""Models that are added to a fleet while it runs, and dropped; their adapters too.
 
 Each step may be done again: control that was killed is followed by one that begins an unfinished
 operation anew. What cannot be added to its end is taken back.
@@ -19,10 +19,20 @@ from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError
 from triolet.units import SECONDS
 
+from .adapters import AdapterChanges
 from .auditing import is_of_port
 from .memory import expected_bytes
 from .models import Model
-from .operations import Conflict, NoRoom, Operation, Status, UnknownModel, Wanted
+from .operations import (
+    DONE_WORDS,
+    Conflict,
+    Failed,
+    NoRoom,
+    Operation,
+    Status,
+    UnknownModel,
+    Wanted,
+)
 from .supervisor_client import SupervisorFailed
 
 if TYPE_CHECKING:
@@ -46,10 +56,6 @@ every second."""
 UNDER_WAY: Final = "{wanted} of {name} is under way (operation {id}); ask again after its end"
 
 
-class Failed(Exception):
-    """A model cannot be added; the text says why."""
-
-
 class Changes:
     """The changes of one fleet's models.
 
@@ -63,7 +69,8 @@ class Changes:
       nursery: for what operations do.
 
     Attributes:
-      under_way: operation of each model that is added or dropped, by its name.
+      under_way: operation of each model that is added or dropped, or whose adapters change, by
+        its name.
       met_at: when every server that runs has said which models it has; inf before control listens.
     """
 
@@ -87,6 +94,14 @@ class Changes:
         self._wall = wall
         self._nursery = nursery
         self._changed_at = 0.0
+        self._adapters = AdapterChanges(
+            config,
+            controller,
+            supervisor,
+            self._tell,
+            self._persist,
+            lambda: trio.current_time() >= self.met_at,
+        )
 
     def note_listening(self) -> None:
         """Take in that servers reach control from now on."""
@@ -103,15 +118,15 @@ class Changes:
             raise Conflict(UNDER_WAY.format(wanted=live.wanted, name=name, id=live.id))
 
     def require(self, name: str, wanted: Wanted) -> None:
-        """Look whether a model may be added or dropped.
+        """Look whether a model may be added or dropped, or its adapters changed.
 
         Raises:
           Conflict: that is under way, there is one of this name, or there are too many.
-          UnknownModel: there is none to drop.
+          UnknownModel: there is none of this name.
         """
         self.require_free(name)
         known = self._controller.models
-        if wanted is Wanted.DROP and name not in known:
+        if wanted is not Wanted.ADD and name not in known:
             raise UnknownModel(name, known)
         if wanted is Wanted.ADD and name in known:
             raise Conflict(
@@ -157,9 +172,16 @@ class Changes:
                 self.begin(operation)
             elif name not in self._controller.models:
                 self._add(config, expected_bytes(config))
+            elif self._controller.models[name].config.adapters != config.adapters:
+                self._adapters.note(config)  # control was not told how a change ended
 
     async def _run(self, operation: Operation) -> None:
-        work = self._add_all if operation.wanted is Wanted.ADD else self._drop_all
+        work = {
+            Wanted.ADD: self._add_all,
+            Wanted.DROP: self._drop_all,
+            Wanted.LOAD_ADAPTER: self._adapters.load,
+            Wanted.UNLOAD_ADAPTER: self._adapters.unload,
+        }[operation.wanted]
         try:
             listed = await self._supervisor.models()
             if listed.run != operation.run:
@@ -168,8 +190,8 @@ class Changes:
         except (Failed, SupervisorFailed, NoRoom) as error:
             operation.status, operation.progress = Status.FAILED, str(error)
         else:
-            word = "added" if operation.wanted is Wanted.ADD else "dropped"
-            operation.status, operation.progress = Status.DONE, f"{operation.model} is {word}"
+            told = f"{operation.subject} is {DONE_WORDS[operation.wanted]}"
+            operation.status, operation.progress = Status.DONE, told
         self._changed_at = trio.current_time()
         del self.under_way[operation.model]
         self._controller.changed[operation.id] = operation

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from triolet.control_protocol import Activity, ModelActivity, ModelState
+import msgspec
+
+from triolet.control_protocol import Activity, ModelState
 from triolet.errors import LocalProtocolError
 
 from ..quantities import show_size
@@ -406,7 +408,7 @@ class Controller:
         model.last_used_at = max(model.last_used_at, model.since)
         # Servers say anew that they have met these workers.
         model.activity = {
-            server: ModelActivity(one.name, one.in_flight, one.queued, one.last_used_s_ago, False)
+            server: msgspec.structs.replace(one, is_ready=False)
             for server, one in model.activity.items()
         }
 

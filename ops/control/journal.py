@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .models import Model
 
 FILE_NAME: Final = "control.sqlite3"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
+"""Of version 3 are journals with operations on adapters, which earlier releases do not know."""
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS operations (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -39,7 +40,7 @@ CREATE TABLE IF NOT EXISTS operations (
     created_at REAL NOT NULL,
     status TEXT NOT NULL,
     progress TEXT NOT NULL,
-    settings TEXT NOT NULL DEFAULT '',  -- of a model that is added
+    settings TEXT NOT NULL DEFAULT '',  -- of a model that is added, or which adapter
     run TEXT NOT NULL DEFAULT ''        -- of the fleet whose models change
 ) STRICT;
 CREATE TABLE IF NOT EXISTS models (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import asdict
 
+from triolet.config import SEPARATOR
 from triolet.errors import TrioletError
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ class Wanted(StrEnum):
     """The fleet has the model, and servers give it requests."""
     DROP = "drop"
     """The fleet has the model no more."""
+    LOAD_ADAPTER = "load_adapter"
+    """Requests may name an adapter of it."""
+    UNLOAD_ADAPTER = "unload_adapter"
+    """It has the adapter no more."""
 
 
 class Status(StrEnum):
@@ -38,9 +43,28 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-CHANGES: Final = frozenset({Wanted.ADD, Wanted.DROP})
-"""What changes which models a fleet has."""
+OF_ADAPTERS: Final = frozenset({Wanted.LOAD_ADAPTER, Wanted.UNLOAD_ADAPTER})
+CHANGES: Final = frozenset({Wanted.ADD, Wanted.DROP}) | OF_ADAPTERS
+"""What changes which models and adapters a fleet has."""
+DONE_WORDS: Final = {
+    Wanted.ADD: "added",
+    Wanted.DROP: "dropped",
+    Wanted.LOAD_ADAPTER: "loaded",
+    Wanted.UNLOAD_ADAPTER: "unloaded",
+}
 ENDED: Final = frozenset({Status.DONE, Status.FAILED})
+
+
+class AdapterOrder(msgspec.Struct, frozen=True):
+    """Which adapter an operation is of.
+
+    Attributes:
+      name: of it, without that of its model.
+      ref: its directory or version; empty to unload it.
+    """
+
+    name: str
+    ref: str = ""
 
 
 class Operation(msgspec.Struct):
@@ -56,7 +80,7 @@ class Operation(msgspec.Struct):
       created_at: seconds since the epoch.
       status: how far it is.
       progress: what is done now, or the outcome, in words.
-      settings: of a model that is added, as JSON.
+      settings: of a model that is added, or an `AdapterOrder`, as JSON.
       run: of the fleet whose models change, by its supervisor's id; empty for the other operations.
     """
 
@@ -77,6 +101,14 @@ class Operation(msgspec.Struct):
         return {name: value for name, value in asdict(self).items() if name != "settings"}
 
     @property
+    def subject(self) -> str:
+        """What changes: the model, or an adapter of it."""
+        if self.wanted not in OF_ADAPTERS:
+            return self.model
+        order = msgspec.json.decode(self.settings, type=AdapterOrder)
+        return f"{self.model}{SEPARATOR}{order.name}"
+
+    @property
     def is_over(self) -> bool:
         """Whether it is done or has failed."""
         return self.status in ENDED
@@ -87,6 +119,18 @@ class UnknownModel(TrioletError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(f"there is no model {name!r}; this fleet has {', '.join(known)}")
+
+
+class UnknownAdapter(TrioletError):
+    """An adapter that a model does not have."""
+
+    def __init__(self, model: str, adapter: str, known: Iterable[str]) -> None:
+        names = ", ".join(known) or "none"
+        super().__init__(f"{model} has no adapter {adapter!r}; it has {names}")
+
+
+class Failed(Exception):
+    """A model or adapter cannot be had; the text says why."""
 
 
 class Conflict(TrioletError):

@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from triolet.audit_log.events import Outcome
+from triolet.config import SEPARATOR
 from triolet.control_protocol import ADMIN_SOCKET, CONTROL_SOCKET, Activity, Wake
 from triolet.errors import AuditLogError
 from triolet.status import ControlReady, report
@@ -137,14 +138,14 @@ class Control:
     def change(
         self, name: str, wanted: Wanted, actor: str, operation_id: str, settings: str = ""
     ) -> Operation:
-        """Begin to add or drop a model, once that is written down.
+        """Begin to add or drop a model, or to change its adapters, once that is written down.
 
         Args:
           name: of the model.
-          wanted: which of the two.
+          wanted: which of these.
           actor: gives the order.
           operation_id: of the operation.
-          settings: of a model that is added, as JSON.
+          settings: of the operation.
 
         Raises:
           Conflict: it cannot be now, or could not be written down.
@@ -283,19 +284,28 @@ class Control:
 
     async def _audit_end(self, operation: Operation) -> None:
         is_done = operation.status is Status.DONE
-        model = self.controller.models.get(operation.model)
-        is_added = is_done and operation.wanted is Wanted.ADD
+        digest = self._digest(operation) if is_done else ""
         try:
             await audit(
                 operation.wanted,
-                operation.model,
+                operation.subject,
                 operation.actor,
                 operation.id,
                 Outcome.DONE if is_done else Outcome.FAILED,
-                after=model.config.digest if model is not None and is_added else "",
+                after=digest,
             )
         except AuditLogError as error:
             log.error("audit_end_not_recorded", request_id=operation.id, error=str(error))
+
+    def _digest(self, operation: Operation) -> str:
+        """Return the digest of what an operation has added; empty where it has none."""
+        model = self.controller.models.get(operation.model)
+        if model is None:
+            return ""
+        if operation.wanted is Wanted.LOAD_ADAPTER:
+            adapter = operation.subject.rpartition(SEPARATOR)[2]
+            return model.config.adapters.get(adapter, "")
+        return model.config.digest if operation.wanted is Wanted.ADD else ""
 
     def _meter(self, listed: Models) -> None:
         """Take in worker-seconds."""

@@ -12,8 +12,10 @@ from ..exit_codes import CommandFailed
 from ..supervisor.supervisor_socket import (
     Added,
     AddModelRequest,
+    DropAdapterRequest,
     DropModelRequest,
     Finished,
+    LoadAdapterRequest,
     Models,
     ModelsRequest,
     Refused,
@@ -21,6 +23,7 @@ from ..supervisor.supervisor_socket import (
     StartModelRequest,
     StepBegan,
     StopModelRequest,
+    WithdrawAdapterRequest,
     ask,
 )
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from triolet.config import ControlledModelConfig, ModelConfig
 
     from ..supervisor.supervisor_socket import Request
+    from .operations import AdapterOrder
 
 LIST_TIMEOUT_S: Final = 5.0
 """For the list of workers, which the supervisor has in memory."""
@@ -93,10 +97,7 @@ class SupervisorClient:
         Raises:
           SupervisorFailed: it cannot be had; nothing of it stays.
         """
-        config = await self._do(AddModelRequest(name, model, is_reference_only), tell)
-        if config is None:
-            raise SupervisorFailed("the supervisor does not say what it added")
-        return config
+        return _required(await self._do(AddModelRequest(name, model, is_reference_only), tell))
 
     async def serve_model(self, name: str, *, is_served: bool) -> None:
         """Have servers told to have a model, or to let it go.
@@ -117,6 +118,51 @@ class SupervisorClient:
           SupervisorFailed: it was not done, or not to its end.
         """
         await self._do(DropModelRequest(name), tell)
+
+    async def load_adapter(
+        self,
+        model: str,
+        order: AdapterOrder,
+        tell: Callable[[str], object],
+        *,
+        is_reference_only: bool,
+    ) -> ControlledModelConfig:
+        """Have an adapter in the workers of a model, and servers told that requests may name it.
+
+        Args:
+          model: of which.
+          order: its name and directory or version.
+          tell: called with each step, in words.
+          is_reference_only: it is a version of the store, no path.
+
+        Raises:
+          SupervisorFailed: it cannot be had; what may stay of it `drop_adapter` ends.
+        """
+        request = LoadAdapterRequest(model, order.name, order.ref, is_reference_only)
+        return _required(await self._do(request, tell))
+
+    async def withdraw_adapter(self, model: str, name: str) -> None:
+        """Have servers told that requests may name an adapter no more.
+
+        Raises:
+          SupervisorFailed: they were not told.
+        """
+        await self._do(WithdrawAdapterRequest(model, name), lambda text: None)
+
+    async def drop_adapter(
+        self, model: str, name: str, tell: Callable[[str], object]
+    ) -> ControlledModelConfig:
+        """End an adapter that no request names.
+
+        Args:
+          model: of which.
+          name: of the adapter.
+          tell: called with each step, in words.
+
+        Raises:
+          SupervisorFailed: it was not done; requests may name it again, or servers were not told.
+        """
+        return _required(await self._do(DropAdapterRequest(model, name), tell))
 
     async def models(self) -> Models:
         """Return how each model is.
@@ -154,3 +200,9 @@ class SupervisorClient:
         except (CommandFailed, msgspec.MsgspecError) as error:
             raise SupervisorFailed(str(error)) from error
         raise SupervisorFailed(f"the supervisor behind {self._path} ended its answer too early")
+
+
+def _required(config: ControlledModelConfig | None) -> ControlledModelConfig:
+    if config is None:
+        raise SupervisorFailed("the supervisor does not say what the model is now")
+    return config

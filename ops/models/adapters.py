@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -23,11 +23,15 @@ from ..settings.form import of_role
 from .stored import NO_VERSION, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from triolet.adapters.files import AdapterFiles
 
     from ..settings.form import Settings
 
 log = structlog.get_logger(__name__)
+
+_ROLES: Final = (Role.PREFILL, Role.DECODE)
 
 
 @contextmanager
@@ -49,30 +53,82 @@ def with_adapters(
     if not settings.fleet.adapters:
         yield settings
         return
-    engines = [settings.worker(role).engine for role in (Role.PREFILL, Role.DECODE)]
-    most, found = min(one.max_adapters for one in engines), len(settings.fleet.adapters)
+    require_number(settings, len(settings.fleet.adapters))
+    with ExitStack() as held:
+        adapters = tuple(
+            held.enter_context(
+                held_adapter(
+                    settings,
+                    name,
+                    given,
+                    is_served=is_served,
+                    is_reference_only=is_reference_only,
+                )
+            )
+            for name, given in settings.fleet.adapters.items()
+        )
+        yield told(settings, named=adapters, loaded=adapters)
+
+
+def require_number(settings: Settings, found: int) -> None:
+    """Look whether a model may have so many adapters.
+
+    Raises:
+      ConfigError: it may not.
+    """
+    most = min(settings.worker(role).engine.max_adapters for role in _ROLES)
     if found > most:
         raise ConfigError(
             f"adapters has {found}, and worker.engine.max_adapters allows {most}; raise it if "
             "memory holds them in each worker, or remove some"
         )
-    base, adapters = settings.server.model_digest, []
-    max_rank = min(one.max_adapter_rank for one in engines)
+
+
+@contextmanager
+def held_adapter(
+    settings: Settings,
+    name: str,
+    given: str,
+    check: Callable[[AdapterFiles], None] = lambda files: None,
+    *,
+    is_served: bool = True,
+    is_reference_only: bool = False,
+) -> Iterator[AdapterConfig]:
+    """Give an adapter that is read; a version of the store stays there until the end.
+
+    Args:
+      settings: of its model, as the store has filled them in.
+      name: of the adapter.
+      given: its directory or version.
+      check: raises ModelError where what was read is not to be served.
+      is_served: as of `with_adapters`.
+      is_reference_only: likewise.
+
+    Raises:
+      ConfigError: it cannot be had, or asks for what is not served; the text names it.
+    """
+    base = settings.server.model_digest
+    max_rank = min(settings.worker(role).engine.max_adapter_rank for role in _ROLES)
     with ExitStack() as held:
-        for name, given in settings.fleet.adapters.items():
-            try:
-                path = _directory(
-                    given,
-                    settings.fleet.store,
-                    held,
-                    is_served=is_served,
-                    is_reference_only=is_reference_only,
-                )
-                digest = read_adapter(path, base, max_rank).digest
-            except ConfigError as error:
-                raise ConfigError(f"adapter {name}: {error}") from error
-            adapters.append(AdapterConfig(name, str(path), base, digest))
-        yield _told(settings, tuple(adapters))
+        try:
+            path = _directory(
+                given,
+                settings.fleet.store,
+                held,
+                is_served=is_served,
+                is_reference_only=is_reference_only,
+            )
+            digest = _digest(path, base, max_rank, check)
+        except ConfigError as error:
+            raise ConfigError(f"adapter {name}: {error}") from error
+        yield AdapterConfig(name, str(path), base, digest)
+
+
+def _digest(path: Path, base: str, max_rank: int, check: Callable[[AdapterFiles], None]) -> str:
+    """Return the digest of an adapter that is read and checked; its numbers are not kept."""
+    files = read_adapter(path, base, max_rank)
+    check(files)
+    return files.digest
 
 
 def _directory(
@@ -104,9 +160,23 @@ def _directory(
     return view
 
 
-def _told(settings: Settings, adapters: tuple[AdapterConfig, ...]) -> Settings:
-    settings = of_role(settings, Role.SERVER, model_adapters=adapters)
-    for role in (Role.PREFILL, Role.DECODE):
-        engine = replace(settings.worker(role).engine, adapters=adapters)
+def told(
+    settings: Settings,
+    *,
+    named: tuple[AdapterConfig, ...],
+    loaded: tuple[AdapterConfig, ...],
+    unnamed: tuple[AdapterConfig, ...] = (),
+) -> Settings:
+    """Return the settings of a model whose processes are told of its adapters.
+
+    Args:
+      settings: of the model.
+      named: that requests may name.
+      loaded: that workers have.
+      unnamed: that only some workers have.
+    """
+    settings = of_role(settings, Role.SERVER, model_adapters=named, unnamed_adapters=unnamed)
+    for role in _ROLES:
+        engine = replace(settings.worker(role).engine, adapters=loaded)
         settings = of_role(settings, role, engine=engine)
     return settings

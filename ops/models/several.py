@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 from triolet.config import ReasoningParser, ToolParser
 from triolet.errors import ConfigError
 
-from .adapters import with_adapters
+from .adapters import held_adapter, require_number, told
 from .stored import with_stored_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from triolet.adapters.files import AdapterFiles
+    from triolet.config import AdapterConfig
 
     from ..settings.form import Settings
 
@@ -62,6 +65,7 @@ class StoredModels:
     def __init__(self) -> None:
         self.settings: dict[str, Settings] = {}
         self._held: dict[str, ExitStack] = {}
+        self._adapters: dict[tuple[str, str], ExitStack] = {}
 
     def __iter__(self) -> Iterator[Settings]:
         return iter(self.settings.values())
@@ -80,15 +84,60 @@ class StoredModels:
         name = name_of(own)
         with ExitStack() as held, naming(name):
             found = held.enter_context(with_stored_model(own, is_reference_only=is_reference_only))
-            self.settings[name] = held.enter_context(
-                with_adapters(found, is_reference_only=is_reference_only)
-            )
+            given = found.fleet.adapters
+            require_number(found, len(given))
+            configs, stacks = [], {}
+            for one, ref in given.items():
+                stacks[name, one] = held.enter_context(ExitStack())
+                adapter = held_adapter(found, one, ref, is_reference_only=is_reference_only)
+                configs.append(stacks[name, one].enter_context(adapter))
+            self.settings[name] = told(found, named=tuple(configs), loaded=tuple(configs))
+            self._adapters |= stacks
             self._held[name] = held.pop_all()
         return self.settings[name]
+
+    def hold_adapter(
+        self,
+        model: str,
+        name: str,
+        ref: str,
+        check: Callable[[AdapterFiles], None],
+        *,
+        is_reference_only: bool,
+    ) -> AdapterConfig:
+        """Return an adapter that is read, and whose version is held from now on. An earlier one of
+        its name is held until then.
+
+        Args:
+          model: that is held.
+          name: of the adapter.
+          ref: its directory or version.
+          check: raises ModelError where what was read is not to be served.
+          is_reference_only: it is a version of the store, no path.
+
+        Raises:
+          ConfigError: it cannot be had, or asks for what is not served; the text names both.
+        """
+        own = self.settings[model]
+        with ExitStack() as held, naming(model):
+            adapter = held.enter_context(
+                held_adapter(own, name, ref, check, is_reference_only=is_reference_only)
+            )
+            self.release_adapter(model, name)
+            self._adapters[model, name] = held.pop_all()
+        return adapter
+
+    def release_adapter(self, model: str, name: str) -> None:
+        """Hold an adapter no more, if it is held."""
+        if (model, name) in self._adapters:
+            self._adapters.pop((model, name)).close()
 
     def release(self, name: str) -> None:
         """Hold a model no more, if it is held."""
         self.settings.pop(name, None)
+        for model, adapter in list(self._adapters):
+            if model == name:
+                self.release_adapter(model, adapter)
         if name in self._held:
             self._held.pop(name).close()
 

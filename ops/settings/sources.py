@@ -65,7 +65,8 @@ _OF_EVERY_ROLE: Final = frozenset({("fleet", "model"), ("fleet", "store"), ("fle
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
     "control_address kv_address advertised_kv_address lending supervisor_pid models "
-    "model_digest model_adapters model_store directory control_socket members_file".split()
+    "model_digest model_adapters unnamed_adapters model_store directory control_socket "
+    "members_file".split()
 )
 """Fields of a role that runs without `triolet serve`."""
 WORKERS_ADAPTERS: Final = ("engine", "adapters")

@@ -14,8 +14,10 @@ from .slot import RestartFailed
 from .supervisor_socket import (
     Added,
     AddModelRequest,
+    DropAdapterRequest,
     DropModelRequest,
     Finished,
+    LoadAdapterRequest,
     Models,
     ModelsRequest,
     Refused,
@@ -25,11 +27,13 @@ from .supervisor_socket import (
     StartModelRequest,
     StepBegan,
     StopModelRequest,
+    WithdrawAdapterRequest,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from .adapter_set import AdapterSet
     from .model_set import ModelSet
     from .readiness import Readiness
     from .rolling import Step
@@ -61,12 +65,16 @@ class Commands:
       supervisor: of the fleet.
       scaling: plans other numbers of workers.
       models: come and go.
+      adapters: come and go.
     """
 
-    def __init__(self, supervisor: Supervisor, scaling: Scaling, models: ModelSet) -> None:
+    def __init__(
+        self, supervisor: Supervisor, scaling: Scaling, models: ModelSet, adapters: AdapterSet
+    ) -> None:
         self._supervisor = supervisor
         self._scaling = scaling
         self._models = models
+        self._adapters = adapters
 
     async def obey(self, readiness: Callable[[], Readiness], request: Request, tell: Tell) -> None:
         """Do what a command asked for, and tell it of each step."""
@@ -102,6 +110,43 @@ class Commands:
             case DropModelRequest(model):
                 done = Told("model_dropped", "model_drop_failed", {"model": model})
                 await _told(partial(models.drop, model, begun), done, tell)
+            case LoadAdapterRequest() | DropAdapterRequest():
+                await self._change_adapter(request, readiness, begun, tell)
+            case WithdrawAdapterRequest(model, adapter):
+                facts = {"model": model, "adapter": adapter}
+                done = Told("adapter_withdrawn", "adapter_withdrawn_not", facts)
+                await _told(partial(self._adapters.withdraw, model, adapter), done, tell)
+
+    async def _change_adapter(
+        self,
+        request: LoadAdapterRequest | DropAdapterRequest,
+        readiness: Callable[[], Readiness],
+        begun: Callable[[str], Awaitable[None]],
+        tell: Tell,
+    ) -> None:
+        model, name = request.model, request.adapter
+        is_load = isinstance(request, LoadAdapterRequest)
+        facts = {"model": model, "adapter": name}
+        try:
+            async with readiness() as servers:
+                if isinstance(request, LoadAdapterRequest):
+                    config = await self._adapters.load(
+                        model,
+                        name,
+                        request.ref,
+                        begun,
+                        servers.is_met,
+                        is_reference_only=request.is_reference_only,
+                    )
+                else:
+                    config = await self._adapters.drop(model, name, begun, servers.is_met)
+        except RestartFailed as error:
+            failed = "adapter_load_failed" if is_load else "adapter_drop_failed"
+            log.warning(failed, **facts, message=str(error))
+            await tell(Refused(str(error)))
+        else:
+            log.info("adapter_loaded" if is_load else "adapter_dropped", **facts)
+            await tell(Added(config))
 
     async def _add(
         self, request: AddModelRequest, begun: Callable[[str], Awaitable[None]], tell: Tell

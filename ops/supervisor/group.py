@@ -139,6 +139,18 @@ class Group:
         for slot in self.slots.values():
             slot.end()
 
+    def use(self, specs: Mapping[str, ProcessSpec]) -> None:
+        """Have processes of other settings from their next start on.
+
+        Args:
+          specs: by name; those that are not among them stay as they are.
+        """
+        self.specs = [specs.get(one.name, one) for one in self.specs]
+        self.spares = {role: specs.get(one.name, one) for role, one in self.spares.items()}
+        for name, slot in self.slots.items():
+            if name in specs:
+                slot.use(specs[name])
+
     async def add(self, spec: ProcessSpec) -> None:
         """Have one process more. Where the group runs, start it and wait until it is ready.
 
@@ -202,6 +214,10 @@ class Group:
         return [
             life for slot in self.slots.values() if slot.spec.role in roles for life in slot.lives
         ]
+
+    async def wait_begun(self) -> None:
+        """Wait until a start that was begun has slots for its processes."""
+        await self._has_slots.wait()
 
     async def wait_ready(self) -> None:
         """Wait until each of its processes is ready.

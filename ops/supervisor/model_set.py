@@ -44,13 +44,16 @@ class ModelSet:
       supervisor: of their workers.
       scaling: plans them.
       stored: holds them in the store.
+
+    Attributes:
+      changing: held during each change.
     """
 
     def __init__(self, supervisor: Supervisor, scaling: Scaling, stored: StoredModels) -> None:
         self._supervisor = supervisor
         self._scaling = scaling
         self._stored = stored
-        self._changing = trio.Lock()
+        self.changing = trio.Lock()
         # Each looks at files, and one change is under way at a time.
         self._thread = trio.CapacityLimiter(1)
 
@@ -77,7 +80,7 @@ class ModelSet:
         Raises:
           RestartFailed: it cannot be had; nothing of it stays.
         """
-        async with self._changing:
+        async with self.changing:
             plan = self._scaling.now
             known = {one.name: one for one in plan.models}
             if name in known:
@@ -137,7 +140,7 @@ class ModelSet:
         Raises:
           RestartFailed: there is no such model, it is needed, or servers cannot be told.
         """
-        async with self._changing:
+        async with self.changing:
             if name not in self._scaling.now.settings.models:
                 if is_served:
                     raise RestartFailed(f"no model is called {name!r}")
@@ -170,7 +173,7 @@ class ModelSet:
         Raises:
           RestartFailed: servers have it, its workers cannot be stopped, or the fleet ends.
         """
-        async with self._changing:
+        async with self.changing:
             if name not in self._scaling.now.settings.models:
                 return
             if self._scaling.is_served(name):

@@ -404,6 +404,7 @@ def controlled(model: ModelPlan) -> ControlledModelConfig:
         num_workers=sum(count for _, count in model.counts),
         pool_bytes=sum(pools),
         adapter_bytes=sum(count * model.adapter_bytes.get(role, 0) for role, count in model.counts),
+        adapters={one.name: one.digest for one in model.settings.server.model_adapters},
         pinned=own.pinned,
         keep_alive_s=own.keep_alive_s,
     )
@@ -432,6 +433,7 @@ def served_model(plan: FleetPlan, place: int, control: Mapping[str, str]) -> Ser
         tool_parser=server.tool_parser,
         reasoning_parser=server.reasoning_parser,
         adapters=server.model_adapters,
+        unnamed_adapters=server.unnamed_adapters,
     )
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
 from triolet.ids import Role
 
-from .rolling import Move, restart_steps
+from .rolling import Move, Step, restart_steps
 from .slot import RestartFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from triolet.config import SupervisorConfig
 
     from .group import Group
-    from .rolling import Step
+    from .process_spec import ProcessSpec
+    from .slot import Slot
+
+
+_WORKERS: Final = (Role.PREFILL, Role.DECODE)
 
 
 class Limits(NamedTuple):
@@ -27,11 +33,14 @@ class Limits(NamedTuple):
       server_exit_s: for a server to drain and leave.
       worker_exit_s: for a worker to finish its sequences and leave.
       config: for a new worker to be used.
+      start_s: for a new worker to become ready, the first end of which is a failure then; None for
+        as long as it takes, and as often as it is started again.
     """
 
     server_exit_s: float
     worker_exit_s: float
     config: SupervisorConfig
+    start_s: float | None = None
 
 
 async def take_steps(
@@ -62,10 +71,10 @@ async def take_steps(
             slot = slots[step.name]
             match step.move:
                 case Move.START_SPARE:
-                    await slot.start_one()
+                    await _within(limits.start_s, step.name, slot.start_one)
                     await _meet(step.name, is_met, limits.config)
                 case Move.RESTART:
-                    await slot.restart(limits.worker_exit_s)
+                    await _restart(slot, limits)
                     if slot.spec.role is not Role.CONTROL:
                         await _meet(step.name, is_met, limits.config)
                 case Move.REPLACE:
@@ -76,6 +85,69 @@ async def take_steps(
         for spec in spares.values():
             await slots[spec.name].retire(limits.worker_exit_s)
         raise
+
+
+async def change_specs(
+    group: Group,
+    specs: Mapping[str, ProcessSpec],
+    is_met: Callable[[str], Awaitable[bool]],
+    tell: Callable[[Step], Awaitable[None]],
+    limits: Limits,
+) -> None:
+    """Restart the workers of a model in turn with other settings; all of them or none.
+
+    Args:
+      group: that runs.
+      specs: of its workers and stand-ins, by name.
+      is_met: as of `take_steps`.
+      tell: likewise.
+      limits: likewise, with `start_s`.
+
+    Raises:
+      RestartFailed: one did not become ready. Each worker has the settings that it had.
+    """
+    before = {spec.name: spec for spec in (*group.specs, *group.spares.values())}
+
+    async def changed(step: Step) -> None:
+        # Not all at once: what dies before its turn is started as it was.
+        if step.move is not Move.RETIRE_SPARE and step.name in specs:
+            group.use({step.name: specs[step.name]})
+        await tell(step)
+
+    try:
+        await take_steps([group], _WORKERS, is_met, changed, limits)
+        group.use(specs)
+    except RestartFailed:
+        group.use(before)
+        for spec in group.specs:
+            slot = group.slots[spec.name]
+            if slot.current is None or slot.current.spec is not spec:
+                await tell(Step(Move.RESTART, spec.name))
+                await slot.restart(limits.worker_exit_s)
+        raise
+
+
+async def _restart(slot: Slot, limits: Limits) -> None:
+    if limits.start_s is None:
+        await slot.restart(limits.worker_exit_s)
+        return
+    restart = partial(slot.restart, limits.worker_exit_s, is_doubtful=True)
+    await _within(limits.worker_exit_s + limits.start_s, slot.spec.name, restart)
+
+
+async def _within(seconds: float | None, name: str, start: Callable[[], Awaitable[object]]) -> None:
+    """Start a worker within a time.
+
+    Raises:
+      RestartFailed: it is not ready then, or has failed.
+    """
+    with trio.move_on_after(math.inf if seconds is None else seconds):
+        await start()
+        return
+    raise RestartFailed(
+        f"{name} was not ready after {seconds:g} s (supervisor.adapter_start_s, and where another "
+        "one drained before it worker.drain_timeout_s); its log lines say why"
+    )
 
 
 async def _meet(

@@ -108,6 +108,51 @@ class Scaling:
         self._spares[name] = _spares_of(plan, name)
         return own, [one for one in spares if one.model == name]
 
+    def change(
+        self, name: str, changed: Callable[[ModelPlan], ModelPlan]
+    ) -> dict[str, ProcessSpec]:
+        """Have other settings of a model; return its workers and stand-ins, by name.
+
+        Args:
+          name: of the model.
+          changed: returns it with them.
+
+        Raises:
+          RestartFailed: its workers cannot be planned; nothing has changed.
+        """
+        place = self._place(name)
+        model = changed(self.now.models[place])
+        models = (*self.now.models[:place], model, *self.now.models[place + 1 :])
+        named = {**self.now.settings.models, name: model.settings.models[name]}
+        plan = replace(self.now, models=models, settings=replace(self.now.settings, models=named))
+        try:
+            specs = self._planned(plan, place)
+        except ConfigError as error:
+            raise RestartFailed(str(error)) from error
+        self.now = plan
+        return {one.name: one for one in specs if one.model == name}
+
+    def _planned(self, plan: FleetPlan, place: int) -> list[ProcessSpec]:
+        """Return the processes of a plan, behind those that a model of it may have besides."""
+        model, plans = plan.models[place], []
+        for role, count in model.counts:
+            # A scaling that was refused has left others there than are planned, and a stand-in of
+            # the time when there was one worker may be needed again.
+            workers = self._workers[model.name]
+            there = sum(workers[one].role is role for one in self._present[model.name])
+            others = {1, there} - {0, count}
+            plans += [plan.with_count(place, role, number) for number in others]
+        return [one for each in (*plans, plan) for specs in self._specs(each) for one in specs]
+
+    def tell_servers(self, name: str) -> None:
+        """Tell servers what a model is now, if they are told to have it.
+
+        Raises:
+          RestartFailed: a file cannot be written; servers are told what they were told before.
+        """
+        self._served = self._names_served
+        self._write(name)
+
     def remove(self, name: str) -> None:
         """Have a model less, which servers have not any more."""
         self.now = self.now.with_models([one for one in self.now.models if one.name != name])

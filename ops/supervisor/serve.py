@@ -28,6 +28,7 @@ from ..ports import base_url, bind_door, bind_ports
 from ..private_directory import parent_directory, private_directory
 from ..running_fleets import SUPERVISOR_SOCKET, Note, write_note
 from ..settings.form import of_role
+from .adapter_set import AdapterSet
 from .commands import Commands
 from .json_view import JsonView
 from .model_set import ModelSet
@@ -36,7 +37,7 @@ from .plan import Door, control_address, door_path, plan_processes
 from .readiness import LIVE_PATH, PATH, Readiness
 from .restart_policy import GiveUp
 from .scaling import MEMBERS, Scaling
-from .supervisor import Supervisor, stop_on_signals
+from .supervisor import Supervisor, runs_models, stop_on_signals
 from .supervisor_socket import answer_commands
 from .terminal_view import TerminalView
 
@@ -106,7 +107,7 @@ def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
         note = Note(port, base_url(server.host, port), addresses)
         write_note(directory, note)
         scaling = Scaling(plan, note, directory, planned)
-        commands = Commands(supervisor, scaling, ModelSet(supervisor, scaling, stored))
+        commands = _commands(supervisor, scaling, stored)
         with view:
             outcome = trio.run(
                 run_fleet,
@@ -121,6 +122,12 @@ def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
+
+
+def _commands(supervisor: Supervisor, scaling: Scaling, stored: StoredModels) -> Commands:
+    models = ModelSet(supervisor, scaling, stored)
+    adapters = AdapterSet(supervisor, scaling, stored, models.changing)
+    return Commands(supervisor, scaling, models, adapters)
 
 
 class _Place(NamedTuple):
@@ -287,7 +294,7 @@ async def _announce(
     async with readiness() as servers:
         with trio.move_on_after(config.ready_timeout_s):
             while not supervisor.stopping.is_set():
-                state = await servers.objection(PATH if supervisor.runs_models else LIVE_PATH)
+                state = await servers.objection(PATH if runs_models(supervisor) else LIVE_PATH)
                 if state is None:
                     view.serving(url)
                     tell_service_manager(READY, f"STATUS=Requests are taken at {url}")

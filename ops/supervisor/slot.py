@@ -44,6 +44,7 @@ class Life:
 
     Attributes:
       child: the process.
+      spec: that it was started with.
       ready: set once it serves.
       over: set once it is gone; `ending` says how.
       ending: None while it runs.
@@ -53,6 +54,7 @@ class Life:
     """
 
     child: Child
+    spec: ProcessSpec
     ready: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
     ending: Ending | None = None
@@ -85,7 +87,7 @@ class Slot:
       nursery: for the lives.
 
     Attributes:
-      spec: as given.
+      spec: of the next start.
       lives: those that run, oldest first.
       current: the one that counts; None before the first.
       ended_s: how long its processes ran that have ended [s].
@@ -113,6 +115,7 @@ class Slot:
         self._policy = RestartPolicy(spec.name, config)
         self._news = trio.Event()
         self._starts: set[trio.CancelScope] = set()
+        self._is_doubtful = False
 
     @property
     def worker_seconds(self) -> float:
@@ -154,6 +157,11 @@ class Slot:
             if self._stop.is_set() or life.is_leaving or life is not self.current:
                 continue
             assert life.ending is not None
+            if self._is_doubtful and not life.ready.is_set():
+                self._watcher.ended(self.spec.name, life.ending, None)
+                while self._is_doubtful and not self._stop.is_set():
+                    await self._news.wait()
+                continue
             verdict = self._policy.ended(trio.current_time(), life.ending)
             self._watcher.ended(self.spec.name, life.ending, verdict)
             if isinstance(verdict, GiveUp):
@@ -162,23 +170,33 @@ class Slot:
                 await self._stop.wait()
         return None
 
-    async def restart(self, within_s: float) -> None:
+    def use(self, spec: ProcessSpec) -> None:
+        """Start with these settings from now on, also what was doubted."""
+        self.spec, self._is_doubtful = spec, False
+        self._tell()
+
+    async def restart(self, within_s: float, *, is_doubtful: bool = False) -> None:
         """Let the present life leave, and wait until the next one is ready.
 
         Args:
           within_s: after which it is killed.
+          is_doubtful: where the next life ends before it is ready nothing is started again until
+            `use` says with which settings.
 
         Raises:
-          RestartFailed: the fleet or the model ends.
+          RestartFailed: the fleet or the model ends, or what was doubted has failed.
         """
-        old = self.current
+        old, self._is_doubtful = self.current, is_doubtful
         if old is not None:
             old.ask_to_leave(signal.SIGTERM)
             await old.see_out(within_s)
         while self.current in (None, old) or not self.current.ready.is_set():
             if self._stop.is_set():
                 raise RestartFailed(f"{self.spec.name} is being stopped")
+            if is_doubtful and self.current is not old and self.current is not None:
+                _require_alive(self.current)
             await self._news.wait()
+        self._is_doubtful = False
 
     async def replace(self, within_s: float) -> None:
         """Start a successor beside the present life, and let that one leave once the other serves.
@@ -212,11 +230,7 @@ class Slot:
         except StartAbandoned as error:
             raise RestartFailed(str(error)) from error
         while not life.ready.is_set():
-            if life.ending is not None:
-                raise RestartFailed(
-                    f"a new {name} {life.ending} before it was ready"
-                    + (f": {life.ending.failure}" if life.ending.failure else "; see its log lines")
-                )
+            _require_alive(life)
             await self._news.wait()
         return life
 
@@ -238,7 +252,7 @@ class Slot:
             await self._news.wait()
 
     async def _begin(self) -> Life:
-        name = self.spec.name
+        spec, name = self.spec, self.spec.name
 
         def take_report(report: Report) -> None:
             if isinstance(report, WorkerReady):
@@ -255,13 +269,12 @@ class Slot:
         with trio.CancelScope() as scope:
             self._starts.add(scope)
             try:
-                process = await self._starter.start(self.spec, reads_log=take_log is not None)
+                process = await self._starter.start(spec, reads_log=take_log is not None)
             finally:
                 self._starts.remove(scope)
         if process is None:
             raise StartAbandoned(f"{name} is being stopped")
-        settings = self.spec.settings
-        life = Life(Child(process, settings, self._config, take_report, take_log))
+        life = Life(Child(process, spec.settings, self._config, take_report, take_log), spec)
         self.lives.append(life)
         self._watcher.started(name, life.child.pid)
         self._nursery.start_soon(self._see_through, life)
@@ -284,3 +297,16 @@ class Slot:
     def _tell(self) -> None:
         self._news.set()
         self._news = trio.Event()
+
+
+def _require_alive(life: Life) -> None:
+    """Look whether a process that starts has not ended.
+
+    Raises:
+      RestartFailed: it has.
+    """
+    if life.ending is not None:
+        raise RestartFailed(
+            f"a new {life.spec.name} {life.ending} before it was ready"
+            + (f": {life.ending.failure}" if life.ending.failure else "; see its log lines")
+        )

@@ -8,6 +8,7 @@ import secrets
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -17,14 +18,15 @@ from triolet.ids import Role
 
 from ..exit_codes import EXIT_BAD_INPUT
 from .group import Group, Phase, see_out
+from .model_status import ModelState
 from .plan import CONTROL_NAME
-from .restart import Limits, take_steps
+from .restart import Limits, change_specs, take_steps
 from .rolling import ORDER, Move, Step
 from .slot import RestartFailed, Slot, StartAbandoned
 from .starter import Starter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from triolet.config import SupervisorConfig
 
@@ -57,6 +59,7 @@ class Supervisor:
     Attributes:
       stopping: set once the shutdown has begun, for whatever reason.
       run_id: of this fleet, from its start to its end.
+      restarting: groups whose processes are restarted or scaled now.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class Supervisor:
         self._begun = trio.Event()
         self.stopping = trio.Event()
         self._failure: GiveUp | None = None
-        self._restarting: tuple[Group, ...] = ()
+        self.restarting: tuple[Group, ...] = ()
         self._control_was_ready = False
 
     async def run(self) -> GiveUp | None:
@@ -234,8 +237,7 @@ class Supervisor:
             there is no such model or it does not run, or a new process did not become ready. What
             was not restarted yet runs on.
         """
-        if self._restarting:
-            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        require_no_restart(self)
         among = [self._to_change(name) for name in dict.fromkeys(models)] or running(self._groups)
         for group in among:
             if group.phase is not Phase.RUNNING:
@@ -253,8 +255,8 @@ class Supervisor:
         )
         is_all = not models and Role.CONTROL in roles
         paused = is_all and bool(self._control.specs) and self._control not in chosen
-        self._restarting = (*chosen, self._control) if paused else chosen
-        if not self._restarting:
+        self.restarting = (*chosen, self._control) if paused else chosen
+        if not self.restarting:
             raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
         limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
 
@@ -266,7 +268,7 @@ class Supervisor:
         try:
             await _until(self.stopping, take)
         finally:
-            self._restarting = ()
+            self.restarting = ()
 
     async def start_model(self, name: str, tell: Callable[[str], Awaitable[None]]) -> None:
         """Start the workers of a model and wait until they are ready. Idempotent.
@@ -313,6 +315,49 @@ class Supervisor:
             for spec in group.specs:
                 await tell(f"{spec.name}: draining")
         await group.wait_gone()
+
+    async def change_workers(
+        self,
+        name: str,
+        specs: Mapping[str, ProcessSpec],
+        is_met: Callable[[str], Awaitable[bool]],
+        tell: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """Have the workers of a model run with other settings: one after the other, while the
+        others serve. Where none runs the next start has them.
+
+        Args:
+          name: of the model.
+          specs: of its workers and stand-ins, by name.
+          is_met: whether each server uses the worker of this name.
+          tell: called before each step, with its words.
+
+        Raises:
+          RestartFailed: there is no such model, a restart is under way, the fleet or the model is
+            stopped meanwhile, or a worker did not become ready. All workers have the settings
+            that they had.
+        """
+        group = self._to_change(name)
+        if group.phase is Phase.STOPPING:
+            await group.wait_gone()
+            group = self._to_change(name)
+        require_no_restart(self)
+        if group.phase is Phase.STOPPED:
+            group.use(specs)
+            return
+        start_s = self._config.adapter_start_s
+        limits = Limits(self._server_exit_s, self._worker_exit_s, self._config, start_s)
+        self.restarting = (group,)
+
+        async def told(step: Step) -> None:
+            await tell(str(step))
+
+        try:
+            await group.wait_begun()
+            take = partial(change_specs, group, specs, is_met, told, limits)
+            await _until(self.stopping, take)
+        finally:
+            self.restarting = ()
 
     def add_model(
         self, name: str, specs: Sequence[ProcessSpec], spares: Sequence[ProcessSpec]
@@ -368,12 +413,11 @@ class Supervisor:
         group = self._models[""] if model == "" and "" in self._models else self._to_change(model)
         if self.stopping.is_set():
             raise RestartFailed("the fleet is being stopped")
-        if self._restarting:
-            raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        require_no_restart(self)
         present = [spec for spec in group.specs if spec.role is role]
         wanted = {spec.name for spec in specs}
         known = {spec.name for spec in present}
-        self._restarting = (group,)
+        self.restarting = (group,)
         try:
             for spec in specs:
                 if spec.name not in known:
@@ -390,7 +434,7 @@ class Supervisor:
                     await group.remove(spec, self._worker_exit_s)
                     note([one.name for one in group.specs])
         finally:
-            self._restarting = ()
+            self.restarting = ()
 
     def _to_change(self, name: str) -> Group:
         group = self._models.get(name)
@@ -404,16 +448,11 @@ class Supervisor:
             )
         if self.stopping.is_set():
             raise RestartFailed("the fleet is being stopped")
-        if group in self._restarting:
+        if group in self.restarting:
             raise RestartFailed(
                 f"a restart or a scaling of {name} is under way; ask again after its end"
             )
         return group
-
-    @property
-    def runs_models(self) -> bool:
-        """Whether any model has workers that run or are to run."""
-        return any(group.phase is Phase.RUNNING for group in self._models.values())
 
     def models(self) -> list[ModelStatus]:
         """Return how each model is."""
@@ -427,6 +466,22 @@ class Supervisor:
         await see_out(self._servers.lives(), self._server_exit_s)
         workers = chain.from_iterable(group.lives() for group in self._models.values())
         await see_out(list(workers), self._config.worker_exit_s)
+
+
+def runs_models(supervisor: Supervisor) -> bool:
+    """Return whether any model has workers that run or are to run."""
+    states = (ModelState.RUNNING, ModelState.STARTING)
+    return any(one.state in states for one in supervisor.models())
+
+
+def require_no_restart(supervisor: Supervisor) -> None:
+    """Look whether nothing keeps the workers of models from being restarted.
+
+    Raises:
+      RestartFailed: a restart is under way.
+    """
+    if supervisor.restarting:
+        raise RestartFailed("a restart or a scaling is under way already; wait for its end")
 
 
 def running(groups: Iterable[Group]) -> list[Group]:

@@ -95,6 +95,38 @@ class DropModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="dr
     model: str
 
 
+class LoadAdapterRequest(msgspec.Struct, frozen=True, tag_field="request", tag="load_adapter"):
+    """Have a LoRA adapter of a model that requests may name. Idempotent.
+
+    Attributes:
+      model: of which.
+      adapter: its name.
+      ref: its directory or version.
+      is_reference_only: it is a version of the store, no path.
+    """
+
+    model: str
+    adapter: str
+    ref: str
+    is_reference_only: bool = False
+
+
+class WithdrawAdapterRequest(
+    msgspec.Struct, frozen=True, tag_field="request", tag="withdraw_adapter"
+):
+    """Let requests name an adapter of a model no more. Idempotent."""
+
+    model: str
+    adapter: str
+
+
+class DropAdapterRequest(msgspec.Struct, frozen=True, tag_field="request", tag="drop_adapter"):
+    """End an adapter in the workers of a model, which no request names. Idempotent."""
+
+    model: str
+    adapter: str
+
+
 class ModelsRequest(msgspec.Struct, frozen=True, tag_field="request", tag="models"):
     """Tell how each model is."""
 
@@ -107,6 +139,9 @@ Request: TypeAlias = (
     | AddModelRequest
     | ServeModelRequest
     | DropModelRequest
+    | LoadAdapterRequest
+    | WithdrawAdapterRequest
+    | DropAdapterRequest
     | ModelsRequest
 )
 
@@ -144,7 +179,7 @@ class Models(msgspec.Struct, frozen=True, tag_field="event", tag="models"):
 
 
 class Added(msgspec.Struct, frozen=True, tag_field="event", tag="added"):
-    """A model is there whose workers can be started."""
+    """A model is there whose workers can be started, or its adapters have changed."""
 
     config: ControlledModelConfig
 

@@ -359,9 +359,14 @@ class KeptAnswers:
         return answer
 
     def forget_model(self, model: str) -> None:
-        """Give the answers of a model and its adapters to new readers no more: it was removed."""
+        """Give the answers of a model and its adapters, or of one adapter, to new readers no more:
+        it was removed.
+
+        Args:
+          model: its name, behind which that of an adapter may stand.
+        """
         for answer in self._answers.values():
-            if answer.model.partition(SEPARATOR)[0] == model:
+            if model in (answer.model, answer.model.partition(SEPARATOR)[0]):
                 answer.is_outdated = True
 
     def begin(

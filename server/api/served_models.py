@@ -151,6 +151,8 @@ class ModelTable:
     """
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
+        # Also those whose last adapter was unloaded: its name stays one that no base answers to.
+        self._adapted: set[str] = set()
         self._use(models)
 
     def _use(self, models: Sequence[ServedModel]) -> None:
@@ -167,6 +169,7 @@ class ModelTable:
         self.first, self.listed = models[0], listed
         self._models, self._by_name = tuple(models), by_name
         self._any = next((one for one in models if ANY_MODEL in one.config.model_aliases), None)
+        self._adapted |= {one.base_name for one in models if one.config.model_adapters}
 
     def add(self, model: ServedModel) -> None:
         """Have one model more, behind the others.
@@ -179,6 +182,21 @@ class ModelTable:
     def remove(self, name: str) -> None:
         """Have a model less; one is left at least."""
         self._use([one for one in self._models if one.base_name != name])
+
+    def set_adapters(self, name: str, adapters: tuple[AdapterConfig, ...]) -> None:
+        """Have these adapters of a model and no others.
+
+        Raises:
+          ConfigError: a model or alias has the name of one; nothing has changed.
+        """
+        self._use(
+            [
+                replace(one, config=replace(one.config, model_adapters=adapters))
+                if one.base_name == name
+                else one
+                for one in self._models
+            ]
+        )
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -207,7 +225,7 @@ class ModelTable:
     def _names_an_adapter(self, name: str) -> bool:
         before, _, behind = name.rpartition(SEPARATOR)
         base = self._by_name.get(before) if behind else None
-        return base is not None and bool(base.config.model_adapters)
+        return base is not None and base.base_name in self._adapted
 
     def is_listed(self, name: str) -> bool:
         """Whether a model is called exactly so."""

@@ -18,13 +18,13 @@ from trio.lowlevel import ParkingLot
 from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
 from transport.handshake import check_version, check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
-from triolet.adapters.keys import adapters_mark, digest_bytes
 from triolet.errors import ConfigError, draining
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
 from ..contract.generation import NO_CHARGES
 from ..contract.output_stream import OutputStream
+from .adapters import Adapters
 from .audit import Auditor
 from .delivery import Delivery, EmbeddingRun, Intake, RequestOutput
 from .presence import ASLEEP
@@ -221,6 +221,7 @@ class Links:
 
     Attributes:
       admission: refuses before anything is spent on a request.
+      adapters: that requests may name, and that workers may have.
       hold_s: tells for how long a line of a batch is held for others at most.
       check_accounting: raises unless every request has or will have exactly one terminal event.
     """
@@ -247,7 +248,6 @@ class Links:
             model=config.model_name,
             model_digest=config.model_digest,
             takes_unversioned=takes_unversioned,
-            adapters=adapters_mark(digest_bytes(one.digest) for one in config.model_adapters),
         )
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
         self._workers = [
@@ -271,6 +271,7 @@ class Links:
         queue, table = self._requests.queues[0], self._requests.table
         self._intake = Intake(self._now, queue, table, self._delivery, self._take, self._flush)
         self._changed = ParkingLot()
+        self.adapters = Adapters(config, self._requests, self._flush)
         self._until_sweep = trio.CancelScope()
 
     def submit(self, *requests: GenerationRequest) -> OutputStream:
@@ -279,6 +280,7 @@ class Links:
         Raises:
           RequestError: one was refused; nothing was begun.
         """
+        self.adapters.require_named(requests, self._config.model_name)
         taken = self._requests.submit(requests, self._now())
         self._flush()
         outputs = [RequestOutput(request, self._taken, self._cancel) for request in taken]
@@ -290,6 +292,7 @@ class Links:
         Raises:
           RequestError: refused; nothing was begun.
         """
+        self.adapters.require_named(requests, self._config.model_name)
         inputs = self._requests.submit(requests, self._now())
         self._flush()
         return EmbeddingRun(inputs, self._cancel)
@@ -428,8 +431,9 @@ class Links:
         match frame:
             case Welcome():
                 objection = check_welcome(frame, me=self._me, expected=worker.role)
-                objection = objection or self._check_version(frame)
+                objection = objection or self._check_version(frame, adapters=self.adapters.marks)
                 if objection is None:
+                    worker.adapters = self.adapters.of_worker(frame.fingerprint)
                     self._requests.welcomed(worker, frame, now)
                 else:
                     self._links.refuse(worker, objection)

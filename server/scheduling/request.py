@@ -309,6 +309,7 @@ class Request:
             self.chain,
             band=Band(self.spec.scheduling.service_class),
             input_share=self.input_share,
+            adapter=self.spec.adapter,
         )
 
     @property

@@ -193,7 +193,7 @@ class Requests:
 
     def cancel(self, requests: Iterable[Request], reason: CancelReason, now: float) -> None:
         """End requests from outside. Idempotent."""
-        self._end(requests, outcome.cancelled(reason, self._config), now)
+        self.end(requests, outcome.cancelled(reason, self._config), now)
 
     def cancel_tenants(self, tenants: Set[str], now: float) -> None:
         """End all requests of tenants that were disabled or removed."""
@@ -201,9 +201,9 @@ class Requests:
             "the tenant of this request was disabled or removed while it ran"
         )
         ended = [one for one in self.table if one.spec.scheduling.tenant in tenants]
-        self._end(ended, failure, now)
+        self.end(ended, failure, now)
 
-    def _end(self, requests: Iterable[Request], failure: outcome.Failure, now: float) -> None:
+    def end(self, requests: Iterable[Request], failure: outcome.Failure, now: float) -> None:
         """End requests that are live in one way. Idempotent."""
         for request in requests:
             if request.phase is not Phase.FINISHED:

@@ -190,6 +190,7 @@ class Need(NamedTuple):
       overtaken_s: of computing beyond which a prompt does not count for shorter ones.
       band: what is computed before it, and after it.
       input_share: of prefill's credit that inputs may have; 0 for a request for tokens.
+      adapter: digest of the adapter that computes it; empty for the base alone.
     """
 
     prompt_tokens: int
@@ -204,6 +205,7 @@ class Need(NamedTuple):
     overtaken_s: float = math.inf
     band: Band = DEFAULT_BAND
     input_share: float = 0.0
+    adapter: bytes = b""
 
 
 class Pair(NamedTuple):
@@ -503,6 +505,7 @@ def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:
         for w in pool
         if w not in left_out
         and need.fingerprint in ("", w.fingerprint)
+        and (not need.adapter or need.adapter in w.adapters)
         and not (need.is_isolated and _has_isolated(w))
     ]
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from transport.frames import Load
 from transport.liveness import PeerMonitor, PeerState
+from triolet.adapters.keys import without_mark
 from triolet.errors import LocalProtocolError
 from triolet.service_class import DEFAULT_BAND
 
@@ -286,6 +287,8 @@ class Worker:
       monitor: whether it lives.
       breaker: whether it is to be left out although it lives.
       welcome: what it said of itself last; None until it did.
+      fingerprint: of its model, whatever adapters it has; empty until it said.
+      adapters: digests of those that it has.
       beat: its last heartbeat in this life.
       busy_until: it refused a lease and is not asked again before.
       available_blocks: free or reclaimable, less what was reserved since the last heartbeat.
@@ -307,6 +310,8 @@ class Worker:
         self.monitor = PeerMonitor(link, now)
         self.breaker = Breaker(recovery)
         self.welcome: Welcome | None = None
+        self.fingerprint = ""
+        self.adapters: frozenset[bytes] = frozenset()
         self.beat: WorkerHeartbeat | None = None
         self.busy_until = now
         self.available_blocks = 0
@@ -324,11 +329,6 @@ class Worker:
     def peer_id(self) -> PeerId | None:
         """Its present or last life."""
         return None if self.welcome is None else self.welcome.peer.peer_id
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the model that it computes with."""
-        return "" if self.welcome is None else self.welcome.fingerprint
 
     @property
     def capacity(self) -> Capacity | None:
@@ -369,7 +369,7 @@ class Worker:
             self.beat = None
             self.breaker.reset()
             self.prefixes.clear()
-        self.welcome = welcome
+        self.welcome, self.fingerprint = welcome, without_mark(welcome.fingerprint)
         self.busy_until = now
         self.missing_since = None
         self.trouble = ""

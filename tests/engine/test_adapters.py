@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from engine.adapters.shapes import adapter_numbers
 from engine.adapters.tensors import layers_of
+from engine.attention.traits import check_backend
 from engine.batch import StepRow
 from engine.model_config import load_model_config
 from engine.native.model import NativeModel
@@ -277,10 +278,8 @@ def test_numbers_that_are_not_finite_are_refused(
 def test_backends_without_adapters_refuse_them(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path
 ) -> None:
-    from engine.backend import check_adapters
-
     adapter = write_adapter(tmp_path / "sql", checkpoint("llama").path, 1)
-    config = config_of("triton", adapter)
-    with pytest.raises(ConfigError, match=r"'triton'.*\(sql\); use backend 'sdpa'"):
-        check_adapters("triton", config)
-    check_adapters("sdpa", config)
+    for backend in ("triton", "flash"):
+        with pytest.raises(ConfigError, match=rf"'{backend}'.*\(sql\); use backend 'sdpa'"):
+            check_backend(config_of(backend, adapter), Dtype.BFLOAT16, 64, "cuda")
+    check_backend(config_of("sdpa", adapter), Dtype.BFLOAT16, 64, "cuda")

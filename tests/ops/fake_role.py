@@ -49,6 +49,9 @@ def main() -> int:
             return 2
         case "silent":
             signal.pause()
+        case "mute":  # until it is asked to end
+            note(f"{name} {wait_for_end()}")
+            return 0
         case "chatty":
             report(Progress("weights", 1, 2))
             sys.stdout.write("a library prints\n" + "x" * 100_000 + "\n")

@@ -13,7 +13,7 @@ import pytest
 
 from ops.cli import main, model_orders
 from ops.cli.model_orders import run_order
-from ops.exit_codes import CommandFailed
+from ops.exit_codes import EXIT_BAD_INPUT, CommandFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,3 +83,20 @@ def test_what_has_no_fleet_or_no_model_is_refused(
     monkeypatch.setattr("tempfile.tempdir", None)
     assert main(("model", *arguments)) != 0
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("load", "chat:sql"), "'chat:sql' names no adapter; give MODEL:NAME=REF, such as"),
+        (("load", "sql=chat-sql:v1"), "'sql' names no adapter of a model; give MODEL:NAME"),
+        (("load", "chat:sql="), "names no adapter; give MODEL:NAME=REF"),
+        (("unload", "chat"), "'chat' names no adapter of a model; give MODEL:NAME"),
+        (("unload", "a/b:c"), "'a/b:c' names no adapter"),
+    ],
+)
+def test_what_names_no_adapter_is_refused_before_anything_is_asked(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("adapter", *arguments)) == EXIT_BAD_INPUT
+    assert words in " ".join(capsys.readouterr().err.split())

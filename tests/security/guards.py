@@ -499,4 +499,27 @@ MUTANTS: Final = (
            "                self._note(peer, error)\n",
            "                raise error\n",
            f"{_REGISTRY}/test_sharing.py::test_a_peer_that_lies_is_named_and_the_next_one_asked"),
+    Mutant("A42", "ops/control/admin.py",
+           "_require_references((model.ref, *model.adapters.values()))",
+           "_require_references(())",
+           "ops/control/test_changes.py::test_the_port_takes_versions_of_the_store_and_no_paths"),
+    Mutant("A42", "ops/control/admin.py",
+           "_require_references((ref,))",
+           "_require_references(())",
+           "ops/control/test_adapters.py::"
+           "test_the_port_takes_versions_of_the_store_and_no_paths_of_adapters"),
+    Mutant("A42", "ops/control/adapters.py",
+           "is_reference_only=is_of_port(operation),",
+           "is_reference_only=False,",
+           "ops/control/test_adapters.py::"
+           "test_the_port_takes_versions_of_the_store_and_no_paths_of_adapters"),
+    Mutant("A42", "ops/models/stored.py",
+           "    if is_reference_only and not is_meant:\n",
+           "    if is_reference_only and named is None:\n",
+           "ops/test_model_set.py::test_a_model_of_the_port_has_no_directories"),
+    Mutant("A42", "ops/models/adapters.py",
+           "    if is_reference_only and not is_meant:\n",
+           "    if is_reference_only and not given:\n",
+           "ops/test_adapter_set.py::"
+           "test_a_version_is_held_in_the_store_until_its_adapter_is_unloaded"),
 )  # fmt: skip

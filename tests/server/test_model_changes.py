@@ -27,7 +27,15 @@ from tests.server.scheduling.fake_processes import FakeProcess
 from tests.server.scheduling.fakes import FakeDecode, FakePrefill, make_request, server_config
 from tests.server.scheduling.test_fleet import read_all, read_some
 from transport.memory_network import MemoryNetwork
-from triolet.config import ResponseCacheConfig, ResumeConfig, ServedModelConfig, TurnsConfig
+from triolet.adapters.keys import adapters_mark, digest_bytes
+from triolet.config import (
+    ANY_MODEL,
+    AdapterConfig,
+    ResponseCacheConfig,
+    ResumeConfig,
+    ServedModelConfig,
+    TurnsConfig,
+)
 from triolet.errors import ConfigError, RequestError
 from triolet.ids import Role
 from triolet.members import Member, Members, written_members
@@ -43,6 +51,7 @@ CHAT = ServedModelConfig(
     "chat", DEMO, prefill_addresses=("mem://prefill-0",), decode_addresses=("mem://decode-0",)
 )
 CODE = ServedModelConfig("code", DEMO, aliases=("coder",), decode_addresses=("mem://code",))
+SQL = AdapterConfig("sql", "/sql", "", "sha256:" + "a" * 64)
 PATIENCE_S = 60.0
 DRAIN_S = 1.0
 SWEPT_S = 0.1
@@ -218,6 +227,100 @@ async def test_another_model_of_the_same_name_takes_its_place() -> None:
         one.use(CHAT, replace(CODE, aliases=()))
         await one.until(lambda: one.listed == ["chat", "code"])
         assert one.fleets.by_model["code"] is not before
+
+
+async def test_an_adapter_comes_and_goes_while_requests_of_its_model_run(
+    autojump_clock: MockClock,
+) -> None:
+    workers = {
+        "prefill_addresses": ("mem://prefill-0", "mem://prefill-1"),
+        "decode_addresses": ("mem://decode-0", "mem://decode-1"),
+    }
+    plain = replace(CHAT, **workers)  # type: ignore[arg-type]
+    with_both = f"tiny/f32{adapters_mark([digest_bytes(SQL.digest)])}"
+    async with scene() as one, trio.open_nursery() as nursery:
+        links = one.fleets.by_model["chat"]
+        base = links.submit(make_request(1, max_tokens=1000))
+        await read_some(base, 3)
+        decode = FakeDecode("decode-1", fingerprint=with_both)
+        prefill = FakePrefill("prefill-1", fingerprint=with_both)
+        await nursery.start(FakeProcess(one.network, decode).run)
+        await nursery.start(FakeProcess(one.network, prefill, [decode]).run)
+        one.use(plain)
+        await trio.sleep(3.0)
+        states = {worker.address: worker.state for worker in links.status().workers}
+        assert states["mem://decode-1"] != "alive", (
+            "its adapters are others than those of this server"
+        )
+        one.use(replace(plain, unnamed_adapters=(SQL,)))
+        assert (one.listed, links.adapters.held) == (["chat"], ())
+        await one.until(lambda: {worker.state for worker in links.status().workers} == {"alive"})
+        one.use(replace(plain, adapters=(SQL,)))
+        assert (one.listed, links.adapters.held) == (["chat", "chat:sql"], (SQL.digest,))
+        assert one.fleets.by_model["chat"] is links
+        sql = one.services.models.named("chat:sql")
+        requests = [
+            replace(make_request(n, max_tokens=1000), adapter=sql.adapter_key) for n in (2, 3)
+        ]
+        own = links.submit(requests[0])
+        await read_some(own, 3)
+        assert len(decode.rows) == 1, "the other worker does not have it"
+        name = Name("", b"", "sql")
+        answer = ResumableAnswer(WholeAnswer(1, lambda _: b""), b"", ResumeConfig(), "chat:sql")
+        one.services.kept.begin(name, answer, lambda: a_stream()[0])
+        one.use(replace(plain, unnamed_adapters=(SQL,)))
+        assert one.services.kept.find(name) is None
+        for unknown in (one.services.models.named, lambda _: links.submit(requests[1])):
+            with pytest.raises(RequestError) as refused:
+                unknown("chat:sql")
+            assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+        assert links.adapters.held == (SQL.digest,), "a request has it still"
+        began = trio.current_time()
+        _, end = await read_all(own)
+        assert isinstance(end, Failed)
+        assert end.error.code == "model_not_found"
+        assert "chat:sql was removed" in end.error.message
+        assert trio.current_time() - began + SWEPT_S >= DRAIN_S
+        assert links.adapters.held == ()
+        one.use(plain)
+        await read_some(base, 3)
+        nursery.cancel_scope.cancel()
+
+
+async def test_answers_of_one_of_two_names_of_an_adapter_are_forgotten_with_it() -> None:
+    async with scene() as one:
+        one.use(replace(CHAT, adapters=(SQL, replace(SQL, name="other"))))
+        for name in ("sql", "other"):
+            answer = ResumableAnswer(
+                WholeAnswer(1, lambda _: b""), b"", ResumeConfig(), f"chat:{name}"
+            )
+            one.services.kept.begin(Name("", b"", name), answer, lambda: a_stream()[0])
+        one.use(replace(CHAT, adapters=(SQL,)))
+        assert one.services.kept.find(Name("", b"", "other")) is None
+        assert one.services.kept.find(Name("", b"", "sql")) is not None
+
+
+async def test_an_adapter_with_the_name_of_a_model_is_refused() -> None:
+    async with scene() as one:
+        one.use(CHAT, replace(CODE, aliases=("chat:sql",)))
+        await one.until(lambda: "chat:sql" in one.listed)
+        with capture_logs() as lines:
+            one.use(replace(CHAT, adapters=(SQL,)), replace(CODE, aliases=("chat:sql",)))
+        assert [line["event"] for line in lines] == ["adapters_refused"]
+        assert one.services.models.named("chat:sql").base_name == "code"
+
+
+async def test_a_name_of_an_adapter_that_was_unloaded_means_no_base() -> None:
+    """Also where the base answers to every name."""
+    async with scene() as one:
+        chat = replace(CHAT, aliases=(ANY_MODEL,))
+        one.use(CODE, chat)
+        await one.until(lambda: one.services.models.takes_any_name)
+        assert one.services.models.named("chat:sql").name == "chat"
+        one.use(CODE, replace(chat, adapters=(SQL,)))
+        one.use(CODE, chat)
+        with pytest.raises(RequestError, match="there is no model 'chat:sql'"):
+            one.services.models.named("chat:sql")
 
 
 def test_a_server_that_starts_has_the_models_of_the_file(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from transport.handshake import (
     goodbye,
     make_hello,
 )
+from triolet.adapters.keys import adapters_mark
 from triolet.ids import PeerId, Role
 
 MODEL = "llama/f32/abc"
@@ -96,6 +97,21 @@ def test_the_connecting_side_checks_who_answered() -> None:
     assert "model" in reasons[0]
     assert "a prefill was expected" in reasons[1]
     assert "upgrade" in reasons[2]
+
+
+def test_workers_that_differ_in_their_adapters_exchange_kv() -> None:
+    """As they do while a fleet loads one: which of them has that of a sequence, each looks."""
+    marks = [adapters_mark(one) for one in ([], [b"a" * 32], [b"a" * 32, b"b" * 32])]
+    for theirs in marks:
+        answer = asked(make_hello(PREFILL, f"{MODEL}{theirs}"))
+        assert isinstance(answer, Welcome)
+        for ours in marks:
+            welcome = msgspec.structs.replace(answer, fingerprint=f"{MODEL}{ours}")
+            mine = f"{MODEL}{theirs}"
+            assert (
+                check_welcome(welcome, me=PREFILL, expected=Role.DECODE, fingerprint=mine) is None
+            )
+    assert isinstance(asked(make_hello(PREFILL, f"other{marks[1]}")), Goodbye)
 
 
 def test_a_reason_always_fits_on_the_wire() -> None:

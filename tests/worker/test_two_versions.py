@@ -274,7 +274,7 @@ def test_a_server_takes_workers_with_its_own_adapters_alone() -> None:
                 model="chat",
                 model_digest=OLD,
                 takes_unversioned=False,
-                adapters=ours,
+                adapters=(ours,),
             )
             assert (answer is None) is (theirs == ours)
             if answer is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from safetensors import SafetensorError, deserialize
 
 from ..errors import ModelError
+from ..memory import available_memory_bytes
 from .keys import SHA256
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ FLOATS: Final = frozenset({"F32", "F16", "BF16"})
 MAX_CONFIG_BYTES: Final = 1 << 20
 """Of adapter_config.json: PEFT writes some 1 KiB, and lists of modules some 100 KiB."""
 MAX_WEIGHTS_BYTES: Final = 4 << 30
-"""Rank 64 for every matrix of a model of 70 billion parameters, in float32, takes 3 GiB. Reading
-takes twice the file's size of memory for a moment."""
+"""Rank 64 for every matrix of a model of 70 billion parameters, in float32, takes 3 GiB."""
+READING_SHARE: Final = 2
+"""Memory that reading takes for a moment, in sizes of the file: its bytes, and the matrices."""
 MAX_ALPHA: Final = 1e6
 """Adapters are mostly trained with 8 to 256. One of 10^39 is no number of float32 any more."""
 _TENSOR: Final = re.compile(
@@ -159,7 +161,10 @@ def _content(path: Path, most: int) -> bytes:
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
-            content = file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= most else None
+            is_taken = stat.S_ISREG(found.st_mode) and found.st_size <= most
+            if is_taken:
+                _require_memory(path, found.st_size)
+            content = file.read() if is_taken else None
     except OSError as error:
         raise ModelError(
             f"{path} cannot be read: {error.strerror or error}; give a directory with "
@@ -171,6 +176,16 @@ def _content(path: Path, most: int) -> bytes:
             "save_pretrained writes it"
         )
     return content
+
+
+def _require_memory(path: Path, num_bytes: int) -> None:
+    """Refuse what would end the process that reads it: in a fleet that runs, all of it."""
+    needed, free = READING_SHARE * num_bytes, available_memory_bytes()
+    if free is not None and needed > free:
+        raise ModelError(
+            f"reading {path} takes {needed} bytes of memory, and {free} are free; end what needs "
+            "memory here, or train an adapter of a smaller rank"
+        )
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:

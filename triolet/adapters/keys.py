@@ -34,6 +34,12 @@ def mark_of(fingerprint: str) -> str:
     return f"{mark}{rest}" if before else ""
 
 
+def without_mark(fingerprint: str) -> str:
+    """Return a fingerprint without that end: what two workers need in common to exchange KV of
+    sequences whose adapter both have, or that have none."""
+    return fingerprint.removesuffix(mark_of(fingerprint))
+
+
 def cache_key(salt: bytes, adapter: bytes) -> bytes:
     """Return under what KV of a prompt is found again: the salt itself without an adapter.
 

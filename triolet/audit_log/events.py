@@ -52,6 +52,8 @@ class Action(StrEnum):
     MODEL_UNLOAD = "model.unload"
     MODEL_ADD = "model.add"
     MODEL_DROP = "model.drop"
+    ADAPTER_LOAD = "adapter.load"
+    ADAPTER_UNLOAD = "adapter.unload"
     MODEL_REQUIRE = "model.require"
     TENANT_ADD = "tenant.add"
     TENANT_ROTATE = "tenant.rotate"

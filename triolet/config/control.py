@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping  # noqa: TC003 (get_type_hints reads the annotations)
+from dataclasses import dataclass, field
 from typing import Final
 
 from ..units import MILLISECONDS, SECONDS
@@ -27,6 +28,8 @@ class ControlledModelConfig:
     """KV pools of its workers together; 0 where they are sized by the workers."""
     adapter_bytes: int = 0
     """LoRA adapters of its workers together: each worker holds all of them."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the LoRA adapters that requests may name, by name."""
     pinned: bool = False
     """As `models.NAME.pinned`."""
     keep_alive_s: float | None = None

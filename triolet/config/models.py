@@ -81,3 +81,5 @@ class ServedModelConfig:
     tool_parser: ToolParser = ToolParser.AUTO
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
     adapters: tuple[AdapterConfig, ...] = ()
+    unnamed_adapters: tuple[AdapterConfig, ...] = ()
+    """As `server.unnamed_adapters`."""

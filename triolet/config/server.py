@@ -337,6 +337,9 @@ class ServerConfig:
     all models run all the time."""
     model_adapters: tuple[AdapterConfig, ...] = ()
     """LoRA adapters of the model; filled in from `fleet.adapters`."""
+    unnamed_adapters: tuple[AdapterConfig, ...] = ()
+    """Adapters that workers may have besides, and no request may name: one that is being loaded or
+    unloaded; `triolet serve` fills it in."""
     models: tuple[ServedModelConfig, ...] = ()
     """Every model where there are several; empty for the one that the fields above describe."""
     model_aliases: tuple[str, ...] = ()
@@ -517,6 +520,7 @@ class ServerConfig:
                 tool_parser=one.tool_parser,
                 reasoning_parser=one.reasoning_parser,
                 model_adapters=one.adapters,
+                unnamed_adapters=one.unnamed_adapters,
             )
             for one in self.models
         ) or (self,)

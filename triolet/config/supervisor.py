@@ -115,6 +115,10 @@ class SupervisorConfig:
     """How often /health/ready is asked at the start."""
     worker_exit_s: float = 5.0 * SECONDS
     """A worker that has not left this long after SIGTERM is killed: its streams are over."""
+    adapter_start_s: float = 60.0 * SECONDS
+    """For each worker that is started anew to load or unload an adapter: one that takes longer, or
+    ends, is started as it was before, and so are the others. With a template it takes less than a
+    second and the time to read the adapters."""
     output_drain_s: float = 1.0 * SECONDS
     """What a dead process wrote is read for this long; more can only come from a process that it
     left behind."""
@@ -122,7 +126,8 @@ class SupervisorConfig:
     """Longest line of a child's output that is read; the rest of a longer one is dropped."""
 
     def __post_init__(self) -> None:
-        require(self.control_retry_s > 0, "control_retry_s", self.control_retry_s, "> 0")
+        for name in ("control_retry_s", "adapter_start_s"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "> 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ class FakeSupervisor:
       reference_only: whether a model that was added had to be a version of the store, by name.
       withdrawn: models that servers are told to let go.
       on_served: called when servers are told of other models.
+      loaded: adapters in the workers of each model, by its name: what each was given as.
+      named: those of them that requests may name.
     """
 
     def __init__(self) -> None:
@@ -61,6 +63,8 @@ class FakeSupervisor:
         self.reference_only: dict[str, bool] = {}
         self.withdrawn: set[str] = set()
         self.on_served: Callable[[], object] = int
+        self.loaded: dict[str, dict[str, str]] = {}
+        self.named: dict[str, set[str]] = {}
 
     def pids(self, name: str) -> list[int]:
         return [one.pid for one in self.processes.get(name, ())]
@@ -102,7 +106,7 @@ class FakeSupervisor:
     async def _answer(self, kind: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
         if kind == "models":
             models = [self._listed(one) for one in self.names]
-            configs = [_config(one, directory) for one, directory in self.added.items()]
+            configs = [self._config(one) for one in self.added]
             served = [one for one in self.added if one not in self.withdrawn]
             told = {"run": self.run_id, "configs": configs, "served": served}
             return [{"event": "models", "models": models, **told}]
@@ -129,6 +133,10 @@ class FakeSupervisor:
         elif kind == "serve_model":
             (self.withdrawn.discard if asked["is_served"] else self.withdrawn.add)(name)
             self.on_served()
+        elif kind.endswith("_adapter"):
+            why = self._change_adapter(kind, name, asked)
+            if why is not None:
+                return [{"event": "refused", "message": why}]
         else:
             self.stop(name)
         if kind == "drop_model" and name in self.added:
@@ -137,9 +145,39 @@ class FakeSupervisor:
         if self.gate is not None:
             await self.gate("done", name)
         end = {"event": "finished"}
-        if kind == "add_model":
-            end = {"event": "added", "config": _config(name, self.added[name])}
+        if kind in ("add_model", "load_adapter", "drop_adapter"):
+            end = {"event": "added", "config": self._config(name)}
         return [{"event": "step", "text": f"{name}: {kind}"}, end]
+
+    def _change_adapter(self, kind: str, model: str, asked: dict[str, Any]) -> str | None:
+        """Do it as the supervisor does; return why not."""
+        adapter, loaded = asked["adapter"], self.loaded.setdefault(model, {})
+        full, named = f"{model}:{adapter}", self.named.setdefault(model, set())
+        if kind == "load_adapter":
+            self.reference_only[full] = asked["is_reference_only"]
+            if loaded.get(adapter, asked["ref"]) != asked["ref"]:
+                return f"{full} is another one"
+            if full in self.failures:
+                return self.failures[full]
+            loaded[adapter] = asked["ref"]
+            named.add(adapter)
+        elif kind == "withdraw_adapter":
+            named.discard(adapter)
+        elif adapter in named:
+            return f"requests may name {adapter}"
+        elif adapter in loaded and full in self.failures:
+            named.add(adapter)
+            return self.failures[full]
+        else:
+            loaded.pop(adapter, None)
+        return None
+
+    def _config(self, name: str) -> dict[str, Any]:
+        told = {"name": name, "model_dir": self.added[name], "digest": version_of(name)}
+        named = sorted(self.named.get(name, ()))
+        size_bytes = 1000 * len(self.loaded.get(name, ()))
+        adapters = {one: version_of(self.loaded[name][one]) for one in named}
+        return told | {"adapters": adapters, "adapter_bytes": size_bytes}
 
     def _listed(self, name: str) -> dict[str, Any]:
         workers = [
@@ -155,10 +193,6 @@ class FakeSupervisor:
 def version_of(name: str) -> str:
     """Return the digest of a model's version."""
     return f"sha256:{sha256(name.encode()).hexdigest()}"
-
-
-def _config(name: str, directory: str) -> dict[str, Any]:
-    return {"name": name, "model_dir": directory, "digest": version_of(name)}
 
 
 @contextmanager

@@ -64,8 +64,8 @@ class FakeServer:
 
     Attributes:
       refused: why it does not take models, by name.
-      keeps: models that it does not let go yet.
-      hides: models of which it says nothing.
+      keeps: models and adapters that it does not let go yet.
+      hides: models and adapters of which it says nothing.
     """
 
     def __init__(self, folder: Path, supervisor: FakeSupervisor) -> None:
@@ -89,11 +89,24 @@ class FakeServer:
     async def _say(self, stream: trio.SocketStream) -> None:
         while True:
             told = {*self._supervisor.added} - self._supervisor.withdrawn
-            names = (told - self.refused.keys() - self.hides) | self.keeps
-            models = tuple(ModelActivity(name, 0, 0, None, is_ready=True) for name in names)
+            kept = {one for one in self.keeps if ":" not in one}
+            names = (told - self.refused.keys() - self.hides) | kept
+            models = tuple(
+                ModelActivity(name, 0, 0, None, is_ready=True, adapters=self._adapters(name))
+                for name in names
+            )
             refused = {name: why for name, why in self.refused.items() if name in told}
             await stream.send_all(encode_line(Activity("server", models, refused)))
             await trio.sleep(SAID_S)
+
+    def _adapters(self, model: str) -> tuple[str, ...]:
+        """Return the digests of the adapters of a model, as their names are hidden and kept."""
+        told = self._supervisor
+        named = {f"{model}:{one}" for one in told.named.get(model, ())} - self.hides
+        loaded = told.loaded.get(model, {})
+        return tuple(
+            version_of(ref) for one, ref in loaded.items() if f"{model}:{one}" in named | self.keeps
+        )
 
     async def _hear(self, stream: trio.SocketStream) -> None:
         while await stream.receive_some(READ_BYTES):

@@ -37,6 +37,8 @@ def test_its_line_in_the_log_names_the_version_of_its_model() -> None:
 def test_its_line_in_the_log_names_its_adapter() -> None:
     """Beside the base: the log tells the answers of two adapters apart."""
     world = World()
+    for worker in world.workers:
+        worker.adapters = frozenset({b"\xab" * 32})
     for number, (adapter, shown) in enumerate(((b"", None), (b"\xab" * 32, "sha256:" + "ab" * 32))):
         with capture_logs() as logs:
             world.submit(replace(make_request(number, max_tokens=3), adapter=adapter))

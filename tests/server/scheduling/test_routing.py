@@ -210,6 +210,19 @@ def test_a_prefill_worker_with_another_model_or_on_its_way_out_is_not_there() ->
     assert chosen.pair.is_local
 
 
+def test_a_request_goes_to_workers_that_have_its_adapter() -> None:
+    world = World(num_prefills=2, num_decodes=2)
+    need = FOUR._replace(adapter=b"a" * 32)
+    assert route(world, need=need) is None
+    having = [world.worker(world.prefills[1]), world.worker(world.decodes[1])]
+    for worker in having:
+        worker.adapters = frozenset({b"a" * 32, b"b" * 32})
+    chosen = route(world, need=need)
+    assert chosen is not None
+    assert [chosen.pair.prefill, chosen.pair.decode] == having
+    assert route(world) is not None
+
+
 def test_a_prompt_that_may_kill_is_not_given_to_decode() -> None:
     world = World()
     world.lose(world.worker(world.prefill))
