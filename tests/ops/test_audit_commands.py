@@ -251,7 +251,7 @@ def test_show_filters_by_time_and_action(capsys: pytest.CaptureFixture[str]) -> 
         assert f"--since is '{word}'; allowed: " in refused(
             capsys, "audit", "show", "--since", word
         )
-    assert "allowed: fleet, fleet.restart" in refused(
+    assert "allowed: adapter, adapter.load" in refused(
         capsys, "audit", "show", "--action", "tenants"
     )
 
