@@ -243,7 +243,7 @@ def is_for_users(endpoint: str | None) -> bool:
 
 
 def origins_here(services: Services, path: str) -> Sequence[str]:
-    """Return the origins whose pages may use a path."""
+    """Return the origins with pages that may use a path."""
     return services.config.allow_origins if path.startswith(PAGE_PATHS) else ()
 
 

@@ -138,7 +138,7 @@ def begin(
 
 
 class Trial:
-    """One model's sequence, whose first events are held back.
+    """One model's sequence; its first events are held back.
 
     Args:
       prepared: what was submitted.

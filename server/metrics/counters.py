@@ -247,7 +247,7 @@ class AutoMetrics:
         self._chosen.labels(model, reason).inc()
 
     def charged(self, model: str, amount: float, on_largest: float) -> None:
-        """A request whose model was chosen here was charged; and its cost on the largest one."""
+        """A request for `auto` was charged; and its cost on the largest one."""
         self._cost.labels(model).inc(amount)
         self._largest_cost.labels(model).inc(on_largest)
 
@@ -270,7 +270,7 @@ class QuotaMetrics(QuotaObserver):
 
     Args:
       registry: where they are shown.
-      auto: told of charges for requests whose model was chosen here.
+      auto: told of charges for requests for `auto`.
     """
 
     def __init__(self, registry: CollectorRegistry, auto: AutoMetrics) -> None:
@@ -351,7 +351,7 @@ class QuotaMetrics(QuotaObserver):
         self._cost.labels(tenant).inc(amount)
 
     def auto_cost(self, model: str, amount: float, on_largest: float) -> None:
-        """A request whose model was chosen here was charged."""
+        """A request for `auto` was charged."""
         self._auto.charged(model, amount, on_largest)
 
     def budget_watched(self, tenant: str, share: float) -> None:

@@ -156,7 +156,7 @@ OF_WORKERS: Final = (
     "vllm:num_preemptions",
     "vllm:cache_config",
 )
-"""Families whose names begin so describe workers."""
+"""Families with names that begin so describe workers."""
 SERVER_UP: Final = "triolet_server_up"
 LINES_PER_PIECE: Final = 256
 """Taken in before others have their turn: 0.2 ms."""

@@ -125,7 +125,7 @@ class Attempt:
       allowed: positions below this decode was told it may produce.
       local_tokens: decode computes the prompt if no more than these have no KV there.
       why: decode does so, and why it does not.
-      fork_of: the attempt whose prompt it shares; None for none.
+      fork_of: the attempt with the same prompt; None for none.
       kv_key: by which its KV is authenticated on its way.
       early: rows whose predecessors are still under way, by position.
       gap_since: since when something is missing; None if nothing is.

@@ -231,7 +231,7 @@ class Route(NamedTuple):
       pair: of workers.
       local_tokens: decode computes the prompt if no more than these have no KV there.
       why: it would be so, and why it would not.
-      fork_of: the attempt there whose prompt it shares; None for none.
+      fork_of: the attempt there with the same prompt; None for none.
     """
 
     pair: Pair

@@ -45,7 +45,7 @@ class QuotaObserver:
         """A tenant was charged so much, in the operator's currency."""
 
     def auto_cost(self, model: str, amount: float, on_largest: float) -> None:
-        """A request whose model was chosen here was charged; and its cost on the largest one."""
+        """A request for `auto` was charged; and its cost on the largest one."""
 
     def budget_watched(self, tenant: str, share: float) -> None:
         """From now on it is noted when a tenant's spend crosses a share of its budget."""
