@@ -2,7 +2,7 @@
 
 uv does it where it can: it unpacks a package once and links it afterwards, on all cores, where pip
 takes a minute of one core. uv reads none of pip's settings, so they are translated. With a setting
-that has no translation here, or where uv cannot be had, pip does it.
+that has no translation here, and where uv cannot be had or fails, pip does it.
 """
 
 import ast
@@ -20,19 +20,19 @@ TRANSLATIONS = {
     "cert": ("SSL_CERT_FILE", ""),
     "proxy": ("ALL_PROXY", ""),
     "trusted-host": ("UV_INSECURE_HOST", " "),
-    "timeout": ("UV_HTTP_TIMEOUT", ""),
-    "default-timeout": ("UV_HTTP_TIMEOUT", ""),
 }
 UV_PIP = [sys.executable, "-m", "uv", "pip"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-# They change nothing of what is installed.
+# They change nothing of what is installed. pip's timeout may be a fraction, which uv refuses.
 WITHOUT_MEANING = {
+    "default-timeout",
     "disable-pip-version-check",
     "no-color",
     "no-input",
     "progress-bar",
     "quiet",
     "root-user-action",
+    "timeout",
 }
 # A wheel is looked for in every index, as pip does; uv stops at the first that knows the name.
 LIKE_PIP = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
@@ -73,27 +73,18 @@ def environment(of_pip: dict[str, str]) -> dict[str, str]:
 
 def install(arguments: list[str]) -> int:
     """Installs with uv, else with pip; the exit code of the one that did it."""
-    listing = subprocess.run(
-        [*PIP, "config", "list"], stdout=subprocess.PIPE, text=True, check=True
-    )
+    config = [*PIP, "config", "list"]
+    listing = subprocess.run(config, stdout=subprocess.PIPE, text=True, check=True)
     try:
         told = environment(settings(listing.stdout))
     except Untranslatable as problem:
         sys.stderr.write(f"{problem}: pip installs\n")
     else:
         if subprocess.run([*PIP, "install", "--quiet", UV], check=False).returncode == 0:
-            uv = [
-                sys.executable,
-                "-m",
-                "uv",
-                "pip",
-                "install",
-                "--quiet",
-                "--python",
-                sys.executable,
-            ]
-            return subprocess.run([*uv, *arguments], env=told | os.environ, check=False).returncode
-        sys.stderr.write("uv cannot be had: pip installs\n")
+            uv = [*UV_PIP, "install", "--quiet", "--python", sys.executable, *arguments]
+            if subprocess.run(uv, env=told | os.environ, check=False).returncode == 0:
+                return 0
+        sys.stderr.write("uv cannot be had, or did not do it: pip installs\n")
     pip = [*PIP, "install", "--quiet", "--no-compile", *arguments]
     return subprocess.run(pip, check=False).returncode
 
