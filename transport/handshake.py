@@ -145,7 +145,7 @@ def check_version(
 
 def _are_apart(theirs: str, ours: str) -> bool:
     """Return whether KV of one worker means nothing to another. Their adapters may differ, as they
-    do while a fleet loads one: a worker refuses each sequence whose adapter it does not have."""
+    do while a fleet loads one: a worker refuses what names an adapter that it lacks."""
     return without_mark(theirs) != without_mark(ours)
 
 

@@ -167,7 +167,7 @@ def told(
     loaded: tuple[AdapterConfig, ...],
     unnamed: tuple[AdapterConfig, ...] = (),
 ) -> Settings:
-    """Return the settings of a model whose processes are told of its adapters.
+    """Return the settings of a model, of which its processes are told the adapters.
 
     Args:
       settings: of the model.

@@ -59,7 +59,7 @@ class Supervisor:
     Attributes:
       stopping: set once the shutdown has begun, for whatever reason.
       run_id: of this fleet, from its start to its end.
-      restarting: groups whose processes are restarted or scaled now.
+      restarting: groups with processes that are restarted or scaled now.
     """
 
     def __init__(

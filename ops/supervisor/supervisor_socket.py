@@ -179,7 +179,7 @@ class Models(msgspec.Struct, frozen=True, tag_field="event", tag="models"):
 
 
 class Added(msgspec.Struct, frozen=True, tag_field="event", tag="added"):
-    """A model is there whose workers can be started, or its adapters have changed."""
+    """A model with workers that can be started is there, or its adapters have changed."""
 
     config: ControlledModelConfig
 

@@ -298,7 +298,7 @@ class Cascade:
 
         Args:
           prepare: of the endpoint.
-          live: the request, whose headers it may name meanwhile.
+          live: the request; its headers may be named meanwhile.
           within_s: how long.
         """
         self._climbing.deadline = min(trio.current_time() + within_s, self._deadline)
