@@ -211,11 +211,19 @@ class Residency:
 
     def _note(self, shown: dict[str, Any]) -> None:
         self.budget_bytes = shown["budget_bytes"]
-        workers = [one for model in shown["models"] for one in model["workers"]]
-        held = max(shown["held_bytes"], sum(pss_of(one["pid"]) for one in workers if one["pid"]))
+        parts = {
+            f"{worker['name']} ({model['state']})": pss_of(worker["pid"])
+            for model in shown["models"]
+            for worker in model["workers"]
+            if worker["pid"]
+        }
+        held = max(shown["held_bytes"], sum(parts.values()))
         self.most_bytes = max(self.most_bytes, held)
         if held > self.budget_bytes:
-            self.wrongs.append(f"{held / MIB:.0f} MiB are held of {self.budget_bytes / MIB:.0f}")
+            each = "; ".join(f"{name} {part / MIB:.0f}" for name, part in parts.items() if part)
+            self.wrongs.append(
+                f"{held / MIB:.0f} MiB are held of {self.budget_bytes / MIB:.0f}: {each}"
+            )
         now = trio.current_time()
         for model in shown["models"]:
             name, state = model["name"], model["state"]

@@ -47,6 +47,10 @@ MAX_ANSWER_BYTES: Final = 4096
 KILLED_S: Final = 1.0
 """Longest wait for the end of a killed template, in which the supervisor does nothing else. Only a
 process that the kernel keeps, as on a file system that does not answer, takes as long."""
+GIVEN_UP_S: Final = 1.0
+"""Longest wait for the answer to a start that was given up. A template forks within some ten
+milliseconds; one that is lost for an answer costs the workers of now and those of later the pages
+that they would share. Only one that still imports takes longer."""
 
 
 class ForkedProcess:
@@ -194,8 +198,12 @@ class Template:
             with trio.move_on_after(within_s) as scope, suppress(OSError):
                 # One datagram on a socket of ours alone: it is taken at once or never.
                 socket.send_fds(self._requests, [msgspec.json.encode(request)], list(fds))
-                await trio.lowlevel.wait_readable(self._requests)
-                reply = self._requests.recv(MAX_ANSWER_BYTES)
+                reply = await self._reply()
+        except trio.Cancelled:
+            with trio.move_on_after(GIVEN_UP_S, shield=True), suppress(OSError):
+                reply = await self._reply()
+                _end_forked(reply)
+            raise
         finally:
             self._is_in_step = bool(reply)
             if not reply:
@@ -210,6 +218,10 @@ class Template:
             raise TemplateLost(answer.error)
         return answer.pid
 
+    async def _reply(self) -> bytes:
+        await trio.lowlevel.wait_readable(self._requests)
+        return self._requests.recv(MAX_ANSWER_BYTES)
+
     def close(self) -> None:
         """End it; what it forked runs on."""
         self._is_closed = True
@@ -220,6 +232,14 @@ class Template:
         # reap_strays has taken its end already, or will, where the kernel keeps it.
         with suppress(ChildProcessError, subprocess.TimeoutExpired):
             self._process.wait(KILLED_S)
+
+
+def _end_forked(reply: bytes) -> None:
+    """End the process that a template answers with, if any; `Starter.reap_strays` waits for it."""
+    pid = msgspec.json.decode(reply, type=ForkAnswer).pid if reply else None
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _keep_only(kept: socket.socket) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+import trio.testing
 
 from ops.own_process import PR_SET_CHILD_SUBREAPER, prctl
 from ops.settings.form import Settings
@@ -271,6 +272,30 @@ async def test_a_template_that_dies_is_replaced_and_costs_no_start() -> None:
         assert (await output_of(spawned, starter))[0] == "spawned\n"
         forked = await starter.start(of_command("tell"), reads_log=True)
         assert json.loads((await output_of(forked, starter, b"\n"))[0])["parent"] == os.getpid()
+
+
+async def test_a_start_that_is_given_up_costs_no_template() -> None:
+    async with starting() as starter, trio.open_nursery() as nursery:
+        first = await starter.start(of_command("tell"), reads_log=True)
+        await output_of(first, starter, b"\n")
+        [template] = children_named(TITLE)
+        os.kill(template, signal.SIGSTOP)
+        given_up = of_command("wait")
+
+        async def start() -> None:
+            await starter.start(given_up, reads_log=True)
+
+        async with trio.open_nursery() as starts:
+            starts.start_soon(start)
+            await trio.testing.wait_all_tasks_blocked()
+            starts.cancel_scope.cancel()
+            nursery.start_soon(trio.to_thread.run_sync, os.kill, template, signal.SIGCONT)
+        # What was forked has the template's title first, then its own.
+        title = " ".join(given_up.argv)
+        while children_named(title) or children_named(TITLE) != [template]:  # noqa: ASYNC110
+            await trio.sleep(POLL_S)
+        second = await starter.start(of_command("tell"), reads_log=True)
+        assert json.loads((await output_of(second, starter, b"\n"))[0])["parent"] == os.getpid()
 
 
 async def test_a_template_that_cannot_import_leaves_the_start_to_the_program_itself() -> None:
