@@ -28,7 +28,7 @@ from .campaign.client import Story, tell
 from .campaign.faults import blocks_when_settled, violations_now
 from .harness.campaign import ROOT, campaign_parser, exit_code
 from .harness.control import admin_of
-from .harness.servers import FleetLog, is_gone, pss_of, running_server, wait_until
+from .harness.servers import FleetLog, bytes_beside_templates, is_gone, running_server, wait_until
 from .harness.statistics import milliseconds
 
 if TYPE_CHECKING:
@@ -211,18 +211,18 @@ class Residency:
 
     def _note(self, shown: dict[str, Any]) -> None:
         self.budget_bytes = shown["budget_bytes"]
-        parts = {
-            f"{worker['name']} ({model['state']})": pss_of(worker["pid"])
+        workers = {
+            f"{worker['name']} ({model['state']})": worker["pid"]
             for model in shown["models"]
             for worker in model["workers"]
             if worker["pid"]
         }
-        held = max(shown["held_bytes"], sum(parts.values()))
-        self.most_bytes = max(self.most_bytes, held)
-        if held > self.budget_bytes:
-            each = "; ".join(f"{name} {part / MIB:.0f}" for name, part in parts.items() if part)
+        accounted, found = shown["held_bytes"], bytes_beside_templates(workers.values())
+        self.most_bytes = max(self.most_bytes, accounted, found)
+        if max(accounted, found) > self.budget_bytes:
             self.wrongs.append(
-                f"{held / MIB:.0f} MiB are held of {self.budget_bytes / MIB:.0f}: {each}"
+                f"of {self.budget_bytes / MIB:.0f} MiB control counts {accounted / MIB:.0f}, "
+                f"{found / MIB:.0f} are held: {', '.join(workers)}"
             )
         now = trio.current_time()
         for model in shown["models"]:

@@ -15,13 +15,13 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx2
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +39,8 @@ SCHEDULER_CLOCK = 2
 """CPUCLOCK_SCHED: the CPU time that the scheduler counts, in nanoseconds."""
 POLL_S = 0.02
 KIB = 1024
+WORKER_TEMPLATE = "triolet template decode.worker"
+"""How the process that workers are forked from names itself."""
 
 
 class ServerDidNotStartError(Exception):
@@ -238,14 +240,51 @@ def cost_of(pid: int) -> Cost | None:
     return Cost(int(fields["VmRSS"]) * KIB, num_fds, int(fields["Threads"]))
 
 
-def pss_of(pid: int) -> int:
-    """Return the memory [bytes] of a process, of shared pages its part; 0 if it is gone."""
+class Pages(NamedTuple):
+    """Memory of a process [bytes].
+
+    Attributes:
+      resident_bytes: that it maps.
+      share_bytes: of shared pages its part (PSS).
+    """
+
+    resident_bytes: int
+    share_bytes: int
+
+
+def pages_of(pid: int) -> Pages:
+    """Return what a process maps; nothing if it is gone."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return 0
-    found = re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)
-    return int(found[1]) * KIB if found else 0
+        return Pages(0, 0)
+    found = dict(re.findall(r"^(Rss|Pss):\s+(\d+)", text, re.MULTILINE))
+    return Pages(int(found.get("Rss", 0)) * KIB, int(found.get("Pss", 0)) * KIB)
+
+
+def bytes_beside_templates(workers: Collection[int]) -> int:
+    """Return the memory that worker processes hold beside that of the templates that they were
+    forked from: of all together, where each page counts once, without the templates'."""
+    supervisors = {parent for pid in workers if (parent := _parent_of(pid)) is not None}
+    templates = [pages_of(pid) for pid in _pids_titled(WORKER_TEMPLATE, supervisors)]
+    share_bytes = sum(one.share_bytes for one in (*map(pages_of, workers), *templates))
+    return max(0, share_bytes - sum(one.resident_bytes for one in templates))
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _pids_titled(title: str, parents: Collection[int]) -> Iterator[int]:
+    for parent in parents:
+        for listed in Path(f"/proc/{parent}/task").glob("*/children"):
+            for pid in map(int, listed.read_text().split()):
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    if Path(f"/proc/{pid}/cmdline").read_text().startswith(title):
+                        yield pid
 
 
 def seconds_of(entry: Mapping[str, Any]) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.errors import ConfigError
 from triolet.memory import available_memory_bytes
-from triolet.units import MIB
+from triolet.units import KIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 WEIGHTS: Final = (".safetensors", ".gguf", ".bin", ".pt")
 """Suffixes of files that hold nearly all of a model's bytes."""
-OVERHEAD_BYTES: Final = 100 * MIB
+OVERHEAD_BYTES: Final = 50 * MIB
 """Of one worker process beside weights and KV, before any was measured: what a worker that was
-forked from a template holds of its own. A guess that is too high would refuse a model that fits;
-one that is too low is put right when the model has run once."""
+forked from a template holds of its own, half as much again as one of the demo model. A guess that
+is too high would refuse a model that fits; one that is too low is put right when the model has run
+once."""
 PROC: Final = Path("/proc")
+MAPPING: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+ (\S+) [0-9a-f]+ (\S+) (\d+)")
+"""Addresses, permissions, offset, device and inode: the first line of each mapping in smaps."""
+PRIVATE: Final = frozenset({"Private_Clean", "Private_Dirty"})
+SHARED: Final = frozenset({"Shared_Clean", "Shared_Dirty"})
 
 
 def budget_bytes(config: ControlConfig, pids: Iterable[int]) -> int:
@@ -47,18 +52,57 @@ def budget_bytes(config: ControlConfig, pids: Iterable[int]) -> int:
 
 
 def held_bytes(pids: Iterable[int]) -> int:
-    """Return the memory that processes hold together: pages that several of them map are counted
-    in parts (PSS). Processes that are gone, or of a system without /proc, hold nothing."""
-    return sum(_held(pid) for pid in pids)
+    """Return the memory that is free once these processes have ended: the pages that each has
+    alone, and those of the files that they map, once, such as weights.
+
+    What all forked processes share with their template, and the pages of programs, stay. To count
+    them in parts would make a model smaller the more others run beside it, and larger as these end.
+    Processes that are gone, or of a system without /proc, hold nothing.
+    """
+    alone_bytes = 0
+    of_file: dict[str, int] = {}
+    for pid in pids:
+        pages = _pages(pid)
+        alone_bytes += pages.alone_bytes
+        for file, num_bytes in pages.of_file.items():
+            of_file[file] = max(of_file.get(file, 0), num_bytes)
+    return alone_bytes + sum(of_file.values())
 
 
-def _held(pid: int) -> int:
+class _Pages(NamedTuple):
+    """Memory of one process.
+
+    Attributes:
+      alone_bytes: that no other process maps.
+      of_file: that others may map too, by device and inode; without programs and libraries.
+    """
+
+    alone_bytes: int
+    of_file: dict[str, int]
+
+
+def _pages(pid: int) -> _Pages:
+    """Read what the kernel says of a process (proc_pid_smaps(5))."""
     try:
-        text = (PROC / str(pid) / "smaps_rollup").read_text(encoding="ascii")
+        lines = (PROC / str(pid) / "smaps").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return 0
-    found = re.search(r"^Pss:\s*(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+        return _Pages(0, {})
+    alone_bytes, file = 0, ""
+    of_file: dict[str, int] = {}
+    programs: set[str] = set()
+    for line in lines.splitlines():
+        if begins := MAPPING.match(line):
+            permissions, device, inode = begins.groups()
+            file = "" if inode == "0" else f"{device} {inode}"
+            if "x" in permissions:
+                programs.add(file)
+            continue
+        name, _, value = line.partition(":")
+        if name in PRIVATE:
+            alone_bytes += int(value.split()[0]) * KIB
+        elif name in SHARED and file:
+            of_file[file] = of_file.get(file, 0) + int(value.split()[0]) * KIB
+    return _Pages(alone_bytes, {one: size for one, size in of_file.items() if one not in programs})
 
 
 def expected_bytes(model: ControlledModelConfig) -> int:

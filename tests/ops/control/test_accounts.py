@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
+from subprocess import PIPE
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,11 +21,38 @@ from ops.control.worker_seconds import OTHERS, VERSIONS_TOLD, Account, Version
 from triolet.config import ControlledModelConfig
 from triolet.control_protocol import LineBuffer, ModelNews, Models, ModelState, encode_line
 from triolet.errors import ConfigError
+from triolet.units import MIB
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CHAT_1, CHAT_2, CODE = Version("chat", "sha256:1"), Version("chat", "sha256:2"), Version("code", "")
+
+FILE_BYTES, OWN_BYTES = 24 * MIB, 16 * MIB
+FORKING = """
+import mmap, os, signal, sys, time
+path, file_bytes, own_bytes = sys.argv[1], *map(int, sys.argv[2:])
+inherited = b"x" * (64 << 20)
+pids = []
+for _ in range(3):
+    read, write = os.pipe()
+    pids.append(os.fork())
+    if not pids[-1]:
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), file_bytes, prot=mmap.PROT_READ)
+        own = b"y" * own_bytes
+        mapped.find(b"z")  # touches every page
+        os.write(write, b"r")
+        time.sleep(60)
+        os._exit(0)
+    os.read(read, 1)
+print(*pids, flush=True)
+sys.stdin.read()
+for pid in pids:
+    os.kill(pid, signal.SIGKILL)
+"""
+"""Prints the pids of three processes like workers: each with what it inherits, a file that they map
+in common, and pages of its own."""
 
 
 def test_seconds_of_a_version_are_added_over_fleets() -> None:
@@ -142,8 +171,25 @@ def test_one_fleet_at_a_time_has_a_journal(tmp_path: Path, monkeypatch: pytest.M
         assert journal.operation("one") is not None
 
 
-def test_memory_of_a_process_is_as_the_kernel_says(tmp_path: Path) -> None:
-    assert 1 << 20 < held_bytes([os.getpid(), 2**22 + 1]) < 1 << 40
+def test_a_model_holds_its_own_pages_and_its_files_once(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.write_bytes(bytes(FILE_BYTES))
+    command = [sys.executable, "-c", FORKING, str(weights), str(FILE_BYTES), str(OWN_BYTES)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as template:
+        assert template.stdin is not None
+        assert template.stdout is not None
+        pids = [int(pid) for pid in template.stdout.readline().split()]
+        alone, both = held_bytes(pids[:1]), held_bytes(pids[:2])
+        three = held_bytes([*pids, 2**22 + 1])
+        template.stdin.close()
+    # Some pages of the interpreter's own are copied at the first write.
+    little = 4 * MIB
+    assert FILE_BYTES + OWN_BYTES <= alone < FILE_BYTES + OWN_BYTES + little
+    assert FILE_BYTES + 2 * OWN_BYTES <= both < FILE_BYTES + 2 * (OWN_BYTES + little)
+    assert FILE_BYTES + 3 * OWN_BYTES <= three < FILE_BYTES + 3 * (OWN_BYTES + little)
+
+
+def test_what_a_model_will_hold_is_guessed_from_its_files(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(5000))
     (tmp_path / "config.json").write_text("{}")
