@@ -315,7 +315,7 @@ async def test_what_cannot_be_added_says_why_and_leaves_nothing(fault: str) -> N
     words = {
         "files": "model code: there is no such directory",
         "load": "code.decode-0 has died three times",
-        "memory": "code takes 200 MiB and does not fit: the budget is 1000 B",
+        "memory": "code takes 100 MiB and does not fit: the budget is 1000 B",
         "server": "server: its tokenizer is broken",
         "silence": "the servers took longer than 0.3 s; their log says why",
     }
