@@ -244,7 +244,10 @@ class Delivery:
 
     def add(self, stream: OutputStream) -> None:
         """Add a stream that has events for its reader."""
-        self._due.setdefault(stream.tenant, deque()).append(stream)
+        of_tenant = self._due.get(stream.tenant)
+        if of_tenant is None:
+            of_tenant = self._due[stream.tenant] = deque()
+        of_tenant.append(stream)
         if not self._is_collecting:
             self._has_due.set()
 
