@@ -126,7 +126,7 @@ class Requests:
     @property
     def is_restless(self) -> bool:
         """Whether what a sweep looks for may come at any time, so that none may be left out."""
-        return bool(self.num_queued or self.background.held) or self.is_draining
+        return any(self.queues) or bool(self.background.held) or self.is_draining
 
     @property
     def max_model_len(self) -> int:
