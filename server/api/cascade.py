@@ -511,7 +511,7 @@ def _of_model(live: RequestScope) -> dict[str, str]:
 def _unscored(event: Event) -> Event:
     """Return an event without log-probabilities, for which its client did not ask."""
     if isinstance(event, Delta) and event.logprobs:
-        return replace(event, logprobs=())
+        return Delta(event.text, event.token_ids)
     return event
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from triolet.adapters.keys import cache_key
 from triolet.sampling import SamplingParams
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
@@ -242,9 +244,11 @@ class TokenLogprob:
     top: tuple[tuple[int, str, bytes, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New text. May be empty text with tokens whose characters are not complete yet."""
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """New text. May be empty text with tokens whose characters are not complete yet.
+
+    One is made for each token, hence no dataclass: it takes a tenth of the time.
+    """
 
     text: str
     token_ids: tuple[int, ...]

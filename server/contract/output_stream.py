@@ -183,7 +183,7 @@ class OutputStream:
                     fail(error)
                     return
                 left = error
-            if left is None and not self.is_over:
+            if left is None and self._num_open:
                 return
             self._left, self._write = left, None
         if self._woken is not None:

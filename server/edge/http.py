@@ -248,7 +248,7 @@ class PatchedH11Protocol(H11Protocol):
         self._try_write = try_write
         self._turns = edge.turns
         self._is_in_turn = False
-        self._is_chunked = False
+        self._is_in_chunks = False
 
     @property
     def awaits_head(self) -> bool:
@@ -314,19 +314,20 @@ class PatchedH11Protocol(H11Protocol):
 
     async def stream_send(self, event: StreamEvent) -> None:
         """Handle an event of the stream."""
+        is_chunked = False
         if isinstance(event, Response) and isinstance(self.stream, HTTPStream):
             # As h11 decides it: RFC 9112, 6.3.
-            self._is_chunked = (
+            is_chunked = (
                 self.stream.scope["http_version"] == "1.1"
                 and self.stream.scope["method"] != "HEAD"
                 and event.status_code not in NO_BODY
                 and not any(name.lower() == b"content-length" for name, _ in event.headers)
             )
+        if not isinstance(event, Body):
+            self._is_in_chunks = False
         await super().stream_send(event)
-
-    @property
-    def _is_in_chunks(self) -> bool:
-        return self._is_chunked and self.connection.our_state is h11.SEND_BODY
+        if is_chunked:
+            self._is_in_chunks = self.connection.our_state is h11.SEND_BODY
 
     async def refuse(self, error: RequestError) -> None:
         """Answer with an error, if an answer is possible, and close."""
@@ -398,7 +399,7 @@ class PatchedH11Protocol(H11Protocol):
             upgrades and names.get(b"upgrade", b"").lower() == b"websocket"
         ) and request.method == b"GET"
         kind = PatchedWSStream if is_websocket else PatchedHTTPStream
-        self._is_chunked = False
+        self._is_in_chunks = False
         self.stream = kind(
             self.app,
             self.config,

@@ -137,7 +137,7 @@ class FleetMetrics(Observer):
         }
         for cause in LOSSES:
             self.counters["workers_lost"].labels(cause)
-        self._itl = self.histograms["inter_token_latency_seconds"]
+        self.next_token = self.histograms["inter_token_latency_seconds"].observe
 
     def request_rejected(self, code: str, scheduling: Scheduling = DEFAULT_SCHEDULING) -> None:
         """A request was refused before anything was begun."""
@@ -184,10 +184,6 @@ class FleetMetrics(Observer):
     def first_token(self, ttft_s: float) -> None:
         """Its first token came."""
         self.histograms["time_to_first_token_seconds"].observe(ttft_s)
-
-    def next_token(self, itl_s: float) -> None:
-        """Another token came, so long after the one before."""
-        self._itl.observe(itl_s)
 
     def attempt_failed(self, cause: str) -> None:
         """An attempt is over and the request goes on with another one."""

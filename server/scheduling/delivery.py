@@ -244,7 +244,10 @@ class Delivery:
 
     def add(self, stream: OutputStream) -> None:
         """Add a stream that has events for its reader."""
-        self._due.setdefault(stream.tenant, deque()).append(stream)
+        of_tenant = self._due.get(stream.tenant)
+        if of_tenant is None:
+            of_tenant = self._due[stream.tenant] = deque()
+        of_tenant.append(stream)
         if not self._is_collecting:
             self._has_due.set()
 
@@ -268,15 +271,18 @@ class Delivery:
 
     def _deliver(self) -> None:
         now = trio.current_time()
+        # What readers bring about meanwhile waits for its turn.
         num_left = min(sum(map(len, self._due.values())), STREAMS_PER_CHECKPOINT)
         while num_left > 0:
-            tenant = next(iter(self._due))
-            of_tenant = self._due.pop(tenant)
-            num_left -= 1
-            stream = of_tenant.popleft()
+            tenant, of_tenant = next(iter(self._due.items()))
+            # One of each tenant; all in one go where there is only one.
+            count = num_left if len(self._due) == 1 else 1
+            for _ in range(count):
+                of_tenant.popleft().deliver(now)
+            num_left -= count
+            del self._due[tenant]
             if of_tenant:
                 self._due[tenant] = of_tenant
-            stream.deliver(now)
         if self._due:
             self._has_due.set()
 

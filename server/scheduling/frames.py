@@ -390,9 +390,11 @@ def _finish(request: Request, attempt: Attempt, end: RelayEnd, now: float) -> Fi
 
 def _settle(request: Request, attempt: Attempt, now: float) -> Change | None:
     """Note whether something is missing; finish if decode has ended and nothing is."""
-    num_have = len(request.relay.token_ids)
-    if attempt.num_tokens == num_have and attempt.finish_reason is not None:
+    if attempt.num_tokens is None and not attempt.early:
+        attempt.gap_since = None
+        return None
+    is_complete = attempt.num_tokens == len(request.relay.token_ids)
+    if is_complete and attempt.finish_reason is not None:
         return _finish(request, attempt, request.relay.end(attempt.finish_reason, now), now)
-    is_missing = bool(attempt.early) or attempt.num_tokens is not None
-    attempt.gap_since = (attempt.gap_since or now) if is_missing else None
+    attempt.gap_since = attempt.gap_since or now
     return None

@@ -419,8 +419,7 @@ class Links:
         return now
 
     def _taken(self, request: Request) -> None:
-        self._requests.taken(request)
-        if self._requests.outbox.has_credit:
+        if self._requests.taken(request):
             self._credit_due.set()
 
     def _cancel(self, requests: Iterable[Request], reason: CancelReason) -> None:

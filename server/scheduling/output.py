@@ -9,6 +9,8 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+import msgspec
+
 from triolet.config import BACKGROUND_WINDOW
 from triolet.sampling import end_token_ids, first_end
 from triolet.service_class import ServiceClass
@@ -52,7 +54,7 @@ class Scores(NamedTuple):
     top_logprobs: array[float]
 
 
-class Put(NamedTuple):
+class Put(msgspec.Struct, frozen=True, gc=False):
     """What came at once: text, and the token that completed it, if one did."""
 
     text: str
@@ -107,14 +109,16 @@ class Mailbox:
         """Add what came at once."""
         assert not self._is_closed, "nothing comes after the terminal event"
         self._puts.append(put)
-        self._filled(now)
+        if self.waiting_since is None:
+            self._filled(now)
 
     def close(self, terminal: Finished | Failed, now: float) -> None:
         """Put in the last event."""
         assert not self._is_closed, "a stream has one terminal event"
         self._is_closed = True
         self._terminal = terminal
-        self._filled(now)
+        if self.waiting_since is None:
+            self._filled(now)
         self._on_filled = None  # the reader holds this object: they would hold one another
 
     def discount(self, pause_s: float) -> None:
@@ -142,10 +146,10 @@ class Mailbox:
         """Return what is here if that is one text without scores, as it mostly is; else None."""
         if len(self._puts) != 1 or self._terminal is not None or self._puts[0].scores:
             return None
-        text, token_ids, _ = self._puts.pop()
-        self.num_taken += len(token_ids)
+        put = self._puts.pop()
+        self.num_taken += len(put.token_ids)
         self.waiting_since = None
-        return [Delta(text, token_ids)]
+        return [Delta(put.text, put.token_ids)]
 
     def _count_light(self) -> int:
         """Return how many of the oldest are light enough together, at least one."""
@@ -157,10 +161,9 @@ class Mailbox:
         return len(self._puts)
 
     def _filled(self, now: float) -> None:
-        if self.waiting_since is None:
-            self.waiting_since = now
-            if self._on_filled is not None:
-                self._on_filled()
+        self.waiting_since = now
+        if self._on_filled is not None:
+            self._on_filled()
 
 
 class TextStream(Protocol):

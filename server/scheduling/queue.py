@@ -356,10 +356,12 @@ class FairQueue(Generic[T]):
       config: how shares are given.
       usages: what each tenant has on workers.
       classes: the queue of each service class, in order.
+      num_running: requests that were dispatched and have not ended.
     """
 
     def __init__(self, config: QueueConfig) -> None:
         self.config = config
+        self.num_running = 0
         self.usages = TenantUsages(
             config.expected_completion_tokens, config.spare_rows_share if config.fair else 0.0
         )
@@ -370,7 +372,7 @@ class FairQueue(Generic[T]):
 
     def __len__(self) -> int:
         """Requests that wait."""
-        return sum(one.num_waiting for one in self.classes) + len(self._aside)
+        return len(self._entries) - self.num_running
 
     def __iter__(self) -> Iterator[T]:
         """Go through those that wait, in order of arrival; they may end meanwhile."""
@@ -379,11 +381,6 @@ class FairQueue(Generic[T]):
     def live(self) -> Iterator[T]:
         """Go through those that wait or run; none may come or end meanwhile."""
         return iter(self._entries)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that were dispatched and have not ended."""
-        return len(self._entries) - len(self)
 
     @property
     def num_tenants(self) -> int:
@@ -464,6 +461,7 @@ class FairQueue(Generic[T]):
             share = self.config.min_class_share
             _age(self.classes, entry.place.scheduling.service_class, entry.cost, share)
         entry.is_running = True
+        self.num_running += 1
         self.usages.take(entry.queue.tenant, entry.queue.usage, entry.cost)
         _refresh(self.classes, entry.queue.tenant)
 
@@ -471,6 +469,7 @@ class FairQueue(Generic[T]):
         """Let a request that ran wait again, in its old place and without being charged again."""
         entry = self._entries[item]
         entry.is_running = False
+        self.num_running -= 1
         self.usages.give(entry.queue.usage, entry.cost)
         entry.queue.of_class.leave(entry)
         entry.queue.of_class.put(entry)
@@ -483,6 +482,7 @@ class FairQueue(Generic[T]):
         one, usage = queue.of_class, queue.usage
         one.settle(entry, entry.place.prompt_tokens + completion_tokens)
         if entry.is_running:
+            self.num_running -= 1
             one.leave(entry)
             self.usages.give(usage, entry.cost)
         elif entry in self._aside:

@@ -24,7 +24,7 @@ from triolet.service_class import Band
 
 from ..contract.generation import NO_CHARGES, Failed, Finished, FinishReason, Usage
 from .outcome import FINISHED, Outcome
-from .output import Relay, window_of
+from .output import Relay, is_background, window_of
 from .queue import Place
 from .recovery import PoisonDetector
 from .routing import Need, Why
@@ -181,7 +181,8 @@ class Request:
       output: where its reader finds the events.
       deadline: when it ends whatever it has.
       times: for usage and metrics.
-      allowed: positions below this may be produced: what the reader took, and a window.
+      allowed: positions below this may be produced: what the reader took, and `window` more.
+      window: how far it may run ahead of its reader.
       phase: where it is.
       attempt: the present try; None while it waits.
       num_attempts: tries begun so far.
@@ -200,6 +201,8 @@ class Request:
       input_share: of an input, the share of prefill's credit that inputs may have; else 0.
       vector: of an input, once it is there.
       terminal: its end, once it is there.
+      is_input: it ends with a vector: prefill computes it, and decode is not asked.
+      is_background: it gives way to all others.
     """
 
     spec: GenerationRequest
@@ -207,7 +210,8 @@ class Request:
     relay: Relay
     deadline: float
     times: Times
-    allowed: int
+    window: int
+    allowed: int = field(init=False)
     phase: Phase = Phase.QUEUED
     attempt: Attempt | None = None
     num_attempts: int = 0
@@ -227,8 +231,14 @@ class Request:
     input_share: float = 0.0
     vector: bytes = b""
     terminal: Finished | Failed | None = None
+    is_input: bool = field(init=False)
+    is_background: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        # Asked for each token, so found out once.
+        self.is_input = self.spec.form is not None
+        self.is_background = is_background(self.spec)
+        self.allowed = self.window
         self.output = self.relay.mailbox
         self.chain = PrefixChain(self.spec.prompt_ids, self.spec.cache_key)
 
@@ -244,11 +254,6 @@ class Request:
     def is_prefilling(self) -> bool:
         """Whether its prompt is being computed."""
         return self.phase is Phase.PREFILLING
-
-    @property
-    def is_input(self) -> bool:
-        """Whether it ends with a vector: prefill computes it, and decode is not asked."""
-        return self.spec.form is not None
 
     def needs(self, worker: Worker) -> bool:
         """Return whether its present attempt is over without this worker."""
@@ -483,7 +488,7 @@ class RequestTable:
             relay=Relay(spec, self.text),
             deadline=now + spec.deadline_s,
             times=Times(submitted_at=now),
-            allowed=window_of(spec, self._config.token_window),
+            window=window_of(spec, self._config.token_window),
             origin=self._requests.get(spec.origin_id),
             turn=turn,
             input_share=self._config.embedding.credit_share if is_input else 0.0,

@@ -27,7 +27,6 @@ from .admission import Ask, Refusal, limits_of
 from .attempt import Attempts, SweepTimes, due_at
 from .frames import Again, Fault, Outbox
 from .outcome import Outcome
-from .output import is_background, window_of
 from .pick_next import Background
 from .request import Phase, RequestTable
 from .routing import is_ready
@@ -127,7 +126,7 @@ class Requests:
     @property
     def is_restless(self) -> bool:
         """Whether what a sweep looks for may come at any time, so that none may be left out."""
-        return bool(self.num_queued or self.background.held) or self.is_draining
+        return any(self.queues) or bool(self.background.held) or self.is_draining
 
     @property
     def max_model_len(self) -> int:
@@ -210,17 +209,17 @@ class Requests:
                 self._attempts.fail(request, failure, now)
         self._attempts.dispatch(now)
 
-    def taken(self, request: Request, *, is_released: bool = False) -> None:
+    def taken(self, request: Request, *, is_released: bool = False) -> bool:
         """Note that its reader has taken tokens, which makes room for as many more; of one that
-        stands still for others, that it goes on."""
-        if not is_released and is_background(request.spec) and self.background.holds(request):
-            return  # until a sweep releases it
-        window = window_of(request.spec, self._config.token_window)
+        stands still for others, that it goes on. Return whether credit is to be sent now."""
+        if request.is_background and not is_released and self.background.holds(request):
+            return False  # until a sweep releases it
+        window = request.window
         request.allowed = request.output.num_taken + window
         attempt = request.attempt
         # A quarter at a time: a frame per token would cost more than the token.
         if attempt is None or request.allowed - attempt.allowed < max(window // 4, 1):
-            return
+            return False
         # Streams that have taken half of that join, and from then on they need one frame together.
         decode = attempt.pair.decode
         for key in decode.shares:
@@ -230,6 +229,7 @@ class Requests:
             if other.allowed - other.attempt.allowed >= max(window // 8, 1):
                 other.attempt.allowed = other.allowed
                 self.outbox.allow(decode, key, other.allowed, len(other.relay.token_ids))
+        return True
 
     def welcomed(self, worker: Worker, welcome: Welcome, now: float) -> None:
         """Take in that a worker answered our HELLO, perhaps in a new life."""

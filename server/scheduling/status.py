@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from triolet.service_class import ServiceClass
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from transport.frames import Capacity, Load
     from triolet.control_protocol import ModelState
@@ -176,15 +176,24 @@ class OverloadObserver:
         """The level of brownout changed."""
 
 
+def _nothing(itl_s: float) -> None:
+    del itl_s
+
+
 class Observer:
     """Told of each event once.
 
     Args:
       overload: told of overload.
+
+    Attributes:
+      next_token: called when a token that is not the first came, so long after the one before [s].
+        Not a method, so that the histogram itself can be called for each token.
     """
 
     def __init__(self, overload: OverloadObserver | None = None) -> None:
         self.overload = overload or OverloadObserver()
+        self.next_token: Callable[[float], None] = _nothing
 
     def request_rejected(self, code: str, scheduling: Scheduling) -> None:
         """A request was refused before anything was begun."""
@@ -212,9 +221,6 @@ class Observer:
 
     def first_token(self, ttft_s: float) -> None:
         """The first token of a request came."""
-
-    def next_token(self, itl_s: float) -> None:
-        """Another token came, so long after the one before."""
 
     def attempt_failed(self, cause: str) -> None:
         """An attempt is over and the request goes on with another one."""

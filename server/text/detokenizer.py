@@ -71,8 +71,10 @@ class Vocabulary:
     def plain_text(self, token_id: int) -> str | None:
         """Return what an id adds to a text whatever stands before it, as long as that ends with a
         whole character; None if it may depend on more."""
-        if token_id in self._plain:
+        try:
             return self._plain[token_id]
+        except KeyError:
+            pass  # not asked for yet
         piece = self._tokenizer.id_to_token(token_id)
         if piece is None:
             return None

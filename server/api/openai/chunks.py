@@ -112,6 +112,7 @@ class Envelope:
         self.with_token_ids = with_token_ids
         self.running = running
         self._head = b"data: " + _encode(head)[:-1]
+        self._opening = self._head + b',"choices":[{"index":'
         self._tail = b',"usage":null}\n\n' if with_usage else b"}\n\n"
 
     def chunk(
@@ -124,12 +125,11 @@ class Envelope:
         more: bytes = b"",
     ) -> bytes:
         """Return a chunk with one choice; everything is JSON, `content` and `more` with keys."""
-        choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b}'
-        inner = choice % (index, content, logprobs, reason, more)
         tail = self._tail
         if self.running is not None:
             tail = b',"usage":%b}\n\n' % self.running.shown()
-        return b'%b,"choices":[%b]%b' % (self._head, inner, tail)
+        form = b'%b%d,%b,"logprobs":%b,"finish_reason":%b%b}]%b'
+        return form % (self._opening, index, content, logprobs, reason, more, tail)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """Return the chunk that carries the usage and no choice."""
