@@ -12,12 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.text import tokenizer as special_tokens
-from server.text.tokenizer import ChatPrompt, SpecialTokenGuard, TextModel, text_threads
+from server.text.tokenizer import (
+    INLINE_CHARS,
+    ChatPrompt,
+    SpecialTokenGuard,
+    TextModel,
+    text_threads,
+)
 from tests.server.tiny_text import BOS_ID, EOS_ID, tiny_text
 from triolet.config import TurnsConfig
 from triolet.errors import RequestError
 
 PATIENCE_S = 60.0
+LONG = "a" * (INLINE_CHARS + 1)
 STORIES = Path(__file__).parents[4] / "shared/data/checkpoints/stories260K"
 
 
@@ -200,10 +207,10 @@ async def test_text_that_takes_too_long_is_given_up_and_holds_its_thread(
     monkeypatch.setattr(model, "_tokenizer", Slow())
     try:
         with pytest.raises(RequestError, match="shorten") as refusal:
-            await model.encode("slow")
+            await model.encode(LONG)
         assert refusal.value.status == 400
         with pytest.raises(RequestError) as refusal:
-            await model.encode("waits for the only thread")
+            await model.encode(LONG)
         assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
     finally:
         release.set()
@@ -247,9 +254,10 @@ async def test_models_may_share_the_threads_for_long_texts() -> None:
     threads = text_threads(1, TurnsConfig(max_waiting_each=1))
     one, other = (tiny_text(threads=threads) for _ in range(2))
     async with threads, trio.open_nursery() as nursery:
-        nursery.start_soon(one.encode, "abc")
+        nursery.start_soon(one.encode, LONG)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(RequestError) as refused:
-            await other.encode("abc")
+            await other.encode(LONG)
         assert refused.value.status == 429, "the line of this client is full, for all models"
+        assert await other.encode("abc"), "a short text waits in no line"
         nursery.cancel_scope.cancel()
