@@ -234,9 +234,13 @@ def _entry(line: str) -> dict[str, Any]:
     return entry
 
 
-SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info")
-"""Few rows, so that with many clients some requests are cancelled while they are queued. A small
-pool, all of which is touched soon: memory that is taken later is then nobody's pool."""
+SERVE_OPTIONS = (
+    *("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info"),
+    *("--set", "worker.engine.poison_freed_blocks=true"),
+)
+"""Few rows, so that with many clients some requests are cancelled while they are queued. The pages
+of a KV pool are taken at their first use, which would look like a leak; a pool that is poisoned is
+written whole before its worker is ready, and the audit finds writes into free blocks besides."""
 WARM_UP = 100
 """Cut before the first look: links, threads and allocators have to get going."""
 STAGES = (0.2, 0.6, 1.0)

@@ -51,6 +51,8 @@ class ModelActivity(msgspec.Struct, frozen=True):
       is_ready: whether requests could begin now: the server has met its workers.
       adapters: digests of the LoRA adapters that requests may name, and of those that some request
         still has.
+      version: digest of the model, or its directory where that is in no store: a server may still
+        have another model of this name.
     """
 
     name: str
@@ -59,6 +61,7 @@ class ModelActivity(msgspec.Struct, frozen=True):
     last_used_s_ago: float | None
     is_ready: bool
     adapters: tuple[str, ...] = ()
+    version: str = ""
 
 
 class Activity(msgspec.Struct, frozen=True, tag_field="say", tag="activity"):

@@ -264,8 +264,13 @@ class Changes:
                 for server, refused in controller.refusals.items():
                     if name in refused:
                         raise Failed(f"{server.partition('/')[0]}: {refused[name]}")
+                config, said = controller.models[name].config, controller.models[name].activity
+                # No drop waits for a server that was silent for `silence_s`: it may still have an
+                # earlier model of this name.
+                version = config.digest or config.model_dir
+                has_it = {server for server, one in said.items() if one.version == version}
                 servers = controller.heard_at.keys()
-                if servers and servers <= controller.models[name].activity.keys():
+                if servers and servers <= has_it:
                     return
                 await trio.sleep(self._config.tick_s)
         raise Failed(_late("the servers", self._config.servers_s) + "; their log says why")

@@ -151,8 +151,6 @@ class ModelTable:
     """
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        # Also those whose last adapter was unloaded: its name stays one that no base answers to.
-        self._adapted: set[str] = set()
         self._use(models)
 
     def _use(self, models: Sequence[ServedModel]) -> None:
@@ -169,7 +167,6 @@ class ModelTable:
         self.first, self.listed = models[0], listed
         self._models, self._by_name = tuple(models), by_name
         self._any = next((one for one in models if ANY_MODEL in one.config.model_aliases), None)
-        self._adapted |= {one.base_name for one in models if one.config.model_adapters}
 
     def add(self, model: ServedModel) -> None:
         """Have one model more, behind the others.
@@ -215,8 +212,11 @@ class ModelTable:
         return self._any is not None
 
     def find(self, name: str) -> ServedModel | None:
-        """Return the model that is called so, or the one that answers to every name: but no base
-        for an adapter that it does not have."""
+        """Return the model that is called so, or the one that answers to every name.
+
+        The latter is none for `NAME:ADAPTER` with the name of a model, whether or not this process
+        has seen that adapter: no base answers for one that was unloaded.
+        """
         found = self._by_name.get(name)
         if found is None and not self._names_an_adapter(name):
             found = self._any
@@ -224,8 +224,7 @@ class ModelTable:
 
     def _names_an_adapter(self, name: str) -> bool:
         before, _, behind = name.rpartition(SEPARATOR)
-        base = self._by_name.get(before) if behind else None
-        return base is not None and base.base_name in self._adapted
+        return bool(behind) and before in self._by_name
 
     def is_listed(self, name: str) -> bool:
         """Whether a model is called exactly so."""

@@ -67,8 +67,10 @@ class _Model:
         used_s_ago = None if self._used_at is None else now - self._used_at
         is_missed = self.presence.is_wanted or (status.queued > 0 and not status.is_ready)
         self.presence.note_report(is_idle=not in_flight)
-        held = self.fleet.adapters.held
-        activity = ModelActivity(name, in_flight, status.queued, used_s_ago, status.is_ready, held)
+        held, version = self.fleet.adapters.held, self.fleet.version
+        activity = ModelActivity(
+            name, in_flight, status.queued, used_s_ago, status.is_ready, held, version
+        )
         return activity, is_missed and self.presence.state in ASLEEP
 
 

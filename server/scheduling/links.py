@@ -222,6 +222,7 @@ class Links:
     Attributes:
       admission: refuses before anything is spent on a request.
       adapters: that requests may name, and that workers may have.
+      version: digest of the model, or its directory where that is in no store.
       hold_s: tells for how long a line of a batch is held for others at most.
       check_accounting: raises unless every request has or will have exactly one terminal event.
     """
@@ -272,6 +273,7 @@ class Links:
         self._intake = Intake(self._now, queue, table, self._delivery, self._take, self._flush)
         self._changed = ParkingLot()
         self.adapters = Adapters(config, self._requests, self._flush)
+        self.version = config.model_digest or config.model_dir
         self._until_sweep = trio.CancelScope()
 
     def submit(self, *requests: GenerationRequest) -> OutputStream:

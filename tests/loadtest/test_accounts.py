@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
+from engine.block_ledger import BlockLedger
+from engine.kv_pool import KVLayout, KVPool
 from loadtest.campaign.misbehaving import EARLY_S, MAX_WAIT_S, Pace
-from loadtest.cancels import MAX_GROWTH_BYTES, MIB, StrayTokens, costs_table, growth, stray_tokens
-from loadtest.harness.servers import Cost
+from loadtest.cancels import (
+    MAX_GROWTH_BYTES,
+    MIB,
+    SERVE_OPTIONS,
+    StrayTokens,
+    costs_table,
+    growth,
+    stray_tokens,
+)
+from loadtest.harness.servers import Cost, cost_of
+from ops.settings.form import value_at
+from ops.settings.sources import read_settings
 
 SERVER_LINE = {"event": "request_ended", "request_id": "aa", "outcome": "client_gone"}
 DECODE_LINE = {"event": "attempt_ended", "attempt": "aa/0", "process": "decode-0"}
@@ -68,6 +83,23 @@ def test_a_process_that_is_gone_has_not_stayed_flat() -> None:
     [first, (name, _)] = stages()
     assert growth([first, (name, {})]) == ["server is gone"]
     assert costs_table([first, (name, {})]).row_count == 1
+
+
+@pytest.mark.slow
+def test_the_first_use_of_a_kv_block_takes_no_memory_from_workers_of_the_campaign() -> None:
+    assignments = [value for option, value in pairwise(SERVE_OPTIONS) if option == "--set"]
+    settings = read_settings(None, assignments).settings()
+    is_poisoned = value_at(settings, ("worker", "engine", "poison_freed_blocks"))
+    layout = KVLayout(4, 16, 4, 32, torch.float32)
+    num_blocks = 4 * MAX_GROWTH_BYTES // layout.bytes_per_block
+    pool = KVPool(layout, num_blocks, torch.device("cpu"))
+    BlockLedger(num_blocks, poison=pool if is_poisoned else None)  # as engine/load.py
+    before = cost_of(os.getpid())
+    pool.blocks.fill_(1.0)
+    after = cost_of(os.getpid())
+    assert before
+    assert after
+    assert not growth([("ready", {"decode-0": before}), ("used", {"decode-0": after})])
 
 
 def test_clients_wait_as_they_like_while_there_is_time_and_hurry_when_there_is_none() -> None:

@@ -311,16 +311,18 @@ async def test_an_adapter_with_the_name_of_a_model_is_refused() -> None:
 
 
 async def test_a_name_of_an_adapter_that_was_unloaded_means_no_base() -> None:
-    """Also where the base answers to every name."""
+    """Also where the base answers to every name, and also after a restart of the server."""
     async with scene() as one:
-        chat = replace(CHAT, aliases=(ANY_MODEL,))
-        one.use(CODE, chat)
-        await one.until(lambda: one.services.models.takes_any_name)
-        assert one.services.models.named("chat:sql").name == "chat"
+        chat = replace(CHAT, aliases=("gpt-4o", ANY_MODEL))
         one.use(CODE, replace(chat, adapters=(SQL,)))
+        await one.until(lambda: one.services.models.takes_any_name)
         one.use(CODE, chat)
-        with pytest.raises(RequestError, match="there is no model 'chat:sql'"):
-            one.services.models.named("chat:sql")
+        restarted = ModelTable([*one.services.models])
+        for table in (one.services.models, restarted):
+            assert table.named("llama3:8b").name == "chat"
+            for name in ("chat:sql", "gpt-4o:sql"):
+                with pytest.raises(RequestError, match=f"there is no model '{name}'"):
+                    table.named(name)
 
 
 def test_a_server_that_starts_has_the_models_of_the_file(tmp_path: Path) -> None:

@@ -343,8 +343,8 @@ class ServerConfig:
     models: tuple[ServedModelConfig, ...] = ()
     """Every model where there are several; empty for the one that the fields above describe."""
     model_aliases: tuple[str, ...] = ()
-    """Other names that requests may use for the model; `*` accepts every name. Tools with a fixed
-    name work unchanged then."""
+    """Other names that requests may use for the model; `*` accepts every name but
+    `NAME:ADAPTER` with the name of a model. Tools with a fixed name work unchanged then."""
     auto: AutoConfig = field(default_factory=AutoConfig)
     """Which model answers a request that leaves it open."""
     strict_requests: bool = False

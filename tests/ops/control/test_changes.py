@@ -66,12 +66,14 @@ class FakeServer:
       refused: why it does not take models, by name.
       keeps: models and adapters that it does not let go yet.
       hides: models and adapters of which it says nothing.
+      older: models of whose name it has an earlier version.
     """
 
     def __init__(self, folder: Path, supervisor: FakeSupervisor) -> None:
         self.refused: dict[str, str] = {}
         self.keeps: set[str] = set()
         self.hides: set[str] = set()
+        self.older: set[str] = set()
         self._path = folder / CONTROL_SOCKET
         self._supervisor = supervisor
 
@@ -92,12 +94,18 @@ class FakeServer:
             kept = {one for one in self.keeps if ":" not in one}
             names = (told - self.refused.keys() - self.hides) | kept
             models = tuple(
-                ModelActivity(name, 0, 0, None, is_ready=True, adapters=self._adapters(name))
+                ModelActivity(
+                    name, 0, 0, None, True, self._adapters(name), version_of(self._named(name))
+                )
                 for name in names
             )
             refused = {name: why for name, why in self.refused.items() if name in told}
             await stream.send_all(encode_line(Activity("server", models, refused)))
             await trio.sleep(SAID_S)
+
+    def _named(self, model: str) -> str:
+        """Return the name whose version it says that it has of a model."""
+        return f"{model} before" if model in self.older else model
 
     def _adapters(self, model: str) -> tuple[str, ...]:
         """Return the digests of the adapters of a model, as their names are hidden and kept."""
@@ -176,6 +184,19 @@ async def test_a_model_is_added_and_dropped_and_both_are_recorded() -> None:
         assert kinds == ["add_model", "start_model", "serve_model", "serve_model", "drop_model"]
         assert await one.end_of(await one.add(start=False)) == ("done", "code is added")
         assert (await states(one.folder))["code"] == "staged"
+
+
+async def test_a_server_that_has_another_model_of_this_name_has_not_taken_it() -> None:
+    """No drop waits for a server that was silent for `silence_s`, and it has what it had."""
+    async with scene(server_drain_s=0.05, servers_s=0.2) as one:
+        one.server.keeps.add("code")
+        one.server.older.add("code")
+        status, progress = await one.end_of(await one.add())
+        assert status == "failed"
+        assert progress.startswith("the servers took longer than 0.2 s")
+        assert await states(one.folder) == {"chat": "staged"}
+        one.server.older.clear()
+        assert await one.end_of(await one.add()) == ("done", "code is added")
 
 
 async def test_aliases_are_few_and_short() -> None:

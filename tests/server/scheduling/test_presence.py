@@ -161,7 +161,8 @@ class Scene:
         self.nursery = nursery
         self.path = path
         self.network = MemoryNetwork()
-        self.fleet = Links(server_config(token_window=4), tiny_text(), self.network)
+        config = server_config(token_window=4, model_dir="/tiny")
+        self.fleet = Links(config, tiny_text(), self.network)
         self.link = ControlLink(str(path), "server", {"tiny": self.fleet})
 
     async def start_workers(self) -> tuple[FakeDecode, FakePrefill]:
@@ -210,6 +211,7 @@ async def test_a_request_wakes_its_model_and_is_answered(tmp_path: Path) -> None
         assert (token_ids, type(end)) == (completion_ids(0, 20), Finished)
         said = await control.hear_activity(in_flight=0, is_ready=True)
         assert said.models[0].last_used_s_ago is not None
+        assert said.models[0].version == "/tiny", "its directory: it has no digest"
         assert state_of(server.fleet.status()) is S.SERVING
 
 
