@@ -215,6 +215,8 @@ class PatchedHTTPStream(HTTPStream):
         ):
             return
         await super().app_send(message)
+        if message is not None and message["type"] == "http.response.start":
+            self.response["headers"] = ()  # sent; an idle stream would keep a KiB of them
 
 
 class PatchedH11Protocol(H11Protocol):
