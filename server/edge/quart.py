@@ -1,8 +1,8 @@
 """How Quart runs a request here: its last write is not cut off, and its end frees what it began.
 
-hypercorn says `http.disconnect` inside the last send of a response, before it has recycled or
-closed the connection; Quart-Trio takes that for a client gone away and cancels the very send, so
-that keep-alive and `Connection: close` do nothing. The last send is therefore shielded, for a
+hypercorn says that a response is over inside its last send, before it has recycled or closed the
+connection; that cancels what ends with the client, which is the very send, so that keep-alive and
+`Connection: close` would do nothing. The last send is therefore shielded, for a
 bounded time: under a shield without bound, connections stayed open for good.
 
 Quart keeps in its frames what a view raises. A WebSocket's view works with a nursery; its
