@@ -167,8 +167,6 @@ def build_app(services: Services, storage: Storage | None = None) -> PatchedQuar
     app.url_map.redirect_defaults = False
     app.config["MAX_CONTENT_LENGTH"] = services.config.max_body_bytes
     app.config["SMALL_BODY_BYTES"] = services.config.door.small_body_bytes
-    # Quart would cut off every stream after a minute; ours end by their deadlines.
-    app.config["RESPONSE_TIMEOUT"] = None
     app.config["BODY_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
     _add_routes(app, services, storage)

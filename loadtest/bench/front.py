@@ -49,7 +49,7 @@ BEGIN_DEADLINE_S: Final = 60.0
 """Until every stream has its first token."""
 CPU_CEILING: Final = 1.0
 DELAY_CEILING_MS: Final = 50.0
-IDLE_CEILING_KIB: Final = 50.0
+IDLE_CEILING_KIB: Final = 45.0
 
 
 ROOT: Final = Path(__file__).parents[2]

@@ -240,6 +240,20 @@ class RequestScope:
         self.cache: CacheAsk | None = None
         self.is_crowded_out = False
         self._running: list[Running] = []
+        self._ends_with_client: trio.CancelScope | None = None
+        self._is_client_gone = False
+
+    def end_with_client(self, scope: trio.CancelScope) -> None:
+        """Have a scope cancelled once the client is gone, which it may be already."""
+        self._ends_with_client = scope
+        if self._is_client_gone:
+            scope.cancel()
+
+    def note_client_gone(self) -> None:
+        """Cancel what ends with the client: it is gone, or has its answer. Idempotent."""
+        self._is_client_gone = True
+        if self._ends_with_client is not None:
+            self._ends_with_client.cancel()
 
     def hold(self, running: Running) -> None:
         """End this with the request."""

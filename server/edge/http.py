@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final, cast
 import h11
 import trio
 from hypercorn.events import Closed, RawData, Updated
-from hypercorn.protocol.events import Body, Data, EndBody, Request, Response
+from hypercorn.protocol.events import Body, Data, EndBody, Request, Response, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 from hypercorn.protocol.http_stream import HTTPStream
 
 from triolet.errors import RequestError
 
 from ..api.errors import http_error, too_large
-from ..api.request_scope import SCOPE_KEY, RequestScope
+from ..api.request_scope import SCOPE_KEY, RequestScope, scope_of
 from .client_address import PROXY_SIGNATURE
 from .connection_table import refusal
 from .websocket import AppInbox, PatchedWSStream
@@ -201,6 +201,8 @@ class PatchedHTTPStream(HTTPStream):
         await super().handle(event)
         if isinstance(event, Request):
             self.app_put = self.inbox.in_front_of(self.app_put)
+        elif isinstance(event, StreamClosed):
+            scope_of(self.scope).note_client_gone()
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
         """Handle a message of the application."""
@@ -213,6 +215,8 @@ class PatchedHTTPStream(HTTPStream):
         ):
             return
         await super().app_send(message)
+        if message is not None and message["type"] == "http.response.start":
+            self.response["headers"] = ()  # sent; an idle stream would keep a KiB of them
 
 
 class PatchedH11Protocol(H11Protocol):

@@ -1,8 +1,8 @@
 """How Quart runs a request here: its last write is not cut off, and its end frees what it began.
 
-hypercorn says `http.disconnect` inside the last send of a response, before it has recycled or
-closed the connection; Quart-Trio takes that for a client gone away and cancels the very send, so
-that keep-alive and `Connection: close` do nothing. The last send is therefore shielded, for a
+hypercorn says that a response is over inside its last send, before it has recycled or closed the
+connection; that cancels what ends with the client, which is the very send, so that keep-alive and
+`Connection: close` would do nothing. The last send is therefore shielded, for a
 bounded time: under a shield without bound, connections stayed open for good.
 
 Quart keeps in its frames what a view raises. A WebSocket's view works with a nursery; its
@@ -43,14 +43,26 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
     """One request and its answer."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Run the request; its scope ends everything that it began."""
-        with scope_of(self.scope):
-            await super().__call__(receive, send)
+        """Run the request; its scope ends everything that it began.
 
-    async def handle_messages(  # type: ignore[override]
-        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
-    ) -> None:
-        """Receive the body as far as it is admitted, and cancel the request at a disconnect."""
+        Once its body came, a stream has no task but this one and holds nothing of the request: with
+        Quart's two tasks and their request an idle stream would take 8 KiB more.
+        """
+        with scope_of(self.scope) as live:
+            async with trio.open_nursery() as nursery:
+                live.end_with_client(nursery.cancel_scope)
+                await self._send_response(send, await self._respond(nursery, receive, send))
+                nursery.cancel_scope.cancel()
+
+    async def _respond(
+        self, nursery: trio.Nursery, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> ResponseTypes:
+        request = self._create_request_from_scope(send)
+        nursery.start_soon(self._receive_body, request, receive)
+        return await self.app.handle_request(request)
+
+    async def _receive_body(self, request: Request, receive: ASGIReceiveCallable) -> None:
+        """Receive the body as far as it is admitted."""
         scope = scope_of(self.scope)
         entry = scope.entry
         is_small = entry.expected_bytes <= self.app.config["SMALL_BODY_BYTES"]
@@ -67,7 +79,8 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
                 request.body.set_complete()
             if is_last:
                 entry.complete()
-        nursery.cancel_scope.cancel()
+                return
+        scope.note_client_gone()
 
     async def _send_response(self, send: ASGISendCallable, response: ResponseTypes) -> None:
         async def send_last_in_peace(message: ASGISendEvent) -> None:

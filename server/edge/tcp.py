@@ -251,6 +251,7 @@ class PatchedTCPServer(TCPServer):
             if self._preamble is not None and not (data := await self._open(data)):
                 continue
             await self.protocol.handle(RawData(data=bytes(data)))
+            del data  # up to 64 KiB of a request, as long as its answer runs
         self._has_ended = True
         await self.idle_task.stop()
         await self.protocol.handle(Closed())

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 import trio
+from quart_trio.wrappers import TrioRequest
 from trio.testing import wait_all_tasks_blocked
 
 from server.api.body import INLINE_BYTES
 from server.api.openai.responses_socket import ResponsesSession
-from server.api.request_scope import RequestScope
+from server.api.request_scope import ClientConnection, RequestScope
 from server.api.stream import EventStreamBody
 from server.contract.output_stream import OutputStream
 from server.edge.http import PatchedH11Protocol, PatchedHTTPStream
@@ -231,3 +232,32 @@ async def test_nothing_of_a_client_outlives_its_connection(visit: Visit) -> None
             fleet.generations.clear()
             after = held()
             assert [one for number, one in after.items() if number not in before] == []
+
+
+def requests_and_headers() -> list[object]:
+    """Return requests as Quart knows them, and headers of answers that are kept."""
+    found: list[object] = []
+    for one in gc.get_objects():
+        if type(one) is TrioRequest:
+            found.append(one)
+        elif type(one) is PatchedHTTPStream and hasattr(one, "response"):
+            found += one.response["headers"]
+    return found
+
+
+async def test_an_open_stream_holds_neither_its_request_nor_the_headers_of_its_answer() -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        with no_collector():
+            client = await server.connect()
+            await begin_stream(server, client)
+            assert requests_and_headers() == []
+            await client.stream.aclose()
+
+
+async def test_what_begins_when_its_client_is_gone_is_cancelled() -> None:
+    live = RequestScope(ClientConnection())
+    live.note_client_gone()
+    with trio.CancelScope() as scope:
+        live.end_with_client(scope)
+        await trio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
