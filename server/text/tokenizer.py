@@ -38,8 +38,9 @@ _T = TypeVar("_T")
 WINDOW_CHARS: Final = 64 * 1024
 """Searched at once, in about a millisecond."""
 INLINE_CHARS: Final = 1024
-"""Texts up to here are encoded at once, in a third of a millisecond, or one where each character is
-a symbol of several bytes. A thread would take as long to begin and to be heard."""
+"""Prompts of chats up to here are encoded at once, in a third of a millisecond, or one where each
+character is a symbol of several bytes. A thread would take as long to begin and to be heard. Other
+texts may come in thousands with one request, so they go to the threads, in turns of tenants."""
 
 
 class SpecialTokenGuard:
@@ -307,7 +308,7 @@ class TextModel:
                 ids = _shortened(ids, encoding.special_tokens_mask, max_tokens)
             return tuple(self._id_of_marker.get(i, i) for i in ids) if is_literal else tuple(ids)
 
-        if len(source) <= INLINE_CHARS:
+        if isinstance(text, ChatPrompt) and len(source) <= INLINE_CHARS:
             return work()
         return await self._in_thread(work, param)
 

@@ -24,7 +24,6 @@ from triolet.config import TurnsConfig
 from triolet.errors import RequestError
 
 PATIENCE_S = 60.0
-LONG = "a" * (INLINE_CHARS + 1)
 STORIES = Path(__file__).parents[4] / "shared/data/checkpoints/stories260K"
 
 
@@ -207,16 +206,30 @@ async def test_text_that_takes_too_long_is_given_up_and_holds_its_thread(
     monkeypatch.setattr(model, "_tokenizer", Slow())
     try:
         with pytest.raises(RequestError, match="shorten") as refusal:
-            await model.encode(LONG)
+            await model.encode("slow")
         assert refusal.value.status == 400
         with pytest.raises(RequestError) as refusal:
-            await model.encode(LONG)
+            await model.encode("waits for the only thread")
         assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
     finally:
         release.set()
     with trio.fail_after(PATIENCE_S):
         async with model._limiter:  # the thread gave its place back
             pass
+
+
+async def test_only_a_short_chat_is_encoded_without_a_thread() -> None:
+    model = tiny_text(tokenize_timeout_s=0.05, tokenize_threads=1)
+    short, long = [
+        await model.render_chat([{"role": "user", "content": "a" * count}])
+        for count in (1, INLINE_CHARS)
+    ]
+    async with model._limiter:
+        assert await model.encode(short, add_special_tokens=False)
+        for text in (long, str(short)):
+            with pytest.raises(RequestError) as refusal:
+                await model.encode(text, add_special_tokens=False)
+            assert refusal.value.code == "overloaded"
 
 
 async def test_a_template_that_never_ends_gives_its_thread_back() -> None:
@@ -254,10 +267,9 @@ async def test_models_may_share_the_threads_for_long_texts() -> None:
     threads = text_threads(1, TurnsConfig(max_waiting_each=1))
     one, other = (tiny_text(threads=threads) for _ in range(2))
     async with threads, trio.open_nursery() as nursery:
-        nursery.start_soon(one.encode, LONG)
+        nursery.start_soon(one.encode, "abc")
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(RequestError) as refused:
-            await other.encode(LONG)
+            await other.encode("abc")
         assert refused.value.status == 429, "the line of this client is full, for all models"
-        assert await other.encode("abc"), "a short text waits in no line"
         nursery.cancel_scope.cancel()
