@@ -250,6 +250,23 @@ async def test_a_real_directory_loads_and_guards_its_tokens() -> None:
     assert model.token(403).text == " Once"
 
 
+async def test_many_short_texts_of_one_request_let_others_go_on_between_them() -> None:
+    model, num_turns = tiny_text(), 0
+
+    async def other() -> None:
+        nonlocal num_turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            num_turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        for _ in range(20):
+            await model.encode("short")
+        nursery.cancel_scope.cancel()
+    assert num_turns >= 18
+
+
 async def test_models_may_share_the_threads_for_long_texts() -> None:
     threads = text_threads(1, TurnsConfig(max_waiting_each=1))
     one, other = (tiny_text(threads=threads) for _ in range(2))
