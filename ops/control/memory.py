@@ -49,7 +49,9 @@ def budget_bytes(config: ControlConfig, pids: Iterable[int]) -> int:
             "control.memory_bytes is auto, and this system does not say how much memory is left; "
             "give it, such as control.memory_bytes=16GiB"
         )
-    return int((available + held_bytes(pids)) * config.memory_share)
+    # What is mapped of files counts as available already: it is on disk, and dropped at need.
+    own_bytes = sum(_pages(pid).alone_bytes for pid in pids)
+    return int((available + own_bytes) * config.memory_share)
 
 
 def held_bytes(pids: Iterable[int]) -> int:
@@ -65,7 +67,7 @@ def held_bytes(pids: Iterable[int]) -> int:
     of_file: dict[str, int] = {}
     for pid in pids:
         pages = _pages(pid)
-        alone_bytes += pages.alone_bytes
+        alone_bytes += pages.alone_bytes + pages.on_disk_bytes
         for file, num_bytes in pages.of_file.items():
             of_file[file] = max(of_file.get(file, 0), num_bytes)
     return alone_bytes + sum(of_file.values())
@@ -75,11 +77,13 @@ class _Pages(NamedTuple):
     """Memory of one process.
 
     Attributes:
-      alone_bytes: that no other process maps; without what programs and libraries have on disk.
+      alone_bytes: that no other process maps and no file has.
+      on_disk_bytes: that no other process maps, of files; without programs and libraries.
       of_file: that others may map too, by device and inode; without programs and libraries.
     """
 
     alone_bytes: int
+    on_disk_bytes: int
     of_file: dict[str, int]
 
 
@@ -88,7 +92,7 @@ def _pages(pid: int) -> _Pages:
     try:
         lines = (PROC / str(pid) / "smaps").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return _Pages(0, {})
+        return _Pages(0, 0, {})
     alone_bytes, file = 0, ""
     clean: dict[str, int] = {}
     of_file: dict[str, int] = {}
@@ -107,8 +111,9 @@ def _pages(pid: int) -> _Pages:
             alone_bytes += int(value.split()[0]) * KIB
         elif name in SHARED and file:
             of_file[file] = of_file.get(file, 0) + int(value.split()[0]) * KIB
-    alone_bytes += sum(size for one, size in clean.items() if one not in programs)
-    return _Pages(alone_bytes, {one: size for one, size in of_file.items() if one not in programs})
+    on_disk_bytes = sum(size for one, size in clean.items() if one not in programs)
+    shared = {one: size for one, size in of_file.items() if one not in programs}
+    return _Pages(alone_bytes, on_disk_bytes, shared)
 
 
 def expected_bytes(model: ControlledModelConfig) -> int:

@@ -15,11 +15,11 @@ import pytest
 from ops.control import journal as journals
 from ops.control import memory
 from ops.control.journal import FILE_NAME, KEPT_OPERATIONS, opened_journal
-from ops.control.memory import expected_bytes, forget_pages, held_bytes
+from ops.control.memory import budget_bytes, expected_bytes, forget_pages, held_bytes
 from ops.control.models import Model
 from ops.control.operations import Operation, Status, Wanted
 from ops.control.worker_seconds import OTHERS, VERSIONS_TOLD, Account, Version
-from triolet.config import ControlledModelConfig
+from triolet.config import ControlConfig, ControlledModelConfig
 from triolet.control_protocol import LineBuffer, ModelNews, Models, ModelState, encode_line
 from triolet.errors import ConfigError
 from triolet.units import KIB, MIB
@@ -212,6 +212,19 @@ def test_libraries_that_only_one_process_maps_are_no_memory_of_its_model(
     (tmp_path / "7" / "smaps").write_text(SPAWNED)
     monkeypatch.setattr(memory, "PROC", tmp_path)
     assert held_bytes([7]) == (20 + 300 + 1 + 4) * KIB
+
+
+def test_a_budget_has_the_weights_that_are_mapped_once_also_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count as available, as pages of any file do."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "smaps").write_text(SPAWNED)
+    monkeypatch.setattr(memory, "PROC", tmp_path)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1000 * KIB)
+    config = ControlConfig(memory_share=1.0)
+    assert budget_bytes(config, []) == 1000 * KIB
+    assert budget_bytes(config, [7]) == (1000 + 20 + 1 + 4) * KIB
 
 
 def test_what_a_model_will_hold_is_guessed_from_its_files(tmp_path: Path) -> None:
