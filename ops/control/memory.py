@@ -26,7 +26,8 @@ once."""
 PROC: Final = Path("/proc")
 MAPPING: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+ (\S+) [0-9a-f]+ (\S+) (\d+)")
 """Addresses, permissions, offset, device and inode: the first line of each mapping in smaps."""
-PRIVATE: Final = frozenset({"Private_Clean", "Private_Dirty"})
+CLEAN: Final = "Private_Clean"
+PRIVATE: Final = frozenset({CLEAN, "Private_Dirty"})
 SHARED: Final = frozenset({"Shared_Clean", "Shared_Dirty"})
 
 
@@ -48,22 +49,25 @@ def budget_bytes(config: ControlConfig, pids: Iterable[int]) -> int:
             "control.memory_bytes is auto, and this system does not say how much memory is left; "
             "give it, such as control.memory_bytes=16GiB"
         )
-    return int((available + held_bytes(pids)) * config.memory_share)
+    # What is mapped of files counts as available already: it is on disk, and dropped at need.
+    own_bytes = sum(_pages(pid).alone_bytes for pid in pids)
+    return int((available + own_bytes) * config.memory_share)
 
 
 def held_bytes(pids: Iterable[int]) -> int:
     """Return the memory that is free once these processes have ended: the pages that each has
     alone, and those of the files that they map, once, such as weights.
 
-    What all forked processes share with their template, and the pages of programs, stay. To count
-    them in parts would make a model smaller the more others run beside it, and larger as these end.
+    What all forked processes share with their template, and the pages of programs, stay, also where
+    only one process was spawned that maps them. To count them, or parts, would make a model smaller
+    the more others run beside it, and larger as these end.
     Processes that are gone, or of a system without /proc, hold nothing.
     """
     alone_bytes = 0
     of_file: dict[str, int] = {}
     for pid in pids:
         pages = _pages(pid)
-        alone_bytes += pages.alone_bytes
+        alone_bytes += pages.alone_bytes + pages.on_disk_bytes
         for file, num_bytes in pages.of_file.items():
             of_file[file] = max(of_file.get(file, 0), num_bytes)
     return alone_bytes + sum(of_file.values())
@@ -73,11 +77,13 @@ class _Pages(NamedTuple):
     """Memory of one process.
 
     Attributes:
-      alone_bytes: that no other process maps.
+      alone_bytes: that no other process maps and no file has.
+      on_disk_bytes: that no other process maps, of files; without programs and libraries.
       of_file: that others may map too, by device and inode; without programs and libraries.
     """
 
     alone_bytes: int
+    on_disk_bytes: int
     of_file: dict[str, int]
 
 
@@ -86,23 +92,28 @@ def _pages(pid: int) -> _Pages:
     try:
         lines = (PROC / str(pid) / "smaps").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return _Pages(0, {})
+        return _Pages(0, 0, {})
     alone_bytes, file = 0, ""
+    clean: dict[str, int] = {}
     of_file: dict[str, int] = {}
     programs: set[str] = set()
-    for line in lines.splitlines():
+    for line in lines.split("\n"):  # a path may have any other sign that ends a line
         if begins := MAPPING.match(line):
             permissions, device, inode = begins.groups()
             file = "" if inode == "0" else f"{device} {inode}"
-            if "x" in permissions:
+            if file and "x" in permissions:
                 programs.add(file)
             continue
         name, _, value = line.partition(":")
-        if name in PRIVATE:
+        if name == CLEAN and file:
+            clean[file] = clean.get(file, 0) + int(value.split()[0]) * KIB
+        elif name in PRIVATE:
             alone_bytes += int(value.split()[0]) * KIB
         elif name in SHARED and file:
             of_file[file] = of_file.get(file, 0) + int(value.split()[0]) * KIB
-    return _Pages(alone_bytes, {one: size for one, size in of_file.items() if one not in programs})
+    on_disk_bytes = sum(size for one, size in clean.items() if one not in programs)
+    shared = {one: size for one, size in of_file.items() if one not in programs}
+    return _Pages(alone_bytes, on_disk_bytes, shared)
 
 
 def expected_bytes(model: ControlledModelConfig) -> int:

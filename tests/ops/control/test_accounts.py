@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ops.control import journal as journals
+from ops.control import memory
 from ops.control.journal import FILE_NAME, KEPT_OPERATIONS, opened_journal
-from ops.control.memory import expected_bytes, forget_pages, held_bytes
+from ops.control.memory import budget_bytes, expected_bytes, forget_pages, held_bytes
 from ops.control.models import Model
 from ops.control.operations import Operation, Status, Wanted
 from ops.control.worker_seconds import OTHERS, VERSIONS_TOLD, Account, Version
-from triolet.config import ControlledModelConfig
+from triolet.config import ControlConfig, ControlledModelConfig
 from triolet.control_protocol import LineBuffer, ModelNews, Models, ModelState, encode_line
 from triolet.errors import ConfigError
-from triolet.units import MIB
+from triolet.units import KIB, MIB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,21 @@ for pid in pids:
 """
 """Prints the pids of three processes like workers: each with what it inherits, a file that they map
 in common, and pages of its own."""
+SPAWNED = """\
+7f0000000000-7f0000100000 r--p 00000000 fe:01 11 /lib/libtorch_cpu.so
+Private_Clean:       400 kB
+7f0000100000-7f0000200000 r-xp 00100000 fe:01 11 /lib/libtorch_cpu.so
+Private_Clean:      1000 kB
+7f0000200000-7f0000300000 rw-p 00200000 fe:01 11 /lib/libtorch_cpu.so
+Private_Dirty:        20 kB
+7f0000300000-7f0000400000 r--s 00000000 fe:01 12 /models/a\fPrivate_Dirty: b/model.safetensors
+Private_Clean:       300 kB
+7f0000400000-7f0000500000 rwxp 00000000 00:00 0
+Private_Clean:         1 kB
+Private_Dirty:         4 kB
+VmFlags: rd wr ex mr mw me ac
+"""
+"""What the kernel says of a worker that was spawned, where no other process has its libraries."""
 
 
 def test_seconds_of_a_version_are_added_over_fleets() -> None:
@@ -187,6 +203,28 @@ def test_a_model_holds_its_own_pages_and_its_files_once(tmp_path: Path) -> None:
     assert FILE_BYTES + OWN_BYTES <= alone < FILE_BYTES + OWN_BYTES + little
     assert FILE_BYTES + 2 * OWN_BYTES <= both < FILE_BYTES + 2 * (OWN_BYTES + little)
     assert FILE_BYTES + 3 * OWN_BYTES <= three < FILE_BYTES + 3 * (OWN_BYTES + little)
+
+
+def test_libraries_that_only_one_process_maps_are_no_memory_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "smaps").write_text(SPAWNED)
+    monkeypatch.setattr(memory, "PROC", tmp_path)
+    assert held_bytes([7]) == (20 + 300 + 1 + 4) * KIB
+
+
+def test_a_budget_has_the_weights_that_are_mapped_once_also_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count as available, as pages of any file do."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "smaps").write_text(SPAWNED)
+    monkeypatch.setattr(memory, "PROC", tmp_path)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1000 * KIB)
+    config = ControlConfig(memory_share=1.0)
+    assert budget_bytes(config, []) == 1000 * KIB
+    assert budget_bytes(config, [7]) == (1000 + 20 + 1 + 4) * KIB
 
 
 def test_what_a_model_will_hold_is_guessed_from_its_files(tmp_path: Path) -> None:
