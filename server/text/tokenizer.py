@@ -38,10 +38,10 @@ _T = TypeVar("_T")
 WINDOW_CHARS: Final = 64 * 1024
 """Searched at once, in about a millisecond."""
 INLINE_CHARS: Final = 1024
-"""Prompts of chats up to here are encoded at once, mostly in half a millisecond. A thread would take
-as long to begin and to be heard. The slowest found take 6 ms: words of 99 letters that a vocabulary
-of WordPiece lacks, and ligatures that NFKC makes 18 characters of. Other texts may come in thousands
-with one request, so they go to the threads, in turns of tenants."""
+"""Prompts of chats up to here are encoded at once, mostly in half a millisecond. A thread would
+take as long to begin and to be heard. The slowest found take 6 ms: words of 99 letters that a
+vocabulary of WordPiece lacks, and ligatures that NFKC makes 18 characters of. Other texts may come
+in thousands with one request, so they go to the threads, in turns of tenants."""
 
 
 class SpecialTokenGuard:
