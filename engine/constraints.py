@@ -11,7 +11,6 @@ the same token everywhere, and by processor time, which ends it for good.
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -25,10 +24,10 @@ from triolet.grammar import GrammarError, GrammarTooCostly, build_tokenizer, com
 from triolet.sampling import MAX_MARKER_TOKENS
 
 from .batch import AllBut, Barred, FollowedBy, Mask
-from .mask_lanes import Lane, Lanes
+from .mask_lanes import Lane, Lanes, thread_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from triolet.grammar import LLMatcher, LLTokenizer
@@ -55,6 +54,7 @@ class Constraints:
       vocab_size: ids of the model are below this.
       eos_token_ids: the model's own end tokens.
       config: bounds.
+      new_clock: returns the calling thread's clock of processor time.
     """
 
     def __init__(
@@ -63,13 +63,15 @@ class Constraints:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         config: MaskConfig | None = None,
+        new_clock: Callable[[], Callable[[], float]] = thread_clock,
     ) -> None:
         self._tokenizer_path = tokenizer_path
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._compiling = ThreadPoolExecutor(1, "grammars")
         self._config = MaskConfig() if config is None else config
-        self._lanes = Lanes(self._config)
+        self._new_clock = new_clock
+        self._lanes = Lanes(self._config, new_clock)
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._tokenizer: Future[LLTokenizer] | None = None
         self._is_wanted = threading.Event()
@@ -113,9 +115,10 @@ class Constraints:
         if self._tokenizer is None:
             raise GrammarError(f"{self._tokenizer_path} is missing")
         tokenizer = self._tokenizer.result()
-        began_s = time.thread_time()
+        clock = self._new_clock()
+        began_s = clock()
         matcher = compile_grammar(tokenizer, grammar)
-        if time.thread_time() - began_s > self._config.compile_cpu_s:
+        if clock() - began_s > self._config.compile_cpu_s:
             raise GrammarTooCostly(f"{self._config.compile_cpu_s} s did not suffice to compile it")
         return matcher
 
@@ -197,14 +200,14 @@ class GrammarConstraint:
         """Compute no more masks: one takes longer than any may."""
         self._is_condemned = True
 
-    def compute(self, output_ids: list[int]) -> Mask | Barred:
+    def compute(self, output_ids: list[int], clock: Callable[[], float]) -> Mask | Barred:
         """Return what may follow. In one of the lanes' threads."""
         with self._turn:
             if self._is_condemned:
                 return Barred.TOO_COSTLY
-            began_s = time.thread_time()
-            mask = self._mask(output_ids, began_s)
-            mask_s = time.thread_time() - began_s
+            began_s = clock()
+            mask = self._mask(output_ids, lambda: clock() - began_s)
+            mask_s = clock() - began_s
             self._spent_s += mask_s
         self.is_slow |= mask_s > self._config.slow_mask_cpu_s
         allowed_s = self._config.burst_cpu_s + self._config.token_cpu_s * len(output_ids)
@@ -225,9 +228,9 @@ class GrammarConstraint:
     def _pass_on(self, lane: Lane, token_ids: list[int], mask: Future[Mask | Barred]) -> None:
         lane.submit(self, token_ids).add_done_callback(partial(_copy, mask))
 
-    def _mask(self, output_ids: list[int], began_s: float) -> Mask | Barred:
+    def _mask(self, output_ids: list[int], spent_s: Callable[[], float]) -> Mask | Barred:
         try:
-            matcher = self._follow(output_ids, began_s)
+            matcher = self._follow(output_ids, spent_s)
         except GrammarTooCostly as error:
             return self._too_costly(str(error))
         except (GrammarError, OSError) as error:
@@ -245,7 +248,7 @@ class GrammarConstraint:
         may_end = bool(matcher.is_accepting())
         return Mask(allowed, may_end) if may_end or allowed.any() else Barred.STUCK
 
-    def _follow(self, output_ids: list[int], began_s: float) -> LLMatcher | Barred:
+    def _follow(self, output_ids: list[int], spent_s: Callable[[], float]) -> LLMatcher | Barred:
         """Return the matcher behind these tokens."""
         matcher = self._matcher
         if matcher is None:
@@ -264,7 +267,7 @@ class GrammarConstraint:
                 return self._too_costly(matcher.get_error())
             if num_taken < len(ahead):
                 return Barred.STUCK
-            if time.thread_time() - began_s > self._config.replay_cpu_s:
+            if spent_s() > self._config.replay_cpu_s:
                 return Barred.LATE
         return matcher
 

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
@@ -18,6 +19,7 @@ import structlog
 from .batch import Barred
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from triolet.config import MaskConfig
@@ -27,11 +29,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
+def thread_clock() -> Callable[[], float]:
+    """Return the clock of the calling thread's processor time [s]; any thread may read it."""
+    return partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
+
+
 class Masked(Protocol):
     """What computes the masks of one sequence."""
 
-    def compute(self, output_ids: list[int]) -> Mask | Barred:
-        """Return what may follow."""
+    def compute(self, output_ids: list[int], clock: Callable[[], float]) -> Mask | Barred:
+        """Return what may follow; `clock` tells the thread's processor time [s]."""
         ...
 
     def condemn(self) -> None:
@@ -50,7 +57,7 @@ class _Running(NamedTuple):
     """
 
     masked: Masked
-    clock: int
+    clock: Callable[[], float]
     began_s: float
     thread: int
 
@@ -62,15 +69,23 @@ class Lane:
       name: of the thread.
       config: bounds.
       niceness: how far it stands back, beside what the process inherited.
+      new_clock: returns the calling thread's clock of processor time.
 
     Attributes:
       generation: rises when the thread is replaced; what waited for the old one is never begun.
     """
 
-    def __init__(self, name: str, config: MaskConfig, niceness: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: MaskConfig,
+        niceness: int = 0,
+        new_clock: Callable[[], Callable[[], float]] = thread_clock,
+    ) -> None:
         self._name = name
         self._config = config
         self._niceness = niceness
+        self._new_clock = new_clock
         self._running: _Running | None = None
         self._stragglers: list[Future[int]] = []
         self.generation = 0
@@ -89,7 +104,7 @@ class Lane:
         running = self._running
         if running is None:
             return
-        if time.clock_gettime(running.clock) - running.began_s <= self._config.mask_cpu_s:
+        if running.clock() - running.began_s <= self._config.mask_cpu_s:
             return
         running.masked.condemn()
         self._stragglers = [one for one in self._stragglers if not one.done()]
@@ -110,11 +125,11 @@ class Lane:
     def _compute(self, masked: Masked, output_ids: list[int], generation: int) -> Mask | Barred:
         if generation != self.generation:
             return Barred.LATE
-        clock = time.pthread_getcpuclockid(threading.get_ident())
-        running = _Running(masked, clock, time.thread_time(), threading.get_native_id())
+        clock = self._new_clock()
+        running = _Running(masked, clock, clock(), threading.get_native_id())
         self._running = running
         try:
-            return masked.compute(output_ids)
+            return masked.compute(output_ids, clock)
         finally:
             if self._running is running:
                 self._running = None
@@ -125,11 +140,14 @@ class Lanes:
 
     Args:
       config: bounds.
+      new_clock: returns the calling thread's clock of processor time.
     """
 
-    def __init__(self, config: MaskConfig) -> None:
-        self.quick = Lane("masks", config)
-        self.slow = Lane("slow_masks", config, config.slow_niceness)
+    def __init__(
+        self, config: MaskConfig, new_clock: Callable[[], Callable[[], float]] = thread_clock
+    ) -> None:
+        self.quick = Lane("masks", config, 0, new_clock)
+        self.slow = Lane("slow_masks", config, config.slow_niceness, new_clock)
 
     def prepare(self) -> None:
         """Start the threads."""

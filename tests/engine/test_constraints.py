@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import time
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.batch import Barred, Mask, SampleSpec
-from engine.constraints import Constraints, GrammarConstraint
+from engine.constraints import REPLAYED_TOKENS, Constraints, GrammarConstraint
 from engine.sampler import sample
 from loadtest.schemas import AMBIGUOUS
 from triolet.config import MaskConfig
@@ -23,6 +22,8 @@ from triolet.sampling import Grammar, GrammarKind, SamplingParams, is_end_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from triolet.grammar import LLMatcher
 
 DEMO = Path(__file__).parents[2] / "triolet" / "demo"
 VOCAB_SIZE = 2048
@@ -197,55 +198,97 @@ def test_a_row_whose_grammar_leaves_nothing_says_so_alone(constraints: Constrain
     assert (other.token_id, other.barred) == (z, None)
 
 
-BRANCHES = " | ".join(f'"a" y{number % 40}' for number in range(1200))
-DEFERRED = Grammar(
-    GrammarKind.LARK,
-    f"start: /[0-9]/ x x\nx: {BRANCHES}\n"
-    + "\n".join(f'y{number}: "a"? x?' for number in range(40)),
-)
-"""One mask of it, behind a digit, takes some 0.2 s whatever the library's bounds are."""
+class Clock:
+    """Processor time that passes when a test says so."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.now_s = 0.0
+        self._step_s = step_s
+
+    def __call__(self) -> float:
+        self.now_s += self._step_s
+        return self.now_s
 
 
-def opened(**bounds: float) -> Constraints:
-    return Constraints(DEMO / "tokenizer.json", VOCAB_SIZE, EOS, MaskConfig(**bounds))  # type: ignore[arg-type]
+def opened(clock: Clock | None = None, **bounds: float) -> Constraints:
+    """Return constraints for which no processor time passes, unless `clock` says otherwise."""
+    clock = Clock() if clock is None else clock
+    config = MaskConfig(**bounds)  # type: ignore[arg-type]
+    return Constraints(DEMO / "tokenizer.json", VOCAB_SIZE, EOS, config, lambda: clock)
 
 
-def wait_until_late(constraint: GrammarConstraint, expected: Barred) -> None:
-    """Ask what becomes of a late row until it is that."""
-    give_up = time.monotonic() + PATIENCE_S
-    while constraint.late() is not expected:
-        assert time.monotonic() < give_up, expected
-        os.sched_yield()
+class Held:
+    """A matcher whose next mask waits until the test lets it go."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self.has_begun = threading.Event()
+        self.let_go = threading.Event()
+
+    def deep_copy(self) -> Held:
+        return self
+
+    def compute_bitmask(self) -> bytes:
+        self.has_begun.set()
+        assert self.let_go.wait(PATIENCE_S)
+        return bytes(self._matcher.compute_bitmask())
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._matcher, name)
 
 
-@pytest.mark.slow
+def hold_next_mask(constraint: GrammarConstraint) -> Held:
+    """Have a constraint's masks wait from now on."""
+    held = Held(constraint._compiled.result().deep_copy())
+    constraint._compiled = Future()
+    constraint._compiled.set_result(held)  # type: ignore[arg-type]
+    constraint._matcher = None
+    return held
+
+
 def test_a_mask_that_takes_too_long_ends_its_sequence_and_holds_up_no_other() -> None:
-    constraints = opened(mask_cpu_s=0.005)
+    clock = Clock()
+    constraints = opened(clock)
     other = constraints.constrain(FORWARDS)
     expected = other.begin([]).result()
-    costly = constraints.constrain(DEFERRED)
+    costly = constraints.constrain(FORWARDS)
     assert isinstance(costly.begin([]).result(), Mask)
-    digit = ids_of("1")
-    begun = costly.begin(digit)
+    held = hold_next_mask(costly)
+    begun = costly.begin(ids_of("a"))
+    assert held.has_begun.wait(PATIENCE_S)
     behind = other.begin(ids_of("a"))
-    wait_until_late(costly, Barred.TOO_COSTLY)
+    clock.now_s += MaskConfig().mask_cpu_s
+    assert costly.late() is Barred.LATE, "it has taken as long as it may, and no longer"
+    clock.now_s += 0.001
+    assert costly.late() is Barred.TOO_COSTLY
     # What had waited behind it was asked for again, of another thread.
     again = other.begin(ids_of("a"))
     assert isinstance(again.result(), Mask)
     assert same(other.begin([]).result(), expected)
+    held.let_go.set()
     assert begun.result() is Barred.TOO_COSTLY
     assert (behind is again, behind.result()) == (False, Barred.LATE)
-    assert costly.begin(digit).result() is Barred.TOO_COSTLY
+    assert costly.begin(ids_of("a")).result() is Barred.TOO_COSTLY
 
 
 def test_a_sequence_has_so_much_time_for_all_its_masks() -> None:
-    constraints = opened(burst_cpu_s=0.0, token_cpu_s=0.0)
-    assert constraints.constrain(SCHEMA).begin([]).result() is Barred.TOO_COSTLY
+    ids = ids_of(TEXT)
+
+    def masks(clock: Clock) -> list[Mask | Barred]:
+        constraint = opened(clock, mask_cpu_s=9.0, replay_cpu_s=9.0).constrain(SCHEMA)
+        return [constraint.begin(ids[:position]).result() for position in range(len(ids))]
+
+    assert Barred.TOO_COSTLY not in masks(Clock())
+    # A mask takes two looks at the clock or more, which is more than a token's allowance.
+    spent = masks(Clock(step_s=MaskConfig().burst_cpu_s / 8))
+    first = spent.index(Barred.TOO_COSTLY)
+    assert first > 1
+    assert set(spent[first:]) == {Barred.TOO_COSTLY}
 
 
 def test_a_grammar_that_takes_too_long_to_compile_is_too_costly() -> None:
-    constraint = opened(compile_cpu_s=0.0).constrain(SCHEMA)
-    assert constraint.begin([]).result() is Barred.TOO_COSTLY
+    slow = Clock(step_s=MaskConfig().compile_cpu_s + 0.001)
+    assert opened(slow).constrain(SCHEMA).begin([]).result() is Barred.TOO_COSTLY
 
 
 def test_a_bound_of_the_library_ends_the_row_alone() -> None:
@@ -258,12 +301,14 @@ def test_a_bound_of_the_library_ends_the_row_alone() -> None:
 
 
 def test_a_long_replay_is_followed_by_turns() -> None:
-    constraint = opened(replay_cpu_s=0.0).constrain(SCHEMA)
+    turn = Clock(step_s=MaskConfig().replay_cpu_s + 0.001)
+    constraint = opened(turn, mask_cpu_s=9.0, burst_cpu_s=9.0).constrain(SCHEMA)
+    constraint.begin([]).result()
     ids = ids_of(TEXT)
     found: list[Mask | Barred] = []
     while not found or found[-1] is Barred.LATE:
         found.append(constraint.begin(ids[:-1]).result())
-    assert len(found) > 2
+    assert len(found) == -(-len(ids[:-1]) // REPLAYED_TOKENS) + 1
     assert same(found[-1], opened().constrain(SCHEMA).begin(ids[:-1]).result())
 
 
@@ -294,29 +339,37 @@ def test_a_row_whose_mask_does_not_come_is_left_out_alone(verdict: Barred) -> No
 
 
 def test_a_sequence_is_slow_from_its_first_slow_mask_on() -> None:
-    constraint = opened(slow_mask_cpu_s=0.0).constrain(FORWARDS)
+    clock = Clock(step_s=MaskConfig().slow_mask_cpu_s)
+    constraint = opened(clock).constrain(FORWARDS)
     assert not constraint.is_slow
     assert isinstance(constraint.begin([]).result(), Mask)
-    assert (constraint.is_slow, constraint.is_awaited) == (True, False)
+    assert (constraint.is_slow, constraint.is_awaited) == (False, False)
     assert isinstance(constraint.begin(ids_of("a")).result(), Mask)
+    assert (constraint.is_slow, constraint.is_awaited) == (True, False)
 
 
-@pytest.mark.slow
 def test_a_slow_mask_is_awaited_until_it_is_there() -> None:
-    constraint = opened(slow_mask_cpu_s=0.0, mask_cpu_s=9.0, burst_cpu_s=9.0).constrain(DEFERRED)
+    clock = Clock(step_s=MaskConfig().slow_mask_cpu_s + 0.001)
+    constraint = opened(clock).constrain(FORWARDS)
     constraint.begin([]).result()
-    begun = constraint.begin(ids_of("1"))
+    held = hold_next_mask(constraint)
+    begun = constraint.begin(ids_of("a"))
     assert constraint.is_awaited
+    held.let_go.set()
     assert isinstance(begun.result(), Mask)
     assert not constraint.is_awaited
 
 
-@pytest.mark.slow
 def test_with_as_many_stragglers_as_may_be_a_thread_is_not_replaced() -> None:
-    constraints = opened(mask_cpu_s=0.005, max_stragglers=0)
-    costly, other = constraints.constrain(DEFERRED), constraints.constrain(FORWARDS)
+    clock = Clock()
+    constraints = opened(clock, max_stragglers=0)
+    costly, other = constraints.constrain(FORWARDS), constraints.constrain(FORWARDS)
     assert isinstance(costly.begin([]).result(), Mask)
-    begun, behind = costly.begin(ids_of("1")), other.begin([])
-    wait_until_late(costly, Barred.TOO_COSTLY)
+    held = hold_next_mask(costly)
+    begun, behind = costly.begin(ids_of("a")), other.begin([])
+    assert held.has_begun.wait(PATIENCE_S)
+    clock.now_s += MaskConfig().mask_cpu_s + 0.001
+    assert costly.late() is Barred.TOO_COSTLY
+    held.let_go.set()
     assert begun.result() is Barred.TOO_COSTLY
     assert isinstance(behind.result(), Mask), "it waited for its turn"
