@@ -1,6 +1,6 @@
 # Two commands, each complete on a fresh machine:
 #   make serve   create the environment, install, serve a model on http://127.0.0.1:8000
-#   make test    the same environment; lint, types and all tests
+#   make test    the same environment; lint, types and the quick tests (make test-slow: all others)
 
 PYTHON ?= python3
 PORT ?= 8000
@@ -29,7 +29,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadsc
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart residency soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-audit bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test test-slow lint types loadtest bench-cancel bench-kills bench-restart residency soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-audit bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize bench-interference clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -76,23 +76,35 @@ lint: install-dev
 types: install-dev
 	$(BIN)/mypy
 
-unit: install-dev system-deps
-	$(PYTEST) --durations=40 $(ARGS)
+# Each test runs in exactly one of the two suites; tests/house/test_suites.py checks that.
+QUICK := not slow or promise
+SLOW := slow and not promise
+SHOWN := --quiet -rfE -p tests.progress --override-ini console_output_style=none
 
-# Packages of both kinds come at the same time, and types are checked beside the tests. The output of
-# the latter is shown as it comes, that of the checks in one piece after it.
-test:  ## lint, types and all tests
+.PHONY: ready-to-test
+ready-to-test:
 	@$(MAKE) --no-print-directory --jobs 2 install-dev system-deps
-	@$(MAKE) --no-print-directory lint
-	@mkdir -p build; \
-	$(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
+
+# Types are checked beside the tests, which wait a lot. What mypy says is shown in one piece after them.
+test: ready-to-test  ## lint, types and the quick suite: a few minutes (ARGS="-k name" for some of its tests)
+	@began=$$(date +%s); mkdir -p build; \
+	echo "make test: lint, types and the quick suite; 'make test-slow' has the other tests"; \
+	$(MAKE) --no-print-directory --silent lint; lint=$$?; \
+	$(MAKE) --no-print-directory --silent types >build/types.log 2>&1 & types=$$!; \
 	trap "kill $$types" INT TERM; \
-	$(MAKE) --no-print-directory unit; unit=$$?; \
+	$(PYTEST) $(SHOWN) -m '$(QUICK)' $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; \
-	cat build/types.log; \
-	[ $$unit = 0 ] || echo "make test: FAILED: tests" >&2; \
-	[ $$types = 0 ] || echo "make test: FAILED: types" >&2; \
-	[ $$unit = 0 ] && [ $$types = 0 ]
+	[ $$types = 0 ] || cat build/types.log; \
+	failed=$$([ $$lint = 0 ] || printf ' lint'; [ $$types = 0 ] || printf ' types'; [ $$tests = 0 ] || printf ' tests'); \
+	took=$$(( $$(date +%s) - began )); \
+	if [ -z "$$failed" ]; then echo "make test: green in $$((took / 60)) min $$((took % 60)) s"; \
+	else echo "make test: FAILED:$$failed (said above), after $$((took / 60)) min $$((took % 60)) s" >&2; exit 1; fi
+
+test-slow: ready-to-test  ## all other tests: fleets of real processes, browsers, proofs in their short form (ARGS as above)
+	@began=$$(date +%s); $(PYTEST) $(SHOWN) -m '$(SLOW)' $(ARGS); tests=$$?; \
+	took=$$(( $$(date +%s) - began )); \
+	if [ $$tests = 0 ]; then echo "make test-slow: green in $$((took / 60)) min $$((took % 60)) s"; \
+	else echo "make test-slow: FAILED (said above), after $$((took / 60)) min $$((took % 60)) s" >&2; exit 1; fi
 
 # Their packages want other versions of what the tests use, so they get an environment of their own,
 # and what conflicts with the others a folder that goes before it.

@@ -59,6 +59,7 @@ def complete(fleet: FleetProcess, model: str) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
+@pytest.mark.promise
 def test_the_base_and_two_adapters_answer_at_once(tmp_path: Path) -> None:
     """Only whole processes show that settings, server, prefill and decode mean the same adapters,
     and that what one left in the caches of KV is not found for another."""

@@ -66,6 +66,7 @@ def test_models_are_described_and_listed(client: anthropic.Anthropic) -> None:
         client.models.retrieve("claude")
 
 
+@pytest.mark.promise
 def test_pieces_and_helper_and_whole_answer_are_the_same(client: anthropic.Anthropic) -> None:
     whole = client.messages.create(**ASKED)
     events = list(client.messages.create(**ASKED, stream=True))

@@ -38,6 +38,7 @@ def has_fetch() -> bool:
     return subprocess.run(asked, check=False, capture_output=True).returncode == 0
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_every_example_is_answered_as_it_says(fleet: FleetProcess) -> None:
     assert len(EXAMPLES) > 10

@@ -134,6 +134,7 @@ def run_responses(client: openai.OpenAI) -> Batch:
     return batch
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_files_and_batches_as_the_official_client_sees_them(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path

@@ -122,6 +122,7 @@ def left(fleet: FleetProcess) -> float:
     return ended(fleet, "client_gone") + ended(fleet, "stopped")
 
 
+@pytest.mark.promise
 def test_a_chat_of_two_turns_streams_and_shows_its_figures(page: Page) -> None:
     field = page.get_by_role("textbox", name="Your question")
     regenerate = page.get_by_role("button", name="Regenerate")
@@ -195,6 +196,7 @@ def test_an_answer_survives_its_connection(browser: Browser, fleet: FleetProcess
         assert page.locator(".answer .text").last.inner_text() == cut, "as if nothing had happened"
 
 
+@pytest.mark.promise
 def test_the_dashboard_shows_the_fleet_at_work(browser: Browser, fleet: FleetProcess) -> None:
     with opened(browser, fleet) as page:
         page.get_by_role("link", name="Dashboard").click()

@@ -40,6 +40,7 @@ def reference(model_dir: str, texts: list[str]) -> list[npt.NDArray[np.float64]]
     return found
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_vectors_are_those_of_transformers_in_every_form(fleet: FleetProcess) -> None:
     expected = reference(MODEL_DIR, TEXTS)

@@ -25,6 +25,7 @@ else:
     transformers = lazily("transformers")
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 async def test_the_demo_model_as_a_gguf_file_answers_as_the_demo_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

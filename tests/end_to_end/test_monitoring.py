@@ -19,6 +19,7 @@ NOT_ALWAYS: Final = {
 }
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_running_server_shows_all_that_is_asked_for(fleet: FleetProcess) -> None:
     text = fleet.client.get("/metrics").text

@@ -30,6 +30,7 @@ def client(fleet: FleetProcess) -> Any:  # noqa: ANN401
     opened._client.close()
 
 
+@pytest.mark.promise
 def test_a_chat_is_the_same_whole_and_streamed_and_as_openai_s(
     client: Any,  # noqa: ANN401
     fleet: FleetProcess,

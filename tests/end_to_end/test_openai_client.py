@@ -34,6 +34,7 @@ def client(fleet: FleetProcess) -> Iterator[openai.OpenAI]:
         yield opened
 
 
+@pytest.mark.promise
 def test_it_streams_and_the_pieces_are_the_answer(client: openai.OpenAI) -> None:
     options = {"model": "demo", "messages": HELLO, "temperature": 0, "max_tokens": 40}
     whole = client.chat.completions.create(**options)  # type: ignore[call-overload]
@@ -140,6 +141,7 @@ def test_errors_arrive_as_their_types(client: openai.OpenAI) -> None:
     assert too_long.value.request_id
 
 
+@pytest.mark.promise
 def test_closing_a_stream_frees_its_blocks(client: openai.OpenAI, fleet: FleetProcess) -> None:
     gone = fleet.metric("triolet_requests_total", outcome="client_gone")
     stream = client.chat.completions.create(
@@ -162,6 +164,7 @@ def test_closing_a_stream_frees_its_blocks(client: openai.OpenAI, fleet: FleetPr
     fleet.wait_all_blocks_free()
 
 
+@pytest.mark.promise
 # The client calls websockets in a way that its newest version warns of.
 @pytest.mark.filterwarnings("ignore:connect\\(\\) must be used:DeprecationWarning")
 def test_it_chats_over_the_websocket(client: openai.OpenAI) -> None:
@@ -181,6 +184,7 @@ def test_it_chats_over_the_websocket(client: openai.OpenAI) -> None:
             assert last.response.output_text == text
 
 
+@pytest.mark.promise
 def test_a_stream_cut_at_twenty_places_and_resumed_has_the_same_bytes(
     fleet: FleetProcess,
 ) -> None:

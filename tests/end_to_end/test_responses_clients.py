@@ -138,6 +138,7 @@ def test_text_follows_the_type_that_it_is_parsed_into(client: openai.OpenAI) -> 
     assert isinstance(final.output_parsed, Verdict)
 
 
+@pytest.mark.promise
 def test_a_tool_is_called_and_its_result_is_taken(client: openai.OpenAI) -> None:
     tool: Any = {
         "type": "function",

@@ -46,6 +46,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory, whole: bool) -> Iterator
         fleet.stop()
 
 
+@pytest.mark.promise
 @pytest.mark.proof
 async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
     restarted: FleetProcess, whole: bool

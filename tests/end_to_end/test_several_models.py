@@ -124,6 +124,7 @@ def two(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
             fleet.stop()
 
 
+@pytest.mark.promise
 def test_each_model_answers_under_its_name(two: FleetProcess, shallow: Path) -> None:
     expected = {"chat": reference(demo_model_path()), "code": reference(shallow)}
     assert expected["chat"] != expected["code"]

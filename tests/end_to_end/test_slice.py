@@ -83,6 +83,7 @@ def test_tokens_and_text_agree_with_what_the_tokenizer_says(fleet: FleetProcess)
     assert back["prompt"] == text
 
 
+@pytest.mark.promise
 def test_greedy_answers_do_not_depend_on_the_company_they_keep(fleet: FleetProcess) -> None:
     texts = [f"What is {a} + {b}?" for a in (2, 5, 9) for b in (1, 4, 7)]
     alone = [chat(fleet, text, temperature=0)["choices"][0]["message"] for text in texts]

@@ -54,6 +54,7 @@ def stream_to_the_end(fleet: FleetProcess) -> str:
     return reason
 
 
+@pytest.mark.promise
 def test_a_client_that_stops_reading_is_ended_while_others_stream_on(fleet: FleetProcess) -> None:
     stalled_before = fleet.metric("triolet_requests_total", outcome="stalled")
     with socket.socket() as silent, ThreadPoolExecutor(OTHERS) as threads:

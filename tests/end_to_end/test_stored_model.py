@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .fleet_process import FleetProcess
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_version_answers_under_its_name_and_stays_while_it_is_served(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]

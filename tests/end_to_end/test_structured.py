@@ -57,6 +57,7 @@ def client(fleet: FleetProcess) -> Iterator[openai.OpenAI]:
         yield opened
 
 
+@pytest.mark.promise
 def test_answers_keep_to_their_schemas(client: openai.OpenAI) -> None:
     def check(seed: int) -> str:
         schema = random_schema(seed)

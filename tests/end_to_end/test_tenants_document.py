@@ -82,6 +82,7 @@ def server(folder: Path, environment: dict[str, str]) -> Iterator[str]:
             process.terminate()
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_tenant_in_a_minute(tmp_path: Path) -> None:
     before, after = "".join(CONSOLE[:1]), "".join(CONSOLE[1:])

@@ -89,6 +89,7 @@ def test_both_serve_and_metrics_load_and_audit_are_of_both(pair: FleetProcess) -
     pair.wait_at_rest()
 
 
+@pytest.mark.promise
 def test_a_retry_joins_its_answer_whichever_server_gets_it(pair: FleetProcess) -> None:
     def count(what: str) -> float:
         samples = pair.samples("triolet_resumptions_total")

@@ -131,6 +131,7 @@ def ends(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.promise
 async def test_whoever_waits_goes_by_class_and_by_weight_and_not_by_who_came_first(
     tmp_path: Path,
 ) -> None:

@@ -119,6 +119,7 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
     fleet.wait_all_blocks_free()
 
 
+@pytest.mark.promise
 @pytest.mark.long
 @pytest.mark.proof
 def test_a_death_costs_each_stream_one_attempt(

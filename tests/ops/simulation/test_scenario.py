@@ -83,6 +83,7 @@ def test_no_seed_of_the_corpus_breaks_anything_and_every_fault_happens_there() -
     assert set(tally.routes) >= often, "prompts go both ways, and for every usual reason"
 
 
+@pytest.mark.promise
 @pytest.mark.proof
 @pytest.mark.slow
 def test_no_seed_that_nobody_chose_breaks_anything(whole: bool) -> None:

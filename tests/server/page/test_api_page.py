@@ -66,6 +66,7 @@ def row(page: Page, path: str) -> Locator:
     return page.locator(".operation", has=page.get_by_text(path, exact=True)).first
 
 
+@pytest.mark.promise
 def test_every_endpoint_is_shown_and_a_request_is_answered(browser: Browser) -> None:
     with served(has_keys=False) as url, opened(browser, url) as (page, _):
         expect(page.locator(".operation")).to_have_count(len(OPERATIONS))
