@@ -70,8 +70,8 @@ serve: install  ## serve SmolLM2, else the demo model (MODEL=smollm2, MODEL=demo
 	@$(BIN)/triolet serve $(MODEL) --port $(PORT) $(ARGS)
 
 lint: install-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
 
 types: install-dev
 	$(BIN)/mypy
