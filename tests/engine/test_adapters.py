@@ -94,6 +94,7 @@ def generate_mixed(
     return [one.results for one in sequences]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama-biases", "qwen3"])
 @pytest.mark.parametrize("fields", [{}, {"use_rslora": True, "lora_alpha": 3}])
 def test_an_adapter_answers_as_its_merged_weights_do(

@@ -261,6 +261,7 @@ async def test_a_process_that_gets_no_settings_ends_without_a_word(
             assert (ended, bool(said.read()), bool(logged.read())) == (code, bool(code), bool(code))
 
 
+@pytest.mark.slow
 async def test_a_template_that_dies_is_replaced_and_costs_no_start() -> None:
     async with starting() as starter:
         first = await starter.start(of_command("tell"), reads_log=True)
@@ -423,6 +424,7 @@ async def test_a_process_may_have_few_descriptors() -> None:
         assert json.loads((await output_of(process, starter))[0])[:3] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "line"), [("random", '"event": "heard"'), ("no_such_module", "ModuleNotFoundError")]
 )
@@ -441,6 +443,7 @@ def test_without_descriptors_of_processes_there_are_no_templates() -> None:
     assert run.stdout.split() == [b"True", b"False"]
 
 
+@pytest.mark.slow
 async def test_templates_are_renewed_and_what_they_forked_runs_on() -> None:
     async with starting() as starter:
         waiting = await starter.start(of_command("wait"), reads_log=False)

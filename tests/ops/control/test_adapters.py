@@ -70,6 +70,7 @@ async def vllm(one: Scene, order: str, body: dict[str, Any]) -> tuple[int, str]:
     return await trio.to_thread.run_sync(ask)
 
 
+@pytest.mark.slow
 async def test_an_adapter_is_loaded_and_unloaded_and_both_are_recorded() -> None:
     with capture_logs() as lines:
         async with scene() as one:
@@ -97,6 +98,7 @@ async def test_an_adapter_is_loaded_and_unloaded_and_both_are_recorded() -> None
     assert PATH not in f"{told}{operation}", "settings are not shown"
 
 
+@pytest.mark.slow
 async def test_vllm_s_routes_answer_at_the_end() -> None:
     async with scene() as one:
         status, text = await vllm(one, "load", VLLM | {"lora_int_id": 1, "load_inplace": False})

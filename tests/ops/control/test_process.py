@@ -286,6 +286,7 @@ PATIENCE_S = 10.0
 MOMENTS = ("accepted", "asked", "started")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["load", "sleep"])
 async def test_killed_at_any_moment_nothing_is_half_done(
     action: str, request: pytest.FixtureRequest

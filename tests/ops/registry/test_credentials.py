@@ -44,6 +44,7 @@ def auth(text: bytes) -> dict[str, str]:
     return {"auth": base64.b64encode(text).decode()}
 
 
+@pytest.mark.slow
 def test_a_real_registry_lets_in_who_has_the_password(
     tmp_path: Path,
     source: ModelStore,

@@ -6,17 +6,18 @@ import io
 import shlex
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ops.cli import main
 from tests.packaging.test_commands_in_documents import commands
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
     from .docker_registry import DockerRegistry
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_work_one_after_another(
     registry: DockerRegistry,
     tmp_path: Path,

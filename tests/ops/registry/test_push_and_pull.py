@@ -61,6 +61,7 @@ def run(*arguments: str) -> None:
     assert main(("model", *arguments)) == 0
 
 
+@pytest.mark.slow
 def test_a_version_comes_back_byte_for_byte_and_nothing_is_sent_twice(
     registry: DockerRegistry,
     source: ModelStore,
@@ -93,6 +94,7 @@ def test_a_version_comes_back_byte_for_byte_and_nothing_is_sent_twice(
     assert list(map(str, Aliases(store).all())) == ["chat:v1"]
 
 
+@pytest.mark.slow
 def test_a_tag_of_another_version_stays_here_and_there(
     registry: DockerRegistry,
     source: ModelStore,
@@ -114,6 +116,7 @@ def test_a_tag_of_another_version_stays_here_and_there(
     assert Aliases(copy).resolve(parse_reference("chat:v2")) == digest_in(demo)
 
 
+@pytest.mark.slow
 def test_other_programs_read_what_was_pushed(
     registry: DockerRegistry, source: ModelStore, tmp_path: Path
 ) -> None:
@@ -192,6 +195,7 @@ def test_one_pull_survives_a_connection_that_breaks_off(
     assert verify(store, store.entries()).faults == []
 
 
+@pytest.mark.slow
 def test_one_push_survives_a_connection_that_breaks_off(
     registry: DockerRegistry, demo: ModelStore, store: ModelStore
 ) -> None:
@@ -213,6 +217,7 @@ def test_pulls_of_one_version_at_once_share_a_store(
     assert verify(store, store.entries()).faults == []
 
 
+@pytest.mark.slow
 def test_a_pull_that_is_killed_leaves_a_valid_store_and_goes_on(
     registry: DockerRegistry, demo: ModelStore, source: ModelStore, store: ModelStore
 ) -> None:
@@ -244,6 +249,7 @@ def test_a_pull_that_is_killed_leaves_a_valid_store_and_goes_on(
     assert verify(store, store.entries()).faults == []
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_keeps_what_came_and_names_nothing(
     registry: DockerRegistry, demo: ModelStore, store: ModelStore
 ) -> None:

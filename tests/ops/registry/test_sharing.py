@@ -86,6 +86,7 @@ def weights_of(store: ModelStore) -> str:
     return max(blobs, key=lambda one: one.size).digest
 
 
+@pytest.mark.slow
 def test_a_store_pulls_from_another_one_what_that_shares(
     source: ModelStore,
     store: ModelStore,

@@ -51,6 +51,7 @@ ALICE = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 BOB = Ed25519PrivateKey.from_private_bytes(b"b" * 32)
 
 
+@pytest.mark.slow
 def test_signatures_of_several_come_with_the_version(
     registry: DockerRegistry, source: ModelStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_list_on_several_pages_is_read_to_its_end(store: ModelStore, liar: Lyi
         pulled(store, liar.location)
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched_or_named_without_the_signature_that_is_required(
     store: ModelStore, liar: LyingRegistry
 ) -> None:
@@ -167,6 +169,7 @@ def test_a_signature_that_is_not_whole_there_is_left(
     assert words in found.notes[0]
 
 
+@pytest.mark.slow
 def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
     registry: DockerRegistry, source: ModelStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

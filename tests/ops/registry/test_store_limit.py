@@ -86,6 +86,7 @@ def room(store: ModelStore, most_bytes: int) -> dict[Stays, int]:
         return dict(make_room(writer, Aliases(store), most_bytes, Copies(store).has).stays)
 
 
+@pytest.mark.slow
 def test_the_longest_unused_goes_and_comes_back(
     full: ModelStore, repository: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +187,7 @@ def test_serving_counts_as_use(full: ModelStore) -> None:
     assert names(full) == ["a", "c"]
 
 
+@pytest.mark.slow
 def test_a_pull_makes_its_room_first(
     full: ModelStore, repository: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
