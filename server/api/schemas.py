@@ -486,7 +486,9 @@ def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ..
         return ()
     if len(unknown) > MAX_UNKNOWN:
         raise http_error(
-            400, f"{len(unknown)} parameters are unknown; at most {MAX_UNKNOWN} are ignored"
+            400,
+            f"{len(unknown)} parameters are unknown, such as {echo(next(iter(unknown)))}; at most "
+            f"{MAX_UNKNOWN} are ignored",
         )
     fields = _field_names(kind)
     others = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()

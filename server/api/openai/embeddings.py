@@ -26,7 +26,7 @@ from ..body import current_scope, deadline_s, read_fields, shown_request_id
 from ..errors import params_called
 from ..generate import head, json_response, named_model
 from ..limits import check_input, current_scheduling, renew_tenant, reserve_for
-from ..sampling import unknown_token
+from ..sampling import check_ids
 from ..schemas import IGNORED, MAX_INT, Prompt, ServiceFields, read_prompts
 
 if TYPE_CHECKING:
@@ -125,14 +125,20 @@ def _form(fields: EmbeddingFields, served: ServedModel) -> VectorForm:
     """Return what the vectors are to be like: what the model says, and as long as asked for."""
     model = served.embedding
     if model.objection:
-        raise invalid_request(f"this model makes no vectors here: {model.objection}", "model")
+        raise invalid_request(
+            f"model {served.name} makes no vectors here: {model.objection}", "model"
+        )
     dimensions = fields.dimensions
     if dimensions is not None and dimensions != model.size:
         if model.size and dimensions > model.size:
-            raise invalid_request(f"this model's vectors have {model.size} numbers", "dimensions")
+            raise invalid_request(
+                f"vectors of model {served.name} have {model.size} numbers", "dimensions"
+            )
         if model.sizes is not None and dimensions not in model.sizes:
             allowed = ", ".join(map(str, sorted({*model.sizes, model.size})))
-            raise invalid_request(f"this model's vectors may have {allowed} numbers", "dimensions")
+            raise invalid_request(
+                f"vectors of model {served.name} may have {allowed} numbers", "dimensions"
+            )
     cut = dimensions if dimensions is not None and dimensions != model.size else 0
     return VectorForm(model.pooling, cut, model.is_normalized)
 
@@ -156,13 +162,12 @@ async def _input_ids(
             ids = tuple(await model.text.encode(one, param=param, max_tokens=kept))
         else:
             ids = one[:most] if is_cut else one
-            if (largest := max(ids)) >= model.text.vocab_size:
-                raise unknown_token(largest, model.text.vocab_size, param)
+            check_ids(ids, model, param)
         if not ids:
             raise invalid_request(f"{what} has no tokens", param)
         if not is_cut and longest is not None and len(ids) > longest:
             raise invalid_request(
-                f"{what} has {len(ids)} tokens; this model takes at most {longest}",
+                f"{what} has {len(ids)} tokens; model {model.name} takes at most {longest}",
                 param,
                 "context_length_exceeded",
             )
