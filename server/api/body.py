@@ -24,8 +24,9 @@ from triolet.units import KIB, MILLISECONDS
 from ..tenants.tenancy import current_tenant
 from ..text.threads import in_thread
 from .errors import echo, http_error, too_large
+from .known_names import EXTENSIONS, OTHER_EXTENSION
 from .request_scope import RequestScope, scope_of
-from .schemas import EXTENSIONS, OTHER_EXTENSION, ModelT, read_request, take_unknown
+from .schemas import ModelT, read_request, take_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -91,7 +91,7 @@ def context_of(model: ServedModel, plan: TenantPlan) -> Context:
     """Return what a model and a plan allow."""
     most, max_model_len = plan.max_context_tokens, model.fleet.max_model_len
     if most is None or most >= max_model_len:
-        return Context(max_model_len, f"the context of model {model.name}")
+        return Context(max_model_len, f"model {model.name}'s context")
     return Context(most, f"the context of the plan {plan.name}")
 
 

@@ -155,7 +155,7 @@ def test_what_is_not_done_in_the_end_is_an_error(
     assert [told["custom_id"] for told in store.content(batch.output_file_id)] == ["c1"]
     told = store.content(batch.error_file_id)
     assert {one["error"]["code"] for one in told} == {code}  # type: ignore[index]
-    with pytest.raises(RequestError, match="the batch is .*batch_1"):
+    with pytest.raises(RequestError, match=r"the batch is .*batch_1"):
         store.batches.cancel("", "batch_1", now)
 
 
@@ -210,7 +210,7 @@ def test_a_bad_file_fails_its_batch(store: Store) -> None:
 
 def test_a_file_in_use_is_kept_and_a_result_can_be_forgotten(store: Store) -> None:
     store.begin(1)
-    with pytest.raises(RequestError, match="runs this file .file-of-batch_1"):
+    with pytest.raises(RequestError, match=r"runs this file .file-of-batch_1"):
         store.files.delete("", "file-of-batch_1")
     [one] = store.batches.waiting(1)
     assert store.answer(one)
