@@ -21,7 +21,7 @@ from triolet.errors import RequestError, server_error
 from .api.access import check_request, check_websocket, origins_here, page_headers
 from .api.anthropic.messages import MESSAGES, count_message_tokens, create_message, message_error
 from .api.body import current_scope, shown_request_id
-from .api.errors import CODES, error_body, error_headers, http_error
+from .api.errors import CODES, echo, error_body, error_headers, http_error
 from .api.limits import rate_headers
 from .api.ollama import chat as ollama_chat
 from .api.ollama import models as ollama_models
@@ -92,7 +92,6 @@ log = structlog.get_logger(__name__)
 
 RESPONSES: Final = "/v1/responses"
 OLLAMA: Final = "/api/"
-NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the chat page at /"
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 ANSWERS: Final[tuple[Route, ...]] = (
@@ -293,9 +292,12 @@ def _shown(error: Exception) -> RequestError:
 
 
 def _advice(error: HTTPException) -> str:
-    if has_request_context() and request.path.startswith(f"{RESPONSES}/"):
+    path = (request if has_request_context() else websocket).path
+    if has_request_context() and path.startswith(f"{RESPONSES}/"):
         return "responses are not stored; what POST or the WebSocket at /v1/responses says is all"
     if isinstance(error, MethodNotAllowed):
-        also = ", and WebSockets" if has_request_context() and request.path == RESPONSES else ""
+        also = ", and WebSockets" if has_request_context() and path == RESPONSES else ""
         return f"this path takes {', '.join(sorted(error.valid_methods or ()))}{also}"
-    return NOT_FOUND if error.code == 404 else error.name
+    if error.code == 404:
+        return f"there is nothing at {echo(path)}; the API is below /v1, the chat page at /"
+    return f"{echo(path)}: {error.name}"

@@ -5,6 +5,7 @@ Knows the HTTP status and code that an error of a request ends in; does not know
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -87,6 +88,14 @@ class RequestError(TrioletError):
         self.is_spread = is_spread
         self.is_crowded_out = is_crowded_out
         self.is_of_queue = is_of_queue
+
+    @property
+    def told(self) -> str:
+        """The message, behind the name of the field at fault where it does not hold it."""
+        param = self.param
+        if not param or re.search(rf"(?<!\w){re.escape(param)}(?!\w)", self.message):
+            return self.message
+        return f"{param}: {self.message}"
 
     @property
     def said(self) -> dict[str, Any]:

@@ -48,6 +48,9 @@ USUAL_HEADERS: Final = "authorization, content-type, x-api-key"
 SHOWN_HEADERS: Final = ("x-", "request-id", "retry-after", "openai-processing-ms", "age", "www-")
 """How the names of those headers begin that a page's script may read, beside the few that the
 standard lets it."""
+_ASKED_FIRST: Final = frozenset({"application/json", "multipart/form-data"})
+"""Types of bodies for which a page of another origin gets a 403: a browser asks before it sends
+the first, and the second is that of files, which no other type can replace."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -70,22 +73,42 @@ def check_host(host: str | None, *, is_loopback: bool, own_name: str) -> None:
         raise http_error(403, f"this server does not answer as {echo(name)}; use localhost")
 
 
-def check_origin(origin: str | None, host: str | None, allowed: Collection[str]) -> None:
+def check_origin(
+    origin: str | None, host: str | None, allowed: Collection[str], media: str | None = None
+) -> None:
     """Raise the RequestError for a request that a web page of another origin caused.
+
+    Programs send JSON under any content-type; only a browser sends an Origin. A page of another
+    origin can send a body without a preflight if its type is not application/json, so it is asked
+    for that first, and then for permission.
 
     Args:
       origin: the Origin header; None from anything but a browser.
       host: the Host header.
       allowed: other origins that may ask.
+      media: the type of the body, empty where the request does not say; None without a body.
     """
     if origin is None or shown_origin(origin, allowed) is not None:
         return
+    if _is_own(origin, host):
+        return
+    if media is None or media in _ASKED_FIRST:
+        raise http_error(
+            403, f"requests from pages of {echo(origin)} are not allowed; see --allow-origin"
+        )
+    raise http_error(
+        415,
+        f"pages of {echo(origin)} must send JSON with content-type: application/json, and be "
+        "allowed by --allow-origin",
+    )
+
+
+def _is_own(origin: str, host: str | None) -> bool:
     try:
         parts = urlsplit(origin)
     except ValueError:
-        raise _foreign(origin) from None
-    if parts.scheme not in {"http", "https"} or not host or parts.netloc.lower() != host.lower():
-        raise _foreign(origin)
+        return False
+    return parts.scheme in {"http", "https"} and parts.netloc.lower() == (host or "").lower() != ""
 
 
 def shown_origin(origin: str | None, allowed: Collection[str]) -> str | None:
@@ -131,12 +154,6 @@ def preflight_headers(wanted: str | None, max_age_s: int) -> dict[str, str]:
         "access-control-allow-headers": wanted.strip() if wanted and is_list else USUAL_HEADERS,
         "access-control-max-age": str(max_age_s),
     }
-
-
-def _foreign(origin: str) -> RequestError:
-    return http_error(
-        403, f"requests from pages of {echo(origin)} are not allowed; see --allow-origin"
-    )
 
 
 SUBPROTOCOL: Final = "triolet"
@@ -274,10 +291,13 @@ async def check_request(services: Services) -> Response | None:
         tenant = check_key(services, headers)
         _note_key(services, asked.scope)
         if tenant.role is not TenantRole.OPERATOR and not is_for_users(asked.endpoint):
-            raise http_error(403, "this needs the key of a tenant whose role is operator")
+            raise http_error(
+                403, f"{echo(asked.path)} needs the key of a tenant whose role is operator"
+            )
     if asked.method not in SAFE_METHODS:
         origins = origins_here(services, asked.path)
-        check_origin(headers.get("origin"), headers.get("host"), origins)
+        media = asked.mimetype if asked.method == "POST" else None
+        check_origin(headers.get("origin"), headers.get("host"), origins, media)
     if owner is None:
         enter_line(current_tenant().name or asked.remote_addr or "")
     await let_in(services, asked)

@@ -24,11 +24,12 @@ from triolet.units import KIB, MILLISECONDS
 from ..tenants.tenancy import current_tenant
 from ..text.threads import in_thread
 from .errors import echo, http_error, too_large
+from .known_names import EXTENSIONS, OTHER_EXTENSION
 from .request_scope import RequestScope, scope_of
-from .schemas import EXTENSIONS, OTHER_EXTENSION, ModelT, read_request, take_unknown
+from .schemas import ModelT, read_request, take_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable
 
     from werkzeug.datastructures import Headers
 
@@ -147,7 +148,6 @@ _T = TypeVar("_T")
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
-JSON_ONLY: Final = frozenset({"application/json"})
 _CHARSETS: Final = frozenset({"utf-8", "utf8", ""})
 IGNORED_HEADER: Final = "x-triolet-ignored"
 KEY: Final = "idempotency-key"
@@ -246,25 +246,31 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
     return min(int(text) * MILLISECONDS, config.default_deadline_s)
 
 
-async def read_fields(
-    kind: type[ModelT], services: Services, *, media: Collection[str] = JSON_ONLY
-) -> ModelT:
-    """Return the fields in the request's body, which is JSON.
+async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
+    """Return the fields in the request's body, which is JSON whatever its content-type says.
+
+    Clients name others (curl's default is a form's, LiteLLM's is text/plain). What a page of
+    another origin may send is decided before, by `check_origin`.
 
     Args:
       kind: what they are read with.
       services: what it works with.
-      media: types that the body may be said to have.
 
     Raises:
       RequestError: 400, 408, 413 or 415; 503 if too many large bodies wait to be parsed.
     """
-    if request.mimetype not in media:
-        raise http_error(415, "send JSON, with content-type: application/json")
-    if request.mimetype_params.get("charset", "").lower() not in _CHARSETS:
-        raise http_error(415, "send UTF-8")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise http_error(415, "send the body without a content-encoding")
+    if request.mimetype.startswith("multipart/"):
+        raise http_error(
+            415, f"{echo(request.path)} takes JSON; the content-type is {echo(request.mimetype)}"
+        )
+    charset = request.mimetype_params.get("charset", "")
+    if charset.lower() not in _CHARSETS:
+        raise http_error(415, f"the content-type says charset {echo(charset)}; send JSON in UTF-8")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise http_error(
+            415, f"the content-encoding is {echo(encoding)}; send the body without one"
+        )
     body = await read_body(services.config)
     ends = (body[:KEY_BYTES], body[-KEY_BYTES:])
     current_scope().key = hash((current_tenant().name, request.path, len(body), ends))

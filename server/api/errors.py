@@ -27,7 +27,18 @@ RETRY_JITTER = 0.25
 MAX_ECHO = 200
 """Characters of a client's own input that an error repeats."""
 
-_BRIEFLY = reprlib.Repr()
+
+class _Briefly(reprlib.Repr):
+    """Values of JSON, cut, in JSON's words."""
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return str(value).lower()
+
+    def repr_NoneType(self, value: None, level: int) -> str:
+        return "null"
+
+
+_BRIEFLY = _Briefly()
 _BRIEFLY.maxstring = _BRIEFLY.maxlong = _BRIEFLY.maxother = MAX_ECHO
 
 _TYPES = {
@@ -107,7 +118,7 @@ def error_object(error: RequestError) -> dict[str, Any]:
     kind = _TYPES.get(error.status)
     if kind is None:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return {"message": error.told, "type": kind, "param": error.param, "code": error.code}
 
 
 def error_body(error: RequestError) -> bytes:

@@ -213,12 +213,26 @@ class StructuredOutputs(StrictFields):
 class ConstraintFields(StrictFields):
     """All of them; at most one may be used."""
 
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | Text | None = None
-    guided_regex: Text | None = None
-    guided_choice: Choice | None = None
-    guided_grammar: Text | None = None
+    response_format: ResponseFormat | None = Field(
+        default=None,
+        description="Form of the answer: text (default), a JSON object, or a JSON Schema.",
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None,
+        description="Form of the answer: one of json, regex, choice, grammar and json_object.",
+    )
+    guided_json: Schema | Text | None = Field(
+        default=None, description="Older name of structured_outputs.json."
+    )
+    guided_regex: Text | None = Field(
+        default=None, description="Older name of structured_outputs.regex."
+    )
+    guided_choice: Choice | None = Field(
+        default=None, description="Older name of structured_outputs.choice."
+    )
+    guided_grammar: Text | None = Field(
+        default=None, description="Older name of structured_outputs.grammar."
+    )
 
 
 MAX_TOOLS: Final = 128
@@ -276,6 +290,12 @@ class ToolCall(StrictFields):
 class ToolFields(StrictFields):
     """Tools and how they are to be used."""
 
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
+        default=None, description="Functions that the model may call; default: none."
+    )
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        default=None, description="Whether a function is called, or which one; default: auto."
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Allow several calls in one answer; default: true."
+    )

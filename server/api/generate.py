@@ -87,11 +87,11 @@ class Context(NamedTuple):
     source: str
 
 
-def context_of(max_model_len: int, plan: TenantPlan) -> Context:
-    """Return what the model and a plan allow."""
-    most = plan.max_context_tokens
+def context_of(model: ServedModel, plan: TenantPlan) -> Context:
+    """Return what a model and a plan allow."""
+    most, max_model_len = plan.max_context_tokens, model.fleet.max_model_len
     if most is None or most >= max_model_len:
-        return Context(max_model_len, "the model's context")
+        return Context(max_model_len, f"model {model.name}'s context")
     return Context(most, f"the context of the plan {plan.name}")
 
 
@@ -127,9 +127,10 @@ def completion_budget(
 
 def _too_long(prompt_tokens: int, wanted: int | None, context: Context, param: str) -> RequestError:
     asked = "" if wanted is None else f" and {wanted} for the completion"
+    place = "the prompt" if param == "prompt" else f"the prompt ({param})"
     return invalid_request(
-        f"{context.source} is {context.tokens} tokens; the request has {prompt_tokens} in the "
-        f"prompt{asked}. Shorten the prompt or ask for fewer tokens",
+        f"{context.source} is {context.tokens} tokens; the request has {prompt_tokens} in "
+        f"{place}{asked}. Shorten the prompt or ask for fewer tokens",
         param,
         code="context_length_exceeded",
     )
@@ -250,7 +251,7 @@ def check_fields_for(fields: GenerationFields, model: ServedModel, services: Ser
     """
     current_scheduling(fields.service_tier)
     check_output(fields, current_tenant().plan)
-    check_token_ids(fields, model.text.vocab_size)
+    check_token_ids(fields, model)
     if (fields.n or 1) > services.config.max_choices:
         raise invalid_request(f"at most {services.config.max_choices} choices are served", "n")
     if fields.stream_options is not None and not fields.stream:
@@ -327,7 +328,7 @@ def generation_requests(
     """
     model, fields, limits = plan.model, plan.fields, renew_tenant(services.tenancy).plan
     scheduling = current_scheduling(fields.service_tier, services.quotas.store.num_servers)
-    context = context_of(model.fleet.max_model_len, limits)
+    context = context_of(model, limits)
     requests: list[GenerationRequest] = []
     for prompt_ids in plan.prompts:
         default = least(plan.default_max_tokens, limits.max_output_tokens)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from triolet.errors import RequestError, invalid_request
+from triolet.errors import invalid_request
 from triolet.sampling import MAX_SEED, Grammar, ReasoningTokens, SamplingParams, new_seed
 
 from ..contract.generation import CacheAsk, TokenLogprob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ..text.model_files import SamplingDefaults
     from .schemas import GenerationFields, SamplingFields
+    from .served_models import ServedModel
 
 
 def sampling_params(
@@ -69,19 +70,19 @@ def of_choice(params: SamplingParams, index: int) -> SamplingParams:
     return replace(params, seed=(params.seed + index) & MAX_SEED)
 
 
-def check_token_ids(fields: SamplingFields, vocab_size: int) -> None:
+def check_token_ids(fields: SamplingFields, model: ServedModel) -> None:
     """Raise the RequestError for an id that the model does not have."""
-    for token_id, _ in fields.logit_bias:
-        if token_id >= vocab_size:
-            raise unknown_token(token_id, vocab_size, "logit_bias")
-    for token_id in fields.stop_token_ids:
-        if token_id >= vocab_size:
-            raise unknown_token(token_id, vocab_size, "stop_token_ids")
+    check_ids([token_id for token_id, _ in fields.logit_bias], model, "logit_bias")
+    check_ids(fields.stop_token_ids, model, "stop_token_ids")
 
 
-def unknown_token(token_id: int, vocab_size: int, param: str) -> RequestError:
-    """Return the error for an id outside the vocabulary."""
-    return invalid_request(f"the model has no token {token_id}; ids are below {vocab_size}", param)
+def check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
+    """Raise the RequestError for an id outside the model's vocabulary."""
+    largest, size = max(ids, default=0), model.text.vocab_size
+    if largest >= size:
+        raise invalid_request(
+            f"{param} has the id {largest}; those of model {model.name} are below {size}", param
+        )
 
 
 def _or(value: float | None, default: float) -> float:

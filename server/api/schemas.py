@@ -41,6 +41,9 @@ from .fields import (
     ToolFields,
     first_fault,
 )
+from .known_names import EXTENSIONS as EXTENSIONS
+from .known_names import IGNORED as IGNORED
+from .known_names import UNSUPPORTED as UNSUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -50,108 +53,6 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES: Final = 4096
 MAX_DETOKENIZED: Final = 1_000_000
-
-IGNORED: Final = frozenset(
-    "metadata user safety_identifier service_tier verbosity prompt_cache_key prompt_cache_options "
-    "prompt_cache_retention reasoning reasoning_effort parallel_tool_calls".split()
-)
-"""Bookkeeping of the client's, or hints that change no promise."""
-
-UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
-    "tools": ("calling tools", ([],)),
-    "tool_choice": ("calling tools", ("none", "auto")),
-    "functions": ("calling functions", ([],)),
-    "function_call": ("calling functions", ("none", "auto")),
-    "guided_decoding_backend": ("choosing what constrains output", ("auto", "guidance")),
-    "guided_whitespace_pattern": ("choosing the whitespace of JSON", ()),
-    "structural_tag": ("a structural tag", ()),
-    "grammar": ("this name (it is structured_outputs.grammar)", ("",)),
-    "regex": ("this name (it is structured_outputs.regex)", ()),
-    "modalities": ("a modality other than text", (["text"],)),
-    "audio": ("audio", ()),
-    "prediction": ("predicted output", ()),
-    "moderation": ("moderation", ()),
-    "web_search_options": ("web search", ()),
-    "store": ("storing completions", (False,)),
-    "best_of": ("best_of other than 1", (1,)),
-    "use_beam_search": ("beam search", (False,)),
-    "suffix": ("a suffix", ("",)),
-    "prompt_logprobs": ("logprobs of the prompt", ()),
-    "continue_final_message": ("continuing the last message", (False,)),
-    "chat_template": ("a chat template in the request (it comes with the model)", ()),
-    "background": ("answering in the background", (False,)),
-    "conversation": ("a stored conversation", ()),
-    "context_management": ("compaction", ([],)),
-    "max_tool_calls": ("calling tools", ()),
-    "truncation": ("truncating the input", ("disabled",)),
-    "generate": ("a request without an answer", (True,)),
-    # Extensions of vLLM, SGLang and llama.cpp that change what is generated or how it is written.
-    "adaptive_target": ("adaptive sampling", (-1, -1.0)),
-    "allowed_token_ids": ("a list of allowed tokens", ([],)),
-    "bad_words": ("forbidden words", ([],)),
-    "custom_logit_processor": ("a processor of logits", ()),
-    "documents": ("documents beside the messages", ([],)),
-    "dry_multiplier": ("DRY sampling", (0, 0.0)),
-    "dynatemp_range": ("dynamic temperature", (0, 0.0)),
-    "early_stopping": ("beam search", (False,)),
-    "ebnf": ("this name (it is structured_outputs.grammar)", ()),
-    "generation_prompt": ("another opening of the assistant's turn", ("",)),
-    "id_slot": ("choosing a slot", (-1,)),
-    "image_data": ("images", ([],)),
-    "input_ids": ("a prompt of token ids beside messages (see POST /v1/completions)", ()),
-    "input_embeds": ("a prompt of vectors", ()),
-    "json_schema": ("this name (it is response_format or structured_outputs.json)", ()),
-    "length_penalty": ("beam search", (1, 1.0)),
-    "logits_processors": ("processors of logits", ([],)),
-    "logprob_token_ids": ("logprobs of tokens by their ids", ()),
-    "lora": ("this name (an adapter is part of model, as MODEL:ADAPTER)", ([],)),
-    "lora_path": ("this name (an adapter is part of model, as MODEL:ADAPTER)", ()),
-    "mirostat": ("mirostat sampling", (0,)),
-    "n_cmpl": ("this name (it is n)", (1,)),
-    "n_indent": ("a least indentation", (0,)),
-    "n_predict": ("this name (it is max_tokens)", (-1,)),
-    "n_probs": ("this name (it is logprobs)", (0,)),
-    "prompt_embeds": ("a prompt of vectors", ()),
-    "repeat_penalty": ("this name (it is repetition_penalty)", (1, 1.0)),
-    "repetition_detection": ("an end at repeated tokens", ()),
-    "return_hidden_states": ("hidden states in the answer", (False,)),
-    "return_prompt_text": ("the prompt in the answer", (False,)),
-    "return_prompt_token_ids": ("the prompt in the answer (see POST /tokenize)", (False,)),
-    "return_tokens": ("this name (it is return_token_ids)", (False,)),
-    "return_tokens_as_token_ids": ("this form of tokens (see return_token_ids)", (False,)),
-    "samplers": ("an order of samplers", ()),
-    "stop_regex": ("an expression that ends the text", ()),
-    "top_n_sigma": ("top-n-sigma sampling", (-1, -1.0, 0, 0.0)),
-    "truncate_prompt_tokens": ("truncating the prompt", ()),
-    "typical_p": ("typical sampling", (1, 1.0)),
-    "watermarking": ("a watermark", (False,)),
-    "xtc_probability": ("XTC sampling", (0, 0.0)),
-}
-"""By name: what it would be, and the values that ask for nothing more than happens anyway."""
-
-EXTENSIONS: Final = frozenset(
-    # vLLM
-    "ec_transfer_params include_reasoning kv_transfer_params media_io_kwargs mm_processor_kwargs "
-    "request_id return_mm_kwargs return_token_offsets routed_experts_prompt_start session_id "
-    "spaces_between_special_tokens truncation_side vllm_xargs "
-    # SGLang
-    "bootstrap_host bootstrap_port bootstrap_room custom_params data_parallel_rank "
-    "disagg_prefill_dp_rank extra_key images_config max_dynamic_patch min_dynamic_patch "
-    "ngram_corpus_id no_stop_trim rid return_cached_tokens_details return_meta_info "
-    "return_routed_experts routed_dp_rank routed_experts_start_len separate_reasoning "
-    "session_params stream_reasoning use_audio_in_video "
-    # llama.cpp
-    "adaptive_decay backend_sampling cache_prompt chat_format chat_parser dry_allowed_length "
-    "dry_base dry_penalty_last_n dry_sequence_breakers dynatemp_exponent grammar_lazy min_keep "
-    "mirostat_eta mirostat_tau n_cache_reuse n_discard n_keep parse_tool_calls "
-    "post_sampling_probs reasoning_format repeat_last_n response_fields return_progress "
-    "sse_ping_interval t_max_predict_ms timings_per_token xtc_threshold "
-    # benchmark clients and routers
-    "nvext provider route transforms".split()
-)
-"""Extensions of other servers that change no promise, or only refine what UNSUPPORTED refuses.
-Metrics count them by name; every other unknown name is counted as OTHER_EXTENSION."""
-OTHER_EXTENSION: Final = "other"
 
 
 def _stop(value: object) -> object:
@@ -310,39 +211,88 @@ class Message(StrictModel):
         return content
 
 
+ServedName = Annotated[
+    str | None,
+    Field(description="Name of a served model, or MODEL:ADAPTER; default: the first model."),
+]
+Stream = Annotated[
+    bool | None,
+    Field(description="Send the answer piece by piece, as server-sent events; default: false."),
+]
+ThinkingBudget = Annotated[
+    Annotated[int, Field(ge=0, le=MAX_INT)] | None,
+    Field(description="Most tokens of reasoning before the answer; default: no bound."),
+]
+
+
 class ServiceFields(StrictModel):
     """How early a request runs."""
 
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: fields.ServiceTier | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(
+        default=None, description="Order among your own requests: lower runs earlier; default: 0."
+    )
+    service_tier: fields.ServiceTier | None = Field(
+        default=None, description="Class of service; auto, default and scale leave it to the plan."
+    )
 
 
 class CommonSamplingFields(StrictModel):
     """What every API calls the same of sampling."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopStrings = ()
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        default=None, description="Randomness; 0 takes the likeliest token; default: the model's."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None,
+        description="Sample from the likeliest tokens up to this share; default: the model's.",
+    )
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = Field(
+        default=None,
+        description="Sample from so many likeliest tokens; 0, -1: all; default: the model's.",
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="Leave out tokens below this share of the likeliest; default: the model's.",
+    )
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        default=None, description="Lower the score of tokens that have occurred; default: 0."
+    )
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        default=None, description="Lower scores by how often tokens have occurred; default: 0."
+    )
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
+        default=None,
+        description="Make sampling repeatable: same request, same tokens; default: random.",
+    )
+    stop: StopStrings = Field(
+        default=(), description="Texts that end the answer and are left out of it; default: none."
+    )
 
 
 class SamplingFields(CommonSamplingFields):
     """What decides the next token and the end."""
 
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
+        default=None,
+        description="Divide the score of tokens that have occurred; default: the model's.",
+    )
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],
         BeforeValidator(_logit_bias, json_schema_input_type=fields.LogitBias),
-    ] = ()
+    ] = Field(
+        default=(),
+        description="Numbers to add to the scores of tokens, by token id; default: none.",
+    )
     stop_token_ids: Annotated[
         tuple[int, ...], BeforeValidator(_token_ids, json_schema_input_type=fields.StopTokenIds)
-    ] = ()
-    ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    ] = Field(default=(), description="Token ids that end the answer; default: none.")
+    ignore_eos: bool | None = Field(
+        default=None, description="Go on after the model's end tokens; default: false."
+    )
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
+        default=None,
+        description="Length before which the answer cannot end, in tokens; default: 0.",
+    )
 
 
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)] | None
@@ -358,8 +308,14 @@ not kept. Where the server keeps no answers it makes no difference."""
 class CacheFields(StrictModel):
     """What earlier work may be used again."""
 
-    cache_salt: CacheSalt = None
-    response_cache: ResponseCacheUse = None
+    cache_salt: CacheSalt = Field(
+        default=None,
+        description="Share the prompt cache only with requests of this salt; default: none.",
+    )
+    response_cache: ResponseCacheUse = Field(
+        default=None,
+        description="Take an answer given before, or refresh it; default: compute, keep none.",
+    )
 
 
 class StreamOptions(StrictModel):
@@ -374,14 +330,27 @@ class StreamOptions(StrictModel):
 class GenerationFields(SamplingFields, ConstraintFields, CacheFields, ServiceFields):
     """What chat and plain completions have in common."""
 
-    model: str | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    return_token_ids: bool | None = None
+    model: ServedName = None
+    n: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Answers to each prompt; default: 1."
+    )
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
+        default=None,
+        description="Longest answer, in tokens; default: what fits (/v1/completions: 16).",
+    )
+    stream: Stream = None
+    stream_options: StreamOptions | None = Field(
+        default=None, description="What a stream holds beside the answer, such as token counts."
+    )
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Leave special tokens out of the text; default: true."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        default=None, description="Keep the text that ended the answer; default: false."
+    )
+    return_token_ids: bool | None = Field(
+        default=None, description="Add the answer's token ids; default: false."
+    )
 
 
 def shared_fields(request: StrictModel, but: Collection[str]) -> dict[str, Any]:
@@ -399,6 +368,12 @@ class TemplateSwitches(TypedDict, total=False):
     thinking: bool
 
 
+TemplateKwargs = Annotated[
+    TemplateSwitches | None,
+    Field(
+        description="Switches of the chat template: enable_thinking, thinking; default: its own."
+    ),
+]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """How much a model should reason. `none` turns it off; the others are told to templates that read
 them, and are hints elsewhere."""
@@ -407,15 +382,31 @@ them, and are hints elsewhere."""
 class ChatRequest(GenerationFields, ToolFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: TemplateSwitches | None = None
-    reasoning_effort: Effort | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
+        description="The conversation, oldest turn first."
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
+        default=None, description="Newer name of max_tokens, which counts before it."
+    )
+    logprobs: bool | None = Field(
+        default=None, description="Add the log probability of each token; default: false."
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
+        default=None,
+        description="Likeliest tokens to list at each place; needs logprobs; default: 0.",
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None,
+        description="Open the assistant's turn at the end of the prompt; default: true.",
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="Continue the last message, the assistant's; default: false."
+    )
+    chat_template_kwargs: TemplateKwargs = None
+    reasoning_effort: Effort | None = Field(
+        default=None, description="How much to reason; none turns it off; default: the template's."
+    )
+    thinking_token_budget: ThinkingBudget = None
 
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         **UNSUPPORTED,
@@ -429,9 +420,14 @@ class CompletionRequest(GenerationFields):
 
     prompt: Annotated[
         tuple[Prompt, ...], BeforeValidator(read_prompts, json_schema_input_type=fields.Prompts)
-    ]
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    echo: bool | None = None
+    ] = Field(description="A text or token ids to continue, or a list of either.")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
+        default=None,
+        description="Likeliest tokens to list at each place; default: no log probabilities.",
+    )
+    echo: bool | None = Field(
+        default=None, description="Put the prompt in front of its completion; default: false."
+    )
 
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         **UNSUPPORTED,
@@ -442,23 +438,31 @@ class CompletionRequest(GenerationFields):
 class TokenizeRequest(StrictModel):
     """POST /tokenize: a prompt, or messages as a chat would send them."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    return_token_strs: bool = False
+    model: ServedName = None
+    prompt: str | None = Field(default=None, description="Text to tokenize; send this or messages.")
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = Field(
+        default=None, description="Conversation to tokenize as a chat would; send this or prompt."
+    )
+    add_special_tokens: bool = Field(
+        default=True, description="Add the tokenizer's special tokens to prompt; default: true."
+    )
+    add_generation_prompt: bool = Field(
+        default=True, description="Open the assistant's turn behind messages; default: true."
+    )
+    return_token_strs: bool = Field(
+        default=False, description="Add each token's text; default: false."
+    )
 
 
 class DetokenizeRequest(StrictModel):
     """POST /detokenize."""
 
-    model: str | None = None
+    model: ServedName = None
     # One error for the list: a million bad ids would make a million of them.
     tokens: Annotated[
         tuple[int, ...],
         BeforeValidator(partial(_ids_up_to, MAX_DETOKENIZED), json_schema_input_type=fields.Ids),
-    ]
+    ] = Field(description="Token ids to turn into text.")
 
 
 ModelT = TypeVar("ModelT", bound=StrictModel)
@@ -486,7 +490,9 @@ def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ..
         return ()
     if len(unknown) > MAX_UNKNOWN:
         raise http_error(
-            400, f"{len(unknown)} parameters are unknown; at most {MAX_UNKNOWN} are ignored"
+            400,
+            f"{len(unknown)} parameters are unknown, such as {echo(next(iter(unknown)))}; at most "
+            f"{MAX_UNKNOWN} are ignored",
         )
     fields = _field_names(kind)
     others = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()

@@ -246,7 +246,7 @@ def add_limits(schemas: dict[str, Schema], services: Services) -> None:
             if name in fields and names:
                 _narrow(fields[name], "string", enum=_tagged(names, component))
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
-            if name in fields and component != "MessagesRequest":
+            if name in fields and component != "InputTokensRequest":  # where it has no effect
                 _narrow(fields[name], "integer", maximum=room)
         for name in ("prompt", "input", "tokens", "stop_token_ids"):
             for part in _parts(fields.get(name, {})):

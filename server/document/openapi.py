@@ -338,6 +338,9 @@ def _add_schema(kind: type[StrictModel], schemas: dict[str, Any]) -> str:
     if schema.get("additionalProperties") is False:
         schema["properties"] |= _ignored_names(kind)
         schema[REFUSED] = _refused_names(kind)
+    properties = schema["properties"]
+    first = [name for name in ("model", *schema.get("required", ())) if name in properties]
+    schema["properties"] = {name: properties[name] for name in first} | properties
     schemas[kind.__name__] = schema
     return kind.__name__
 

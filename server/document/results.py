@@ -69,7 +69,14 @@ _MODEL: Final = _object(
 )
 _LISTED_MODEL: Final = _with_optional(_MODEL, ladder=_list(_TEXT))
 
-UPLOAD: Final = _object(purpose=_one_of("batch"), file={"type": "string", "format": "binary"})
+UPLOAD: Final = _object(
+    purpose={**_one_of("batch"), "description": "What the file is for: a batch."},
+    file={
+        "type": "string",
+        "format": "binary",
+        "description": "The file, with a request as JSON on each line.",
+    },
+)
 """A request's body, but one that no model reads."""
 
 _LIMIT: Final[Schema] = {"type": ["number", "null"]}

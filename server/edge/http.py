@@ -376,7 +376,8 @@ class PatchedH11Protocol(H11Protocol):
             try:
                 event = self.connection.next_event()
             except h11.RemoteProtocolError as error:
-                await self.refuse(http_error(400, f"the request is malformed: {error}"))
+                reason, _, _ = str(error).partition(":")  # behind it h11 shows bytes
+                await self.refuse(http_error(400, f"the request is malformed: {reason}"))
                 return
             if isinstance(event, h11.Request):
                 await self.send(Updated(idle=False))

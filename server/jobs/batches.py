@@ -76,14 +76,14 @@ class Batches:
             ).fetchone()
             if row is None:
                 raise RequestError(
-                    "there is no such file",
+                    f"there is no such file: {batch.input_file_id}",
                     status=404,
                     code="not_found",
                     param="input_file_id",
                 )
             if row["purpose"] != "batch":
                 raise RequestError(
-                    "this file was not uploaded for batches",
+                    f"this file was not uploaded for batches: {batch.input_file_id}",
                     status=400,
                     code="invalid_request_error",
                     param="input_file_id",
@@ -148,7 +148,9 @@ class Batches:
                 return None
             if batch.status not in OPEN:
                 raise RequestError(
-                    f"the batch is {batch.status.value}", status=409, code="batch_ended"
+                    f"the batch is {batch.status.value} already: {batch_id}",
+                    status=409,
+                    code="batch_ended",
                 )
             if batch.status is not BatchState.CANCELLING:
                 self._step(batch, BatchStep.CANCEL, now)

@@ -252,12 +252,18 @@ def _seconds(window: str) -> int:
 class BatchFields(StrictModel):
     """POST /v1/batches."""
 
-    input_file_id: Annotated[str, Field(min_length=1, max_length=64)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    input_file_id: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        description="Id of an uploaded file of requests."
+    )
+    endpoint: Literal[
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"
+    ] = Field(description="Route that all lines of the file are for.")
     completion_window: Annotated[
         str, BeforeValidator(_window), Field(pattern="^[1-9][0-9]{0,5}[smhd]$")
-    ]
-    metadata: Metadata | None = None
+    ] = Field(description="Longest time until the end, such as 24h: s, m, h or d, up to 30d.")
+    metadata: Metadata | None = Field(
+        default=None, description="Pairs of texts that come back with the batch; default: none."
+    )
 
 
 async def create_batch(storage: Storage | None, services: Services) -> Response:

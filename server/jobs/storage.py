@@ -114,7 +114,7 @@ class Files:
             ).fetchone()
             if in_use is not None:
                 raise RequestError(
-                    f"batch {in_use[0]} runs this file; cancel it first",
+                    f"batch {in_use[0]} runs this file ({file_id}); cancel it first",
                     status=409,
                     code="file_in_use",
                 )

@@ -57,16 +57,14 @@ export class Answer {
   }
 
   /** Make one that goes on where its page was left. */
-  static resumed({ text, reasoning }, { lane, responseId, position }) {
-    const answer = new Answer();
-    answer.#state = text || reasoning ? STREAMING : WAITING;
-    answer.#text = text;
-    answer.#reasoning = reasoning;
+  static resumed(kept, { lane, responseId, position }) {
+    const answer = Answer.from(kept);
+    answer.#state = answer.#text || answer.#reasoning ? STREAMING : WAITING;
     answer.#lane = lane;
     answer.#responseId = responseId;
     answer.#position = position;
     answer.#isInterrupted = true;
-    answer.#meter = new Meter(null);
+    answer.#meter = new Meter(null, answer.#figures);
     return answer;
   }
 
@@ -178,6 +176,7 @@ export class Answer {
         break;
       case "response.failed":
         this.fail({ status: 500, ...event.response.error, code: event.response.error.type });
+        this.count(event, nowMs);
         break;
       case "error":
         this.fail({ status: event.status, ...(event.error ?? event) });

@@ -21,7 +21,7 @@ async function load() {
   try {
     const answer = await fetch("/openapi.json", { cache: "no-store" });
     if (!answer.ok) throw new Error(`it answered ${answer.status}`);
-    api = await answer.json();
+    api = JSON.parse(await answer.text(), exactly);
   } catch (error) {
     place("notice").textContent = `The server's document cannot be read: ${error.message}. Reload the page to try again.`;
     place("notice").hidden = false;
@@ -39,6 +39,12 @@ async function load() {
   }
   for (const [tag, operations] of groups) place("operations").append(section(tag, operations));
   filter();
+}
+
+/** Keep integers that a number of the page's cannot hold, such as the bounds of seeds, to the last digit. */
+function exactly(_, value, context) {
+  const isRounded = Number.isInteger(value) && !Number.isSafeInteger(value);
+  return isRounded && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value;
 }
 
 /** A new element with its class and what is in it: text, or elements. */

@@ -16,7 +16,9 @@ import { Welcome } from "./welcome.js";
 
 const REFUSED = 1006; // the close code of a connection that was never one
 const NEEDS_KEY = "This server asks for an API key. Its operator makes one with `triolet tenant add`.";
-const WRONG_KEY = "This server refuses the API key below: it is wrong, or has ended. Enter another one.";
+const WRONG_KEY = "This server refuses the API key below: it is wrong, disabled, or has ended. Enter another one.";
+const KEY_NEEDED = "This server asks for an API key: enter one in the settings.";
+const KEY_REFUSED = "This server refuses the API key: enter another one in the settings.";
 
 const url = new URL("/v1/responses", location.href);
 url.protocol = url.protocol.replace("http", "ws");
@@ -26,7 +28,7 @@ const header = new Header(document, (model) => {
   showModel();
 });
 const view = new View(document);
-const settings = new Settings(document, { onKey: () => connection.connect(), onModel: showModel });
+const settings = new Settings(document, { onKey: useKey, onModel: showModel });
 const models = new Models(() => keyHeaders(settings.key), () => settings.model);
 const connection = new Connection(url.href, () => keyProtocols(settings.key), {
   onState: connectionChanged,
@@ -68,6 +70,7 @@ view.connect({
 });
 for (const button of document.querySelectorAll(".new-chat")) button.onclick = newChat;
 document.getElementById("reconnect").onclick = () => connection.connect();
+document.getElementById("enter-key").onclick = askForKey;
 addEventListener("online", () => connection.connect());
 addEventListener("popstate", () => chats.openByAddress());
 addEventListener("storage", (event) => store.changedElsewhere(event));
@@ -83,12 +86,27 @@ function newChat() {
   composer.focus();
 }
 
+function askForKey() {
+  settings.open(settings.key ? WRONG_KEY : NEEDS_KEY);
+}
+
+function useKey() {
+  connection.isRefused = false; // nobody knows yet of this one
+  connection.connect();
+}
+
 async function connectionChanged(state, closeCode) {
   header.showConnection(state);
   if (state === ConnectionState.WAITING) {
     chat.lost(closeCode);
+    const { key } = settings;
     // A refused handshake looks like any other failure from here.
-    if (closeCode === REFUSED && (await models.wantsKey())) settings.open(settings.key ? WRONG_KEY : NEEDS_KEY);
+    const isRefused = closeCode === REFUSED && (await models.wantsKey());
+    if (connection.isOpen || key !== settings.key) return; // decided without this answer
+    const isNews = isRefused && !connection.isRefused;
+    connection.isRefused = isRefused;
+    header.showTrouble(isRefused ? (key ? KEY_REFUSED : KEY_NEEDED) : null);
+    if (isNews) askForKey(); // once: the reader may have closed it to look at something
   }
   if (state === ConnectionState.OPEN) {
     models.forget(); // whatever was asked before may be another server's answer

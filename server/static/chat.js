@@ -184,7 +184,7 @@ export class Chat {
       this.#open.set(lane, { answer, conversation, request });
       return;
     }
-    answer.fail({ code: "unreachable" });
+    answer.fail({ code: this.#connection.isRefused ? "invalid_api_key" : "unreachable" });
     this.#ended(answer, conversation);
   }
 

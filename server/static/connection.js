@@ -34,6 +34,7 @@ export class Connection {
   #openedAt = 0;
   #timer = 0;
   #waiters = new Set();
+  #isRefused = false;
 
   /**
    * @param {string} url ws: or wss:
@@ -52,6 +53,17 @@ export class Connection {
     return this.#state === ConnectionState.OPEN;
   }
 
+  /** Whether the server is there and refuses this page, as its owner has found out. */
+  get isRefused() {
+    return this.#isRefused;
+  }
+
+  /** Note whether it does; nobody needs to wait for a server that refuses. */
+  set isRefused(isRefused) {
+    this.#isRefused = isRefused;
+    if (isRefused) for (const waiter of [...this.#waiters]) waiter(false);
+  }
+
   /** Connect now, whatever the back-off says. Does nothing while a socket is open or opening. */
   connect() {
     if (this.#state !== ConnectionState.WAITING) return;
@@ -68,11 +80,12 @@ export class Connection {
   /**
    * Wait until the connection is open, hurrying it up if it is backing off.
    *
-   * @returns {Promise<boolean>} false when the deadline passed first.
+   * @returns {Promise<boolean>} false when the deadline passed first, or the server refuses.
    */
   whenOpen(deadlineMs) {
     if (this.isOpen) return Promise.resolve(true);
     this.connect();
+    if (this.#isRefused) return Promise.resolve(false);
     return new Promise((resolve) => {
       const waiter = (isOpen) => {
         clearTimeout(deadline);
@@ -103,6 +116,7 @@ export class Connection {
     if (socket !== this.#socket) return;
     clearTimeout(this.#timer);
     this.#openedAt = performance.now();
+    this.#isRefused = false;
     this.#enter(ConnectionState.OPEN);
     for (const waiter of [...this.#waiters]) waiter(true);
   }

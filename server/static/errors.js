@@ -72,6 +72,11 @@ const BY_CODE = {
     advice: "It made workers fail. Ask differently, or tell whoever runs the server.",
     remedy: Remedy.NONE,
   },
+  invalid_api_key: {
+    title: "The server refuses the API key.",
+    advice: "Enter a valid one in the settings, then ask again.",
+    remedy: Remedy.RETRY,
+  },
   unreachable: {
     title: "The server cannot be reached.",
     advice: "See whether it is running and this machine is online.",

@@ -7,6 +7,8 @@ const WORDS = {
   [ConnectionState.OPEN]: "Connected",
   [ConnectionState.WAITING]: "Reconnecting",
 };
+const NO_KEY = "Needs a key"; // in the place of the last two, where the server refuses the page
+const NOBODY = "No connection to the server. Trying again…";
 
 export class Header {
   #page;
@@ -14,6 +16,10 @@ export class Header {
   #pick;
   #link;
   #offline;
+  #reason;
+  #reconnect;
+  #enterKey;
+  #isRefused = false;
   #theme;
 
   /**
@@ -27,6 +33,9 @@ export class Header {
     this.#model = page.getElementById("model");
     this.#link = page.getElementById("link");
     this.#offline = page.getElementById("offline");
+    this.#reason = page.getElementById("offline-reason");
+    this.#reconnect = page.getElementById("reconnect");
+    this.#enterKey = page.getElementById("enter-key");
     this.#theme = page.getElementById("theme");
     this.#theme.onclick = () => {
       globalThis.theme.set(this.#otherTheme);
@@ -56,9 +65,22 @@ export class Header {
 
   showConnection(state) {
     this.#link.dataset.state = state;
-    this.#link.textContent = WORDS[state];
-    // A try that has just begun says nothing yet: the strip stays as it is until it ends.
-    if (state !== ConnectionState.CONNECTING) this.#offline.hidden = state === ConnectionState.OPEN;
+    if (state === ConnectionState.OPEN) {
+      this.#isRefused = false;
+      this.#offline.hidden = true;
+    }
+    this.#link.textContent = this.#isRefused ? NO_KEY : WORDS[state];
+  }
+
+  /** Say why there is no connection. @param {string|null} refusal the server's, null where nobody answers. */
+  showTrouble(refusal) {
+    this.#isRefused = refusal !== null;
+    if (this.#isRefused) this.#link.textContent = NO_KEY;
+    const reason = refusal ?? NOBODY;
+    if (this.#reason.textContent !== reason) this.#reason.textContent = reason;
+    this.#reconnect.hidden = this.#isRefused;
+    this.#enterKey.hidden = !this.#isRefused;
+    this.#offline.hidden = false;
   }
 
   get #otherTheme() {

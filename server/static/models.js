@@ -1,6 +1,7 @@
 // Asks the server which models it serves, once per connection. Knows no chat and no page.
 
 const ANSWER_DEADLINE_MS = 8_000;
+const REFUSED = [401, 403]; // no key or a wrong one; one whose tenant is disabled
 
 export class Models {
   #asked = null;
@@ -41,11 +42,11 @@ export class Models {
     return (await this.#known()).find(({ id }) => id === name)?.page ?? null;
   }
 
-  /** @returns {Promise<boolean>} whether the server refuses for want of a key. */
+  /** @returns {Promise<boolean>} whether the server refuses for want of a valid key. */
   async wantsKey() {
     try {
       const signal = AbortSignal.timeout(ANSWER_DEADLINE_MS);
-      return (await fetch("/v1/models", { headers: this.#headers(), signal })).status === 401;
+      return REFUSED.includes((await fetch("/v1/models", { headers: this.#headers(), signal })).status);
     } catch {
       return false; // nobody is there to refuse
     }

@@ -1,4 +1,5 @@
 // Times one answer: time to first token, tokens per second, tokens. Reads no clock: times come in.
+// What another page has measured of it before it was left stays as it is.
 
 const SHORTEST_MS = 5; // the browser's timers and tasks blur anything shorter
 
@@ -8,10 +9,15 @@ export class Meter {
   #lastMs = null;
   #pieces = 0;
   #usage = null;
+  #before;
 
-  /** @param {number|null} nowMs when the question was sent; null where another page has sent it. */
-  constructor(nowMs) {
+  /**
+   * @param {number|null} nowMs when the question was sent; null where another page has sent it.
+   * @param {object|null} before the figures of that page.
+   */
+  constructor(nowMs, before = null) {
     this.#sentMs = nowMs;
+    this.#before = before;
   }
 
   /** Note a piece of text. */
@@ -35,12 +41,13 @@ export class Meter {
 
   /** Milliseconds from sending to the first text, null before that. */
   get ttftMs() {
-    return this.#firstMs === null || this.#sentMs === null ? null : this.#firstMs - this.#sentMs;
+    if (this.#sentMs === null) return this.#before?.ttftMs ?? null;
+    return this.#firstMs === null ? null : this.#firstMs - this.#sentMs;
   }
 
   /** Tokens so far. Until the server has counted them, pieces of text stand for tokens. */
   get tokens() {
-    return this.#usage?.output_tokens ?? this.#pieces;
+    return this.#usage?.output_tokens ?? (this.#before?.tokens ?? 0) + this.#pieces;
   }
 
   /** Whether `tokens` is the server's own count; otherwise it is a lower bound. */
@@ -51,7 +58,7 @@ export class Meter {
   /** Tokens per second after the first one, null while the interval is too short to measure. */
   get tokensPerSecond() {
     const intervalMs = this.#lastMs - this.#firstMs;
-    if (this.#sentMs === null) return null; // its beginning was not seen
+    if (this.#sentMs === null) return this.#before?.tokensPerSecond ?? null; // what it said while nobody looked comes at once
     if (this.tokens < 2 || intervalMs < SHORTEST_MS) return null;
     return ((this.tokens - 1) * 1000) / intervalMs;
   }

@@ -94,7 +94,7 @@ export class TurnView {
     const hasBegun = figures !== null && (figures.ttftMs !== null || figures.tokens > 0);
     fill(ttft, hasBegun && figures.ttftMs !== null && `${wholeNumber.format(figures.ttftMs)} ms`);
     fill(speed, hasBegun && figures.tokensPerSecond !== null && `${rate(figures.tokensPerSecond)} tokens/s`);
-    fill(tokens, hasBegun && count(figures, isOver));
+    fill(tokens, hasBegun && count(figures));
     fill(prompt, hasBegun && isOver && figures.promptTokens !== null && promptWords(figures));
     fill(reason, hasBegun && finishReason);
   }
@@ -128,8 +128,8 @@ function rate(tokensPerSecond) {
   return (tokensPerSecond < 100 ? oneDecimal : wholeNumber).format(tokensPerSecond);
 }
 
-function count(figures, isOver) {
-  const bound = isOver && !figures.isExact ? "≥ " : "";
+function count(figures) {
+  const bound = figures.isExact ? "" : "≥ "; // pieces of text hold a token or more
   return `${bound}${wholeNumber.format(figures.tokens)} ${figures.tokens === 1 ? "token" : "tokens"}`;
 }
 

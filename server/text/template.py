@@ -212,6 +212,8 @@ _TEMPLATE_FAULTS: Final = (
     ValueError,
 )
 """What template code can raise on messages that its author did not think of."""
+_PYTHON_OBJECT: Final = re.compile(r"'[\w. ]+ object'")
+"""How Jinja calls a value that lacks an attribute."""
 
 
 _SOME_TOOL: Final = {
@@ -331,8 +333,11 @@ class ChatTemplate:
 
 
 def _refusal(error: Exception) -> RequestError:
+    reason = "an expression in it does not take their values"
+    if isinstance(error, jinja2.TemplateError):
+        reason = _PYTHON_OBJECT.sub("a value", str(error))[:200]
     return invalid_request(
-        f"the model's chat template cannot render these messages: {str(error)[:200]}", "messages"
+        f"the model's chat template cannot render these messages: {reason}", "messages"
     )
 
 

@@ -56,6 +56,7 @@ _BOUNDS: Final = (
 )
 
 _CROWDS: Final = "server/edge/test_crowds.py"
+_TYPES: Final = "server/api/test_content_types.py"
 _ADDRESS: Final = "server/edge/test_client_address.py"
 _TABLE: Final = "server/edge/connection_table.py"
 
@@ -239,6 +240,12 @@ MUTANTS: Final = (
            'check_origin(websocket.headers.get("origin"), websocket.headers.get("host"), origins)',
            "pass",
            f"{_WS}::test_a_foreign_or_broken_handshake_is_refused"),
+    Mutant("A25", "server/api/access.py", "    if _is_own(origin, host):\n",
+           "    if origin:\n",
+           f"{_TYPES}::test_no_page_posts_across_sites_without_a_preflight"),
+    Mutant("A25", "server/api/access.py", "if media is None or media in _ASKED_FIRST:",
+           "if media is None or media:",
+           f"{_TYPES}::test_no_page_posts_across_sites_without_a_preflight"),
     Mutant("A25", "server/api/access.py", "if path.startswith(PAGE_PATHS) else ()",
            'if path != "" else ()',
            "server/api/test_cross_origin.py::"

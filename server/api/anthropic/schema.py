@@ -20,10 +20,12 @@ from ..schemas import (
     CacheFields,
     Message,
     SamplingFields,
+    ServedName,
     ServiceFields,
     StopStrings,
+    Stream,
     StrictModel,
-    TemplateSwitches,
+    TemplateKwargs,
     joined_text,
 )
 
@@ -209,16 +211,27 @@ class PromptFields(StrictModel):
     ignored: ClassVar[frozenset[str]] = _IGNORED
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = _UNSUPPORTED
 
-    model: str | None = None
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
+    model: ServedName = None
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
+        description="The conversation, oldest turn first."
+    )
     system: (
         Annotated[str, BeforeValidator(joined_text, json_schema_input_type=fields.Content)] | None
-    ) = None
-    output_config: OutputConfig | None = None
-    thinking: ThinkingConfig | None = None
-    chat_template_kwargs: TemplateSwitches | None = None
-    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolUse | None = None
+    ) = Field(default=None, description="System text in front of the conversation; default: none.")
+    output_config: OutputConfig | None = Field(
+        default=None, description="Form of the answer: a JSON Schema as format; default: text."
+    )
+    thinking: ThinkingConfig | None = Field(
+        default=None,
+        description="Reasoning on or off, with a budget of tokens; default: the template's.",
+    )
+    chat_template_kwargs: TemplateKwargs = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        default=None, description="Functions that the model may call; default: none."
+    )
+    tool_choice: ToolUse | None = Field(
+        default=None, description="Whether a function is called, or which one; default: auto."
+    )
 
 
 class CountRequest(PromptFields):
@@ -228,7 +241,13 @@ class CountRequest(PromptFields):
 class MessagesRequest(PromptFields, SamplingFields, CacheFields, ServiceFields):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)]
-    stop: Annotated[StopStrings, Field(alias="stop_sequences")] = ()
-    stream: bool | None = None
-    service_tier: Literal["standard_only"] | fields.ServiceTier | None = None  # type: ignore[assignment]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] = Field(
+        description="Longest answer with its reasoning, in tokens; 0 only fills the cache."
+    )
+    stop: Annotated[StopStrings, Field(alias="stop_sequences")] = Field(
+        default=(), description="Texts that end the answer and are left out of it; default: none."
+    )
+    stream: Stream = None
+    service_tier: Literal["standard_only"] | fields.ServiceTier | None = Field(
+        default=None, description="Class of service; auto and standard_only leave it to the plan."
+    )  # type: ignore[assignment]

@@ -23,7 +23,7 @@ from ...contract.generation import Delta, Event, Failed, Finished
 from ...text.reasoning import Thinking, reader_of
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..auto import is_auto, plan_request
-from ..body import JSON_ONLY, current_scope, note_ignored, read_fields
+from ..body import current_scope, note_ignored, read_fields
 from ..cascade import Prepared
 from ..constraints import parsed_arguments, read_grammar
 from ..errors import echo, params_called
@@ -43,7 +43,6 @@ from ..schemas import (
     ChatRequest,
     CompletionRequest,
     Message,
-    ModelT,
     TemplateSwitches,
     shared_fields,
     take_unknown,
@@ -280,8 +279,6 @@ LINE_HEADERS: Final = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
-MEDIA: Final = JSON_ONLY | {"application/x-www-form-urlencoded", ""}
-"""JSON, also as curl sends it where its user names no type: this API's own examples do that."""
 PARAMS: Final = {
     "response_format.json_schema.schema": "format",
     "response_format.json_schema": "format",
@@ -293,7 +290,7 @@ PARAMS: Final = {
 
 async def chat(services: Services) -> Response:
     """Answer a conversation; without messages say that the model is loaded."""
-    fields = await read_body(OllamaChat, services)
+    fields = await read_fields(OllamaChat, services)
     if not fields.messages:
         return _loaded(fields, services, is_chat=True)
     common = _common(fields, services)
@@ -307,7 +304,7 @@ async def chat(services: Services) -> Response:
 
 async def generate(services: Services) -> Response:
     """Continue a prompt, in the chat template unless it is raw."""
-    fields = await read_body(OllamaGenerate, services)
+    fields = await read_fields(OllamaGenerate, services)
     if not fields.prompt:
         return _loaded(fields, services, is_chat=False)
     common = _common(fields, services)
@@ -323,11 +320,6 @@ async def generate(services: Services) -> Response:
         turns.insert(0, Message.model_construct(role="system", content=fields.system))
     chat_fields = ChatRequest.model_construct(**common, messages=turns)
     return await _answer(fields, chat_fields, services, is_chat=False)
-
-
-async def read_body(kind: type[ModelT], services: Services) -> ModelT:
-    """Return the fields in the request's body, of whatever type curl says that it is."""
-    return await read_fields(kind, services, media=MEDIA)
 
 
 def _loaded(fields: AnyRequest, services: Services, *, is_chat: bool) -> Response:
@@ -504,7 +496,7 @@ def _messages(turns: list[OllamaTurn]) -> list[Message]:
 
 async def embed_inputs(services: Services) -> Response:
     """Return the vectors of one or several inputs; of none, none."""
-    fields = await read_body(OllamaEmbed, services)
+    fields = await read_fields(OllamaEmbed, services)
     name = untagged(fields.model, services.models)
     model = named_model(name, services)
     check_context(fields.options, model)
@@ -539,7 +531,7 @@ async def embed_inputs(services: Services) -> Response:
 
 async def embed_prompt(services: Services) -> Response:
     """Return the vector of one prompt; of an empty one, an empty one."""
-    fields = await read_body(OllamaEmbeddings, services)
+    fields = await read_fields(OllamaEmbeddings, services)
     name = untagged(fields.model, services.models)
     check_context(fields.options, named_model(name, services))
     check_options(fields.options or OllamaOptions(), services)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from triolet.errors import RequestError, invalid_request
 
+from ..body import read_fields
 from ..generate import json_response, named_model
 from ..served_models import DIGEST
-from .chat import read_body, stamp
+from .chat import stamp
 from .schema import OllamaShow, listed_names, untagged
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def show_version(services: Services) -> Response:
 
 async def show(services: Services) -> Response:
     """Return what the model's directory says of it."""
-    fields = await read_body(OllamaShow, services)
+    fields = await read_fields(OllamaShow, services)
     name = fields.model or fields.name
     if name is None:
         raise invalid_request("is required", "model")

@@ -50,8 +50,10 @@ LOAD_OPTIONS: Final = frozenset(
 in the answer's `x-triolet-ignored`."""
 
 NO_EFFECT: Final = "Accepted without effect."
-ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
-KeepAlive = float | str | None
+MODEL: Final = "Name of a served model, with or without :latest."
+_Name = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
+ModelName = Annotated[_Name, Field(description=MODEL)]
+KeepAlive = Annotated[float | str | None, Field(description=NO_EFFECT)]
 """How long the model should stay loaded; it always does."""
 Think = bool | Literal["low", "medium", "high"] | None
 
@@ -89,13 +91,27 @@ class OllamaOptions(OllamaModel, CommonSamplingFields):
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_listed)
 
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    num_predict: Annotated[int, Field(ge=-2, le=MAX_INT)] | None = None
-    num_ctx: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
+        default=None,
+        description="Divide the score of tokens that have occurred; default: the model's.",
+    )
+    num_predict: Annotated[int, Field(ge=-2, le=MAX_INT)] | None = Field(
+        default=None,
+        description="Longest answer, in tokens, cut to what fits; -1, -2 and default: what fits.",
+    )
+    num_ctx: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
+        default=None, description="Accepted without effect, up to the model's context."
+    )
     # Served only where they change nothing.
     mirostat: Annotated[int, Field(ge=0, le=0)] | None = None
     tfs_z: Annotated[float, Field(ge=1, le=1)] | None = None
     typical_p: Annotated[float, Field(ge=1, le=1)] | None = None
+
+
+Options = Annotated[
+    OllamaOptions | None,
+    Field(description="Sampling and length, such as temperature and num_predict."),
+]
 
 
 class OllamaCalled(OllamaModel):
@@ -143,18 +159,29 @@ class AnyRequest(OllamaModel, ServiceFields):
     unsupported: ClassVar[Unsupported] = _SHARED
 
     model: ModelName
-    stream: bool | None = None
-    format: Literal["", "json"] | dict[str, Any] | None = None
-    options: OllamaOptions | None = None
+    stream: bool | None = Field(
+        default=None, description="Send the answer piece by piece, as lines of JSON; default: true."
+    )
+    format: Literal["", "json"] | dict[str, Any] | None = Field(
+        default=None, description="Form of the answer: json, or a JSON Schema; default: text."
+    )
+    options: Options = None
     keep_alive: KeepAlive = None
-    think: Think = None
+    think: Think = Field(
+        default=None, description="Reasoning on or off, or how much; default: the template's."
+    )
 
 
 class OllamaChat(AnyRequest):
     """POST /api/chat."""
 
-    messages: Annotated[list[OllamaTurn], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[OllamaTurn], Field(max_length=MAX_MESSAGES)] | None = Field(
+        default=None,
+        description="The conversation, oldest turn first; without it nothing is answered.",
+    )
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
+        default=None, description="Functions that the model may call; default: none."
+    )
 
 
 class OllamaGenerate(AnyRequest):
@@ -166,9 +193,15 @@ class OllamaGenerate(AnyRequest):
         "template": ("a template in the request (it comes with the model)", ("",)),
     }
 
-    prompt: str | None = None
-    system: str | None = None
-    raw: bool | None = None
+    prompt: str | None = Field(
+        default=None, description="Text to answer; without it nothing is answered."
+    )
+    system: str | None = Field(
+        default=None, description="System text in front of prompt, unless raw; default: none."
+    )
+    raw: bool | None = Field(
+        default=None, description="Send prompt as it is, without the chat template; default: false."
+    )
 
 
 Inputs = str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True)]
@@ -178,10 +211,14 @@ class OllamaEmbed(OllamaModel):
     """POST /api/embed."""
 
     model: ModelName
-    input: Inputs
-    truncate: bool | None = None
-    dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
-    options: OllamaOptions | None = None
+    input: Inputs = Field(description="A text, or a list of texts; each gets a vector.")
+    truncate: bool | None = Field(
+        default=None, description="Cut an input that is too long at its end; default: true."
+    )
+    dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
+        default=None, description="Keep so many numbers of each vector; default: all."
+    )
+    options: Options = None
     keep_alive: KeepAlive = None
 
 
@@ -189,8 +226,8 @@ class OllamaEmbeddings(OllamaModel):
     """POST /api/embeddings, the older form."""
 
     model: ModelName
-    prompt: str | None = None
-    options: OllamaOptions | None = None
+    prompt: str | None = Field(default=None, description="Text that gets a vector.")
+    options: Options = None
     keep_alive: KeepAlive = None
 
 
@@ -199,5 +236,5 @@ class OllamaShow(OllamaModel):
 
     ignored: ClassVar[frozenset[str]] = frozenset({"options", "system", "template", "verbose"})
 
-    model: ModelName | None = None
-    name: ModelName | None = None
+    model: _Name | None = Field(default=None, description=MODEL)
+    name: _Name | None = Field(default=None, description="Older name of model.")

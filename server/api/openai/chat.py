@@ -19,7 +19,7 @@ from ..auto import plan_request
 from ..body import INLINE_BYTES, in_parser_thread, read_fields
 from ..constraints import parsed_arguments, plan_tools, read_grammar
 from ..generate import Plan, stream_response, whole_response
-from ..sampling import chat_logprobs, completion_logprobs, unknown_token
+from ..sampling import chat_logprobs, check_ids, completion_logprobs
 from ..schemas import ChatRequest, CompletionRequest, Message, Prompt
 from .chunks import ChatChunks, CompletionChunks, reason_of, whole_message
 
@@ -367,8 +367,7 @@ async def _plan_completions(
 async def _prompt_ids(prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
     if isinstance(prompt, str):
         return tuple(await model.text.encode(prompt))
-    if (largest := max(prompt)) >= model.text.vocab_size:
-        raise unknown_token(largest, model.text.vocab_size, "prompt")
+    check_ids(prompt, model, "prompt")
     return prompt
 
 

@@ -26,8 +26,8 @@ from ..body import current_scope, deadline_s, read_fields, shown_request_id
 from ..errors import params_called
 from ..generate import head, json_response, named_model
 from ..limits import check_input, current_scheduling, renew_tenant, reserve_for
-from ..sampling import unknown_token
-from ..schemas import IGNORED, MAX_INT, Prompt, ServiceFields, read_prompts
+from ..sampling import check_ids
+from ..schemas import IGNORED, MAX_INT, Prompt, ServedName, ServiceFields, read_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,10 +41,14 @@ class EmbeddingFields(ServiceFields):
 
     input: Annotated[
         tuple[Prompt, ...], BeforeValidator(read_prompts, json_schema_input_type=fields.Prompts)
-    ]
-    model: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    ] = Field(description="A text or token ids, or a list of either; each gets a vector.")
+    model: ServedName = None
+    encoding_format: Literal["float", "base64"] | None = Field(
+        default=None, description="Numbers (float, default), or little-endian fp32 as base64."
+    )
+    dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
+        default=None, description="Keep so many numbers of each vector; default: all."
+    )
 
 
 PARAM: Final = "input"
@@ -125,14 +129,20 @@ def _form(fields: EmbeddingFields, served: ServedModel) -> VectorForm:
     """Return what the vectors are to be like: what the model says, and as long as asked for."""
     model = served.embedding
     if model.objection:
-        raise invalid_request(f"this model makes no vectors here: {model.objection}", "model")
+        raise invalid_request(
+            f"model {served.name} makes no vectors here: {model.objection}", "model"
+        )
     dimensions = fields.dimensions
     if dimensions is not None and dimensions != model.size:
         if model.size and dimensions > model.size:
-            raise invalid_request(f"this model's vectors have {model.size} numbers", "dimensions")
+            raise invalid_request(
+                f"vectors of model {served.name} have {model.size} numbers", "dimensions"
+            )
         if model.sizes is not None and dimensions not in model.sizes:
             allowed = ", ".join(map(str, sorted({*model.sizes, model.size})))
-            raise invalid_request(f"this model's vectors may have {allowed} numbers", "dimensions")
+            raise invalid_request(
+                f"vectors of model {served.name} may have {allowed} numbers", "dimensions"
+            )
     cut = dimensions if dimensions is not None and dimensions != model.size else 0
     return VectorForm(model.pooling, cut, model.is_normalized)
 
@@ -156,13 +166,12 @@ async def _input_ids(
             ids = tuple(await model.text.encode(one, param=param, max_tokens=kept))
         else:
             ids = one[:most] if is_cut else one
-            if (largest := max(ids)) >= model.text.vocab_size:
-                raise unknown_token(largest, model.text.vocab_size, param)
+            check_ids(ids, model, param)
         if not ids:
             raise invalid_request(f"{what} has no tokens", param)
         if not is_cut and longest is not None and len(ids) > longest:
             raise invalid_request(
-                f"{what} has {len(ids)} tokens; this model takes at most {longest}",
+                f"{what} has {len(ids)} tokens; model {model.name} takes at most {longest}",
                 param,
                 "context_length_exceeded",
             )
@@ -222,13 +231,13 @@ class ScoringFields(ServiceFields):
 
     ignored: ClassVar[frozenset[str]] = IGNORED | {"normalize", "embedding_type", "rank_fields"}
 
-    model: str | None = None
+    model: ServedName = None
 
 
 class RerankRequest(ScoringFields):
     """POST /v1/rerank, /v2/rerank and /rerank."""
 
-    query: Text
+    query: Text = Field(description="Text that the documents are compared with.")
     documents: Annotated[
         list[
             Annotated[
@@ -238,9 +247,13 @@ class RerankRequest(ScoringFields):
             ]
         ],
         Field(min_length=1, fail_fast=True),
-    ]
-    top_n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
-    return_documents: bool | None = None
+    ] = Field(description="Texts to order, or objects with text.")
+    top_n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
+        default=None, description="Most documents in the answer, nearest first; default: all."
+    )
+    return_documents: bool | None = Field(
+        default=None, description="Add the documents' texts; default: true, at /v2/rerank false."
+    )
 
 
 Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
@@ -249,8 +262,12 @@ Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
 class ScoreRequest(ScoringFields):
     """POST /v1/score and /score: one text with each of several, or pairs."""
 
-    text_1: Annotated[Texts, BeforeValidator(_texts, json_schema_input_type=Text | Texts)]
-    text_2: Annotated[Texts, BeforeValidator(_texts, json_schema_input_type=Text | Texts)]
+    text_1: Annotated[Texts, BeforeValidator(_texts, json_schema_input_type=Text | Texts)] = Field(
+        description="A text, or several to pair with those of text_2."
+    )
+    text_2: Annotated[Texts, BeforeValidator(_texts, json_schema_input_type=Text | Texts)] = Field(
+        description="Texts to compare with text_1, one by one or each in its pair."
+    )
 
 
 COHERE: Final = "/v2/rerank"

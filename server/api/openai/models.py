@@ -12,7 +12,7 @@ from ..auto import context_on, current_ladder, is_auto
 from ..body import read_fields
 from ..generate import json_response, named_model
 from ..ladder import NEAREST
-from ..sampling import unknown_token
+from ..sampling import check_ids
 from ..schemas import DetokenizeRequest, TokenizeRequest
 from .chat import read_turns
 
@@ -71,9 +71,7 @@ async def detokenize(services: Services) -> Response:
     """Return the text of some ids."""
     fields = await read_fields(DetokenizeRequest, services)
     model = named_model(fields.model, services)
-    largest = max(fields.tokens, default=0)
-    if largest >= model.text.vocab_size:
-        raise unknown_token(largest, model.text.vocab_size, "tokens")
+    check_ids(fields.tokens, model, "tokens")
     text = await model.text.decode(fields.tokens, skip_special_tokens=False, param="tokens")
     return json_response({"prompt": text})
 

@@ -57,7 +57,7 @@ def response_error(error: RequestError) -> dict[str, Any]:
     code = "server_error"
     if error.status < 500:
         code = "rate_limit_exceeded" if error.status == TOO_MANY else "invalid_prompt"
-    return {"code": code, "message": error.message, "param": error.param, "type": error.code}
+    return {"code": code, "message": error.told, "param": error.param, "type": error.code}
 
 
 @dataclass(slots=True)

@@ -21,9 +21,12 @@ from ..schemas import (
     CacheFields,
     Effort,
     SamplingFields,
+    ServedName,
     ServiceFields,
+    Stream,
     StrictModel,
-    TemplateSwitches,
+    TemplateKwargs,
+    ThinkingBudget,
     joined_text,
 )
 
@@ -170,9 +173,15 @@ class CacheOptions(StrictModel):
 class FunctionFields(StrictModel):
     """Tools, and how they are to be used."""
 
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
-    parallel_tool_calls: bool | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        default=None, description="Functions that the model may call; default: none."
+    )
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = Field(
+        default=None, description="Whether a function is called, or which one; default: auto."
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Allow several calls in one answer; default: true."
+    )
 
 
 # Of a million wrong items only the first makes an error: all would take seconds of one core.
@@ -189,11 +198,20 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields)
         "store": ("storing responses", (False,)),
     }
 
-    model: str | None = None
-    input: Annotated[Items, BeforeValidator(_messages, json_schema_input_type=str | Items)]
-    instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
-    previous_response_id: str | None = None
+    model: ServedName = None
+    input: Annotated[Items, BeforeValidator(_messages, json_schema_input_type=str | Items)] = Field(
+        description="The conversation: a text, or items, oldest first."
+    )
+    instructions: str | None = Field(
+        default=None, description="System text in front of the conversation; default: none."
+    )
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
+        default=None,
+        description="Longest answer with its reasoning, in tokens; default: what fits.",
+    )
+    previous_response_id: str | None = Field(
+        default=None, description="Response of the same WebSocket to go on from; none over HTTP."
+    )
     # All but the first speak of items that never occur here.
     include: (
         Annotated[
@@ -212,14 +230,28 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields)
             Field(fail_fast=True),
         ]
         | None
-    ) = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    text: TextConfig | None = None
-    metadata: fields.Metadata | None = None
-    chat_template_kwargs: TemplateSwitches | None = None
-    reasoning: ReasoningConfig | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
-    prompt_cache_options: CacheOptions | None = None
+    ) = Field(
+        default=None,
+        description="What to add; message.output_text.logprobs adds log probabilities.",
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
+        default=None,
+        description="Likeliest tokens to list at each place; needs include; default: 0.",
+    )
+    text: TextConfig | None = Field(
+        default=None, description="Form of the answer, as format: text (default) or JSON."
+    )
+    metadata: fields.Metadata | None = Field(
+        default=None, description="Pairs of texts that come back with the response; default: none."
+    )
+    chat_template_kwargs: TemplateKwargs = None
+    reasoning: ReasoningConfig | None = Field(
+        default=None, description="How much to reason, as effort; default: the template's."
+    )
+    thinking_token_budget: ThinkingBudget = None
+    prompt_cache_options: CacheOptions | None = Field(
+        default=None, description="With prewarm, only fill the prompt cache; default: answer."
+    )
 
     @property
     def wants_logprobs(self) -> bool:
@@ -248,8 +280,10 @@ class ResponseStreamOptions(StrictModel):
 class ResponseRequest(ResponseFields):
     """POST /v1/responses."""
 
-    stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
+    stream: Stream = None
+    stream_options: ResponseStreamOptions | None = Field(
+        default=None, description="What a stream holds; there is no padding to turn on."
+    )
 
 
 class InputTokensRequest(ResponseFields):

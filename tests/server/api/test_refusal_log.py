@@ -38,7 +38,7 @@ REFUSED: list[tuple[str, str, bytes | None, dict[str, str], int]] = [
     ("GET", "/metrics", None, KEY, 403),
     ("GET", "/v1/nothing", None, KEY, 404),
     ("POST", CHAT, body(), KEY | {"Content-Length": "999999999"}, 413),
-    ("POST", CHAT, body(), KEY | {"Content-Type": "text/plain"}, 415),
+    ("POST", CHAT, body(), KEY | {"Content-Type": "multipart/mixed"}, 415),
     ("POST", CHAT, body(), {"authorization": "Bearer poor"}, 429),
 ]
 

@@ -318,7 +318,7 @@ async def test_a_client_that_is_still_sending_sees_why_it_is_refused(status: int
     path, kind = {
         404: ("/nope", "application/json"),
         413: ("/tokenize", "application/json"),
-        415: ("/tokenize", "text/plain"),
+        415: ("/tokenize", "multipart/form-data; boundary=b"),
     }[status]
     body = b"x" * 4_000_000
     bound = 1000 if status == 413 else len(body)

@@ -111,10 +111,10 @@ class Exchange:
         error |= {} if param is None else {"param": param}
         self._send({"type": "error", "status": status, "error": error})
 
-    def fail(self, code: str, message: str) -> None:
+    def fail(self, code: str, message: str, output_tokens: int = 1) -> None:
         """End with a response that failed."""
         error = {"code": "server_error", "type": code, "message": message}
-        self._response_event("response.failed", "failed", error=error)
+        self._response_event("response.failed", "failed", error=error, usage=usage(output_tokens))
 
     def say_raw(self, text: str) -> None:
         """Send a message that is none of the protocol's."""

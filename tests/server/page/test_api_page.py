@@ -97,3 +97,16 @@ def test_a_stream_and_an_error_are_shown_and_a_key_is_sent(browser: Browser) -> 
         expect(chat.locator(".outcome p")).to_contain_text("200")
         expect(chat.locator(".outcome pre")).to_contain_text('"done":true')
         assert page.evaluate("localStorage.length") == 0
+
+
+def test_fields_are_described_the_model_first_and_with_bounds_to_the_last_digit(
+    browser: Browser,
+) -> None:
+    with served(has_keys=False) as url, opened(browser, url) as (page, _):
+        chat = row(page, "/v1/chat/completions")
+        chat.locator("summary").first.click()
+        fields = chat.locator(".fields").first.locator("> *")
+        expect(fields.nth(0)).to_contain_text("Name of a served model")
+        expect(fields.nth(1)).to_contain_text("The conversation, oldest turn first.")
+        seed = fields.filter(has_text="Make sampling repeatable")
+        expect(seed).to_contain_text("≥ -9223372036854775808, ≤ 9223372036854775807")

@@ -94,6 +94,7 @@ def test_a_page_that_is_loaded_again_goes_on_with_its_answers(
     left = server.next_exchange().created().say("Once upon")
     expect(chat.answer).to_have_text("Once upon")
     expect(chat.page).to_have_title("Tell me a story. · Triolet")
+    ttft = chat.facts.locator(".ttft").inner_text()
     chat.page.reload()
     left.wait_connection_closed()
     assert left.close_code == 1001, "the server waits for a shorter time"
@@ -110,12 +111,41 @@ def test_a_page_that_is_loaded_again_goes_on_with_its_answers(
     expect(chat.answer).to_have_text("Once upon a time")
     resumed.complete(4)
     expect(chat.facts).to_contain_text("4 tokens")
-    expect(chat.facts.locator(".ttft")).to_be_empty()
+    expect(chat.facts.locator(".ttft")).to_have_text(ttft)
     chat.ask("And then?")
     second = server.next_exchange()
     assert second.request["stream_id"] == "answer-2"
     second.created().say("The end.").complete(2)
     expect(chat.answer).to_have_text("The end.")
+
+
+def test_who_spoke_and_how_fast_stays_when_the_page_is_loaded_again(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    own_chat.page.clock.install()
+    role = own_chat.page.locator(".answer .role").last
+    ttft, speed = own_chat.facts.locator(".ttft"), own_chat.facts.locator(".speed")
+    own_chat.ask("Tell me a story.")
+    exchange = server.next_exchange().created().think("A story?").say("Once ")
+    expect(own_chat.answer).to_have_text("Once")
+    own_chat.page.clock.fast_forward(100)
+    exchange.say("upon")
+    expect(speed).to_contain_text("tokens/s")
+    shown = role.inner_text(), ttft.inner_text(), speed.inner_text()
+    assert shown[0] == "triolet-demo"
+
+    own_chat.page.reload()
+    resumed = server.next_exchange()
+    expect(own_chat.facts).to_contain_text("≥ 3 tokens")
+    resumed.say(" a time.")
+    expect(own_chat.facts).to_contain_text("≥ 4 tokens")
+    resumed.complete(40)
+    expect(own_chat.facts.locator(".tokens")).to_have_text("40 tokens")
+    assert (role.inner_text(), ttft.inner_text(), speed.inner_text()) == shown
+
+    own_chat.page.reload()
+    expect(own_chat.facts.locator(".tokens")).to_have_text("40 tokens")
+    assert (role.inner_text(), ttft.inner_text(), speed.inner_text()) == shown
 
 
 def test_an_answer_that_a_killed_server_has_lost_is_said_to_be_when_the_page_is_loaded_again(

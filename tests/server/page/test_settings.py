@@ -104,6 +104,44 @@ def test_a_key_is_offered_and_forgotten_with_the_tab(tab_chat: ChatPage) -> None
     assert "sk-cl" in session
 
 
+def test_a_refused_key_is_told_as_such_and_where_to_enter_another(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    page = own_chat.page
+    own_chat.complaints.allow("401", "WebSocket connection")
+    own_chat.button("Settings").click()
+    page.get_by_label("API key").fill("sk-wrong")
+    own_chat.button("Done").click()
+    own_chat.stop_clock()
+    server.wants_key = True
+    server.drop()
+    page.clock.fast_forward(10_000)
+    dialog = page.get_by_role("dialog", name="Settings")
+    expect(dialog.get_by_role("alert")).to_contain_text("refuses the API key")
+    strip = page.locator("#offline")
+    expect(strip).to_contain_text("This server refuses the API key")
+    expect(strip).to_contain_text("in the settings")
+    expect(strip).not_to_contain_text("No connection")
+    expect(own_chat.link).to_have_text("Needs a key")
+
+    page.keyboard.press("Escape")
+    with page.expect_response("**/v1/models"):
+        page.clock.fast_forward(10_000)
+    own_chat.ask("Hello?")
+    expect(own_chat.problem).to_contain_text("The server refuses the API key.")
+    expect(own_chat.problem).to_contain_text("settings")
+    expect(dialog).to_be_hidden()
+
+    own_chat.button("Enter a key").click()
+    server.wants_key = False
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.get_by_label("API key").fill("sk-right")
+    own_chat.button("Done").click()
+    page.clock.fast_forward(10_000)
+    expect(own_chat.link).to_have_text("Connected")
+    expect(strip).to_be_hidden()
+
+
 def test_the_key_comes_first_where_the_server_asks_for_one(
     tab_chat: ChatPage, server: FakeServer
 ) -> None:

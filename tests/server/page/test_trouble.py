@@ -49,9 +49,10 @@ def test_a_response_that_fails_midway_keeps_what_was_said(
     chat: ChatPage, server: FakeServer
 ) -> None:
     chat.ask("Hello!")
-    server.next_exchange().created().say("Good").fail("server_error", "a worker died")
+    server.next_exchange().created().say("Good").fail("server_error", "a worker died", 5)
     expect(chat.problem).to_contain_text("Something went wrong on the server.")
     expect(chat.answer).to_have_text("Good")
+    expect(chat.facts.locator(".tokens")).to_have_text("5 tokens")
 
 
 def test_an_unanswered_question_is_left_out_of_the_next_input(

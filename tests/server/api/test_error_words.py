@@ -1,0 +1,128 @@
+"""The words of errors: each names its subject, none shows what Python calls a thing."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import trio
+
+from server.api.schemas import StrictModel, read_request
+from server.document.openapi import OPERATIONS
+from server.text.template import ChatTemplate
+from tests.server.support.surface import surface
+from triolet.errors import RequestError
+
+from .test_content_types import BODIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PYTHON: Final = re.compile(
+    r"\bb'|\bb\"|bytearray|<class|object at 0x|\bNone\b|\bTrue\b|\bFalse\b|NoneType|\w+Error\b"
+    r"|' object'|pydantic|\btuple\b|\bdict\b|\bstr\b"
+)
+WRONG: Final[tuple[Any, ...]] = (True, None, -1, 1e9, "x", [], [[]], [None], {}, {"a": [True]})
+
+
+def kind_of(path: str) -> type[StrictModel]:
+    """Return what the body of a route is read with."""
+    body = OPERATIONS[f"POST {path}"].body
+    assert isinstance(body, type)
+    assert issubclass(body, StrictModel)
+    return body
+
+
+def field_names(kind: type[StrictModel]) -> list[str]:
+    """Return the names of the fields, as clients write them."""
+    return [info.alias or name for name, info in kind.model_fields.items()]
+
+
+def is_told(message: str, subjects: Iterable[str]) -> bool:
+    """Return whether a message names one of these, in words that are none of Python's."""
+    return not PYTHON.search(message) and any(one in message for one in subjects)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_wrong_value_is_told_with_its_field_and_in_json_s_words(path: str) -> None:
+    kind = kind_of(path)
+    seen, wrong = 0, []
+    for name in (*field_names(kind), *kind.unsupported, "no_such"):
+        for value in WRONG:
+            try:
+                read_request(kind, BODIES[path] | {name: value})
+            except RequestError as error:
+                seen += 1
+                if not is_told(error.told, [name]):
+                    wrong.append((name, value, error.told))
+    assert seen
+    assert not wrong
+
+
+@pytest.mark.slow
+async def test_what_is_refused_after_the_fields_are_read_is_told_with_its_field_too() -> None:
+    seen, wrong = 0, []
+    async with surface() as server:
+        for path, fields in BODIES.items():
+            for name in field_names(kind_of(path)):
+                answer = await server.post(path, fields | {name: 1_000_000})
+                if answer.status == 200:
+                    continue
+                error = answer.json["error"]
+                message = error if isinstance(error, str) else error["message"]
+                param = error.get("param") if isinstance(error, dict) else None
+                seen += 1
+                if not is_told(message, [param] if param else [name, *fields]):
+                    wrong.append((path, name, message))
+    assert seen
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("path", "subject"),
+    [
+        ("/v1/nothing", "'/v1/nothing'"),
+        ("/static/none.js", "'none.js'"),
+        ("/v1/models/none", "'none'"),
+    ],
+)
+async def test_what_is_not_there_is_named(path: str, subject: str) -> None:
+    async with surface() as server:
+        answer = await server.request("GET", path)
+    assert answer.status == 404
+    assert subject in answer.error["message"]
+
+
+async def test_a_broken_body_is_told_without_bytes() -> None:
+    async with surface() as server:
+        client = await server.connect()
+        async with client.stream:
+            head = (
+                "POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
+            await client.send(head.encode() + b"zz\r\n")
+            with trio.fail_after(60):
+                answer = await client.answer()
+    assert answer.status == 400
+    assert answer.json["error"]["message"] == "the request is malformed: illegal chunk header"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[0].none.none }}", "{{ 1 + '1' }}", "{{ messages[0] | tojson + 1 }}"]
+)
+def test_what_a_template_fails_at_is_told_without_python_s_names(source: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        ChatTemplate({"default": source}, {}).render([{"role": "user", "content": "Hi"}])
+    assert "chat template cannot render" in caught.value.told
+    assert not PYTHON.search(caught.value.told), caught.value.told
+
+
+def test_an_error_names_its_field_once() -> None:
+    def told(message: str, param: str | None) -> str:
+        return RequestError(message, status=400, code="c", param=param).told
+
+    assert told("is required", "n") == "n: is required"
+    assert told("n must be an integer", "n") == "n must be an integer"
+    assert told("none is there", "n") == "n: none is there"
+    assert told("is wrong", None) == "is wrong"
