@@ -61,7 +61,9 @@ def settings(listing: str) -> dict[str, str]:
 def constraints(of_pip: dict[str, str]) -> list[str]:
     """uv's arguments for the constraints of pip's settings. As arguments they add to those of the
     command; uv drops those of its environment when the command names any."""
-    return [word for file in of_pip.get("constraint", "").split() for word in ("--constraint", file)]
+    return [
+        word for file in of_pip.get("constraint", "").split() for word in ("--constraint", file)
+    ]
 
 
 def environment(of_pip: dict[str, str]) -> dict[str, str]:
