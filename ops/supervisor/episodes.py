@@ -57,8 +57,10 @@ class _Episode:
     def back(self, worker: str, away_s: float) -> str:
         if self.is_told:
             return f"{worker} is back after {away_s:.1f} s; {self.disturbed()}"
-        state = "silent" if self.cause in (SILENT, "") else f"away ({self.cause})"
-        return f"{worker} was {state} for {away_s:.1f} s and is back; {self.disturbed()}"
+        if self.cause not in (SILENT, ""):
+            again = f"{worker} takes requests again after {away_s:.1f} s ({self.cause})"
+            return f"{again}; {self.disturbed()}"
+        return f"{worker} was silent for {away_s:.1f} s and is back; {self.disturbed()}"
 
     def not_back(self, worker: str) -> str:
         asked = f"; HELLO was asked for {self.num_refusals} times" if self.num_refusals else ""
@@ -138,6 +140,8 @@ class Episodes:
             case "stood_still":
                 one = self._of(worker, at, now, is_late=True)
                 one.stood_still_s += float(entry.get("seconds", 0.0))
+            case "server_gone" if process in self._episodes:
+                pass  # its server has given it up
             case _:
                 return False, None
         return True, None

@@ -169,8 +169,8 @@ class TerminalView:
         at = self._clock() + timedelta(seconds=verdict.delay_s)
         return (
             f"death {verdict.num_deaths} in {verdict.within_s:.1f} s: the next start is at "
-            f"{at:%H:%M:%S}, in {verdict.delay_s:g} s (the delay doubles with each death, and "
-            f"{self._plan.settings.supervisor.stable_s:g} s without one end that)"
+            f"{at:%H:%M:%S}, in {verdict.delay_s:g} s (the delay doubles until a life lasts "
+            f"{self._plan.settings.supervisor.stable_s:g} s)"
         )
 
     def failed(self, model: str, reason: GiveUp) -> None:

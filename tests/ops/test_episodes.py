@@ -59,7 +59,7 @@ def test_a_worker_that_does_not_come_back_is_told_and_its_return_too() -> None:
     one.log(101.0, "server", "worker_lost", cause="link_gone")
     one.log(101.5, "server", "worker_joined", away_s=0.5)
     assert one.shown[2:] == [
-        (101.5, "decode-0 was away (link_gone) for 0.5 s and is back; 0 requests were disturbed")
+        (101.5, "decode-0 takes requests again after 0.5 s (link_gone); 0 requests were disturbed")
     ]
 
 
@@ -112,4 +112,7 @@ def test_a_drained_worker_and_all_else_are_shown_as_they_are() -> None:
     one.log(0.0, "server", "worker_lost", level="info", cause="farewell")
     one.log(0.1, "server", "worker_joined", level="info")
     one.log(0.2, "server", "request_failed", level="error")
-    assert [event for _, event in one.shown] == ["worker_lost", "worker_joined", "request_failed"]
+    one.log(0.3, "decode-0", "server_gone")
+    assert [event for _, event in one.shown] == [
+        *("worker_lost", "worker_joined", "request_failed", "server_gone")
+    ]

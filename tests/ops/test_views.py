@@ -55,6 +55,7 @@ EPISODE: list[tuple[str, dict[str, object]]] = [
     ("server", {"event": "worker_lost", "level": "warning", "worker": WORKER, "cause": "silent"}),
     ("decode-0", {"event": "stood_still", "level": "warning", "seconds": 1.8}),
     ("decode-0", {"event": "fenced", "level": "warning", "epoch": 5}),
+    ("decode-0", {"event": "server_gone", "level": "warning", "server": "server@4a65"}),
     *[("server", dict(REFUSED)) for _ in range(6)],
     ("server", {"event": "worker_joined", "level": "warning", "worker": WORKER, "away_s": 1.8}),
 ]
@@ -261,5 +262,5 @@ async def test_further_deaths_say_how_many_there_were_and_when_the_next_start_is
         view.ended("decode-0", Ending(-9), Restart(3.2, num_deaths=5, within_s=12.0))
     assert (
         "12:03:07 decode-0 was killed by SIGKILL; death 5 in 12.0 s: the next start is at "
-        "12:03:10, in 3.2 s (the delay doubles with each death, and 30 s without one end that)"
+        "12:03:10, in 3.2 s (the delay doubles until a life lasts 30 s)"
     ) in screen.getvalue()
