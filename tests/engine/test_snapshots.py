@@ -293,6 +293,7 @@ def test_the_least_recently_used_snapshot_makes_room(
     assert list(folder.glob("*.unfinished")) == []
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_is_mapped_is_not_removed_to_make_room(
     checkpoint: Callable[[str], Checkpoint], folder: Path, tmp_path: Path
 ) -> None:
@@ -310,6 +311,7 @@ def test_a_snapshot_that_is_mapped_is_not_removed_to_make_room(
     assert not kept.exists()
 
 
+@pytest.mark.slow
 def test_unused_packed_weights_are_collected_and_mapped_ones_stay(
     checkpoint: Callable[[str], Checkpoint], folder: Path
 ) -> None:

@@ -80,6 +80,7 @@ CONSTRAINED = """global.constraint='/site.txt\\n/more.txt'
 global.find-links='/wheels'"""
 
 
+@pytest.mark.slow
 def test_constraints_of_pip_add_to_those_of_the_command_and_uv_installs(tmp_path: Path) -> None:
     commands, _ = installed(tmp_path, CONSTRAINED)
     assert commands == [
@@ -90,12 +91,14 @@ def test_constraints_of_pip_add_to_those_of_the_command_and_uv_installs(tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_pip_installs_where_uv_fails(tmp_path: Path) -> None:
     commands, told = installed(tmp_path, CONSTRAINED, uv_ends_with=2)
     assert commands[-1] == "pip install --no-compile --constraint ours.txt --editable ."
     assert "pip installs" in told
 
 
+@pytest.mark.slow
 def test_an_installation_says_how_much_it_is_and_how_long_it_took(tmp_path: Path) -> None:
     _, told = installed(tmp_path, "")
     first, *_, last = told.splitlines()
