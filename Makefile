@@ -16,7 +16,7 @@ INSTALL := $(BIN)/python tools/install.py
 # Bytecode is compiled afterwards, on all cores; some packages carry sources for other Pythons. What is
 # left out is half of all, of which next to nothing is imported: Python compiles that when it is.
 RARE := transformers/models|torch/(_dynamo|_inductor|distributed|onnx|testing)|sympy|networkx|pygments/lexers|pip|uv|setuptools
-COMPILE = @$(BIN)/python -m compileall -qq -j 0 -x '/site-packages/($(RARE))/' $(VENV)/lib || true
+COMPILE = @echo 'Compiling bytecode, on all cores; it takes some ten seconds.'; $(BIN)/python -m compileall -qq -j 0 -x '/site-packages/($(RARE))/' $(VENV)/lib || true
 # Tests start hundreds of processes of ours: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 

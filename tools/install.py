@@ -2,13 +2,15 @@
 
 uv does it where it can: it unpacks a package once and links it afterwards, on all cores, where pip
 takes a minute of one core. uv reads none of pip's settings, so they are translated. With a setting
-that has no translation here, and where uv cannot be had or fails, pip does it.
+that has no translation here, and where uv cannot be had or fails, pip does it. Both show their own
+progress: bars on a terminal, plain lines elsewhere.
 """
 
 import ast
 import os
 import subprocess
 import sys
+import time
 
 UV = "uv>=0.9,<1"
 
@@ -34,6 +36,8 @@ WITHOUT_MEANING = {
     "root-user-action",
     "timeout",
 }
+# Packages and megabytes of a machine without a GPU, with the torch of constraints.txt.
+OF_TRIOLET, OF_DEVELOPMENT = (76, 250), (152, 590)
 # A wheel is looked for in every index, as pip does; uv stops at the first that knows the name.
 LIKE_PIP = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 
@@ -54,15 +58,23 @@ def settings(listing: str) -> dict[str, str]:
     return {option: found[rank, option] for rank, option in sorted(found)}
 
 
+def constraints(of_pip: dict[str, str]) -> list[str]:
+    """uv's arguments for the constraints of pip's settings. As arguments they add to those of the
+    command; uv drops those of its environment when the command names any."""
+    return [
+        word for file in of_pip.get("constraint", "").split() for word in ("--constraint", file)
+    ]
+
+
 def environment(of_pip: dict[str, str]) -> dict[str, str]:
-    """uv's environment with the same meaning.
+    """uv's environment with the same meaning, apart from `constraints`.
 
     Raises:
         Untranslatable: a setting has no translation.
     """
     told = dict(LIKE_PIP)
     for option, value in of_pip.items():
-        if option in WITHOUT_MEANING:
+        if option in WITHOUT_MEANING or option == "constraint":
             continue
         if option not in TRANSLATIONS:
             raise Untranslatable(f"pip's setting {option} has no translation for uv")
@@ -71,23 +83,51 @@ def environment(of_pip: dict[str, str]) -> dict[str, str]:
     return told
 
 
+def say(text: str) -> None:
+    """Writes a line for whoever waits."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def install(arguments: list[str]) -> int:
     """Installs with uv, else with pip; the exit code of the one that did it."""
     config = [*PIP, "config", "list"]
     listing = subprocess.run(config, stdout=subprocess.PIPE, text=True, check=True)
+    of_pip = settings(listing.stdout)
     try:
-        told = environment(settings(listing.stdout))
+        told = environment(of_pip)
     except Untranslatable as problem:
-        sys.stderr.write(f"{problem}: pip installs\n")
+        say(f"{problem}: pip installs")
     else:
-        if subprocess.run([*PIP, "install", "--quiet", UV], check=False).returncode == 0:
-            uv = [*UV_PIP, "install", "--quiet", "--python", sys.executable, *arguments]
+        say("uv is fetched first (18 MB), unless it is there: it installs faster than pip.")
+        # Twice quiet: pip warns of each folder in which there is no uv.
+        if subprocess.run([*PIP, "install", "-qq", UV], check=False).returncode == 0:
+            uv = [*UV_PIP, "install", "--python", sys.executable, *constraints(of_pip), *arguments]
             if subprocess.run(uv, env=told | os.environ, check=False).returncode == 0:
                 return 0
-        sys.stderr.write("uv cannot be had, or did not do it: pip installs\n")
-    pip = [*PIP, "install", "--quiet", "--no-compile", *arguments]
+        say("uv cannot be had, or did not do it: pip installs")
+    pip = [*PIP, "install", "--no-compile", *arguments]
     return subprocess.run(pip, check=False).returncode
 
 
+def main(arguments: list[str]) -> int:
+    """Installs, and says before how much that is and afterwards how long it took."""
+    began_at = time.monotonic()
+    is_for_development = any("[dev]" in one for one in arguments)
+    packages, megabytes = OF_DEVELOPMENT if is_for_development else OF_TRIOLET
+    say(
+        f"Installing what is missing of {packages} packages into {sys.prefix}: up to {megabytes} "
+        "MB to download, or several GB where the package index gives a CUDA build of torch, and "
+        "kernels to compile. One minute on an idle machine with a fast connection, else several."
+    )
+    code = install(arguments)
+    took_s = time.monotonic() - began_at
+    if code == 0:
+        say(f"Installed after {took_s:.0f} s.")
+    else:
+        say(f"Not installed: it failed after {took_s:.0f} s, and the lines above say why.")
+    return code
+
+
 if __name__ == "__main__":
-    sys.exit(install(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -164,6 +164,10 @@ class PeerMonitor:
         self._heard_at += absence_s
         self._progressed_at += absence_s
 
+    def silence_s(self, now: float) -> float:
+        """Return how long ago it was heard last."""
+        return now - self._heard_at
+
     def lost(self) -> None:
         """Take in that the link or the peer itself says that it is gone. Idempotent."""
         if self._state is not PeerState.DEAD:
@@ -171,7 +175,7 @@ class PeerMonitor:
 
     def check(self, now: float) -> PeerState:
         """Judge silence and progress; return the state. To be called at every sweep."""
-        silence_s = now - self._heard_at
+        silence_s = self.silence_s(now)
         if self._state is PeerState.CONNECTING:
             if silence_s > self._config.hello_timeout_s:
                 self._apply(PeerEvent.SILENT)

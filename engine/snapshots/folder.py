@@ -6,20 +6,25 @@ the weights are packed into this process's own memory.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import stat
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from triolet.errors import ConfigError
-from triolet.home import cache_home
+from triolet.packed_weights import (
+    OWN_STEM,
+    PACKED,
+    UNFINISHED,
+    hold,
+    is_locked_by_us,
+    packed_folder,
+    remove_unless_held,
+)
 from triolet.private_files import FILE_MODE, make_private_folder
 from triolet.store.receipts import now_ns
 
@@ -31,6 +36,7 @@ from .receipts import DigestReceipts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from triolet.config import SnapshotConfig
 
@@ -39,16 +45,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SUFFIX: Final = ".packed"
-UNFINISHED: Final = ".unfinished"
 BUILD_WAIT_S: Final = 60.0
 """Longest wait for another process that packs the same weights, half of what a supervisor waits for
 a sign of life. A billion weights take some three seconds."""
 BUILD_POLL_S: Final = 0.005
 STRAY_AGE_NS: Final = 3600 * 10**9
 """After which a receipt that a killed process left unfinished is removed."""
-_OWN_STEM: Final = re.compile(r"[0-9a-f]{32}")
-"""Of each file that is written here. An operator may name a folder that holds other things."""
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -85,10 +87,8 @@ class Snapshots:
         Raises:
           _NotKeptError: no folder is named, and this user has no home.
         """
-        if self._config.folder is not None:
-            return Path(self._config.folder)
         try:
-            return cache_home() / "triolet" / "packed"
+            return packed_folder(self._config.folder)
         except ConfigError as error:
             raise _NotKeptError(
                 "this user has no home directory: set XDG_CACHE_HOME, or "
@@ -165,6 +165,7 @@ class Snapshots:
         except FileNotFoundError:
             return None
         try:
+            hold(fd)
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
                 raise SnapshotDamagedError("it is no file of this user")
@@ -193,7 +194,7 @@ class Snapshots:
                 unfinished, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE
             )
             try:
-                if _is_locked_by_us(fd, unfinished):
+                if is_locked_by_us(fd, unfinished):
                     pieces = self._mapped(key)
                     if pieces is not None:
                         unfinished.unlink()
@@ -222,6 +223,7 @@ class Snapshots:
             self._make_room(num_bytes)
             pieces = map_snapshot(fd, key)
             unfinished.rename(path)
+            hold(fd)  # no longer alone; others that wait for the lock would write it once more
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
@@ -233,7 +235,7 @@ class Snapshots:
         """Remove what was not used for longest until a new snapshot fits, and what was left behind.
 
         Raises:
-          _NotKeptError: it never fits.
+          _NotKeptError: it never fits, or not beside those that are in use.
         """
         most = self._config.max_bytes
         if num_bytes > most:
@@ -246,39 +248,23 @@ class Snapshots:
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):  # another process has removed it
                 found = path.stat()
-                if not _OWN_STEM.fullmatch(path.stem):
+                if not OWN_STEM.fullmatch(path.stem):
                     continue
-                if path.suffix == SUFFIX:
+                if path.suffix == PACKED:
                     kept.append((found.st_mtime_ns, found.st_size, path))
                 elif path.suffix == UNFINISHED:
-                    _remove_unless_locked(path)
+                    remove_unless_held(path)
                 elif path.suffix[1:].isdecimal() and now_ns() - found.st_mtime_ns > STRAY_AGE_NS:
                     path.unlink()
         total = num_bytes + sum(size for _, size, _ in kept)
         for _, size, path in sorted(kept):
             if total <= most:
                 break
-            # Processes that have it mapped keep what they see.
-            path.unlink(missing_ok=True)
-            total -= size
-            log.info("packed_weights_removed", path=str(path), bytes=size, max_bytes=most)
-
-
-def _is_locked_by_us(fd: int, path: Path) -> bool:
-    """Lock a file and return whether it is ours and still has its name."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(fd), path.stat())
-    return False
-
-
-def _remove_unless_locked(path: Path) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if _is_locked_by_us(fd, path):
-            path.unlink()
-    finally:
-        os.close(fd)
+            if remove_unless_held(path):
+                total -= size
+                log.info("packed_weights_removed", path=str(path), bytes=size, max_bytes=most)
+        if total > most:
+            raise _NotKeptError(
+                f"the packed weights are {num_bytes} bytes, those that other processes use "
+                f"{total - num_bytes}, and worker.engine.snapshots.max_bytes is {most}: raise it"
+            )

@@ -313,16 +313,21 @@ def collect_(
     store: StoreOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Remove the blobs that no version names, but for those that are served."""
+    """Remove blobs that no version names and, without --store, packed weights; not what is used."""
     from triolet.audit_log.recording import recorded
     from triolet.store.aliases import Aliases
     from triolet.store.collect import collect
     from triolet.store.evict import make_room
 
+    from ..models.stored import store_of
     from ..quantities import show_size
     from ..registry.copies import Copies
 
     folder, limit = limited_store(sources, "model gc", store, store_limit)
+    # --store names one folder: what is elsewhere stays then.
+    has_packed = store is None and remove_packed(sources)
+    if has_packed and folder is None and not store_of(None).is_there:
+        return
     opened = opened_store(folder)
     with (
         opened.writing() as writer,
@@ -355,6 +360,35 @@ def show_processes(port: FleetPortOption = None, as_json: JsonOption = False) ->
     from .model_processes import run_ps
 
     run_ps(port, as_json=as_json)
+
+
+def remove_packed(sources: Sources) -> bool:
+    """Remove the packed weights that no worker uses, and return whether there were any at all.
+
+    Raises:
+      CommandFailed: one cannot be removed.
+    """
+    from triolet.packed_weights import collect_packed, packed_folder
+
+    from ..quantities import show_size
+
+    settings, has_any = sources.settings(), False
+    named = {one.engine.snapshots.folder for one in (settings.prefill, settings.decode)}
+    for folder in map(packed_folder, named):
+        try:
+            found = collect_packed(folder)
+        except OSError as error:
+            raise CommandFailed(
+                f"packed weights in {folder} cannot be removed: {error.strerror or error}; remove "
+                "the folder as the user that owns it"
+            ) from error
+        if found.num_files or found.num_in_use:
+            has_any = True
+            say(
+                f"packed weights: {found.num_files} removed, {show_size(found.num_bytes)}; "
+                f"{found.num_in_use} in use, which stay"
+            )
+    return has_any
 
 
 def note_evicted(versions: Sequence[Source], audit: Path | None) -> None:

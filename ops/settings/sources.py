@@ -169,7 +169,13 @@ class Sources:
         Raises:
           ConfigError: the command does not read it.
         """
-        self._refuse_unread(command, lambda path: path[0] == "store" or path == ("fleet", "store"))
+        is_collection = command == "model gc"
+
+        def is_read(path: FieldPath) -> bool:
+            is_of_snapshots = is_collection and path[1:] == ("engine", "snapshots", "folder")
+            return path[0] == "store" or path == ("fleet", "store") or is_of_snapshots
+
+        self._refuse_unread(command, is_read)
 
     def refuse_for_role(self, role: Role) -> None:
         """Refuse what `--set` says of other processes. A file may serve several roles.

@@ -73,7 +73,14 @@ class JsonView:
             case Restart(delay_s, was_asked_for=True):
                 log.info("process_left", name=name, how=str(ending), restart_in_s=delay_s)
             case Restart(delay_s):
-                log.warning("process_died", name=name, how=str(ending), restart_in_s=delay_s)
+                log.warning(
+                    "process_died",
+                    name=name,
+                    how=str(ending),
+                    restart_in_s=delay_s,
+                    deaths_in_a_row=verdict.num_deaths,
+                    within_s=round(verdict.within_s, 3),
+                )
             case GiveUp():
                 # Why is the last line of all, or that of the model's failure.
                 log.info("process_given_up", name=name, how=str(ending))
@@ -100,6 +107,9 @@ class JsonView:
         out = never_waiting(sys.stdout)  # nobody may hold up the supervisor
         out.write(json.dumps(line) + "\n")
         out.flush()
+
+    async def run(self) -> None:
+        """Nothing is held back."""
 
     def _models(self) -> dict[str, object]:
         """Return the path of the only model, or of each by its name."""

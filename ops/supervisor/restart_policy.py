@@ -50,10 +50,14 @@ class Restart:
     Attributes:
       delay_s: after this time.
       was_asked_for: somebody told the process itself to leave, and it did so in order.
+      num_deaths: in a row, this one included; the delay doubles with each.
+      within_s: from the first of them to this one.
     """
 
     delay_s: float
     was_asked_for: bool = False
+    num_deaths: int = 0
+    within_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class RestartPolicy:
         self._config = config
         self._ready_since: float | None = None
         self._deaths = 0
+        self._first_died_at = 0.0
         self._failed_starts = 0
 
     def became_ready(self, now: float) -> None:
@@ -109,8 +114,11 @@ class RestartPolicy:
             return Restart(self._config.restart_delay_s, was_asked_for=True)
         elif now - ready_since >= self._config.stable_s:
             self._deaths = 0
+        if self._deaths == 0:
+            self._first_died_at = now
         self._deaths += 1
-        return Restart(self._delay_s())
+        within_s = now - self._first_died_at
+        return Restart(self._delay_s(), num_deaths=self._deaths, within_s=within_s)
 
     def _delay_s(self) -> float:
         if self._deaths == 1:

@@ -266,6 +266,7 @@ async def run_fleet(
         await nursery.start(stop_on_signals, supervisor)
         if starter is not None and starter.has_templates:
             nursery.start_soon(starter.reap_strays)
+        nursery.start_soon(view.run)
         nursery.start_soon(_tell_of_the_end, supervisor)
         nursery.start_soon(_announce, supervisor, config, url, readiness, view)
         if socket_path is not None and commands is not None:

@@ -1,13 +1,15 @@
 """Terminal output of `triolet serve`: bars while processes start, then one table, then news.
 
-Log lines of the processes are printed above the bars.
+Log lines of the processes are printed above the bars. Each line after the start has its time.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from datetime import datetime, timedelta
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from rich.console import Console, Group
@@ -22,9 +24,11 @@ from triolet.status import Progress as ProgressReport
 from ..model_directory import shown_path
 from ..plain_text import printable
 from ..quantities import show_count, show_size
+from .episodes import Episodes
 from .restart_policy import GiveUp, Restart
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from rich.console import RenderableType
@@ -40,10 +44,26 @@ UNSHOWN_KEYS: Final = frozenset({"event", "level", "timestamp", "process", "exce
 
 
 class TerminalView:
-    """For people."""
+    """For people.
 
-    def __init__(self, plan: FleetPlan, console: Console | None = None) -> None:
+    Args:
+      plan: of the fleet.
+      console: where to print; None is stdout.
+      clock: the local time.
+    """
+
+    def __init__(
+        self,
+        plan: FleetPlan,
+        console: Console | None = None,
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> None:
         self._plan = plan
+        self._clock = clock
+        is_debug = plan.settings.process.log_level == "debug"
+        hold_s = plan.settings.supervisor.episode_hold_s
+        self._episodes = None if is_debug else Episodes(hold_s)
+        self._waits = trio.Event()
         self._console = Console(highlight=False) if console is None else console
         width = max(map(len, plan.process_names))
         self._bars = Progress(
@@ -77,8 +97,9 @@ class TerminalView:
         traceback: TracebackType | None,
     ) -> None:
         self._bars.stop()
+        self._tell_held(math.inf)
         if self._is_serving:
-            self._console.print("[dim]Stopped.")
+            self._news("dim", "Stopped.")
 
     def started(self, name: str, pid: int) -> None:
         if not self._pids:
@@ -105,19 +126,52 @@ class TerminalView:
                     self._news("green", f"{name} {is_new} (pid {self._pids[name]})")
 
     def logged(self, name: str, line: bytes) -> None:
-        """Show a line from the stderr of a process."""
-        self._console.print(log_line(name, line))
+        """Show a line from the stderr of a process, unless it is part of an episode."""
+        entry = entry_of(line)
+        at = self._now() if entry is None else time_of(entry, self._now())
+        is_held, told = False, None
+        if self._episodes is not None and entry is not None:
+            is_held, told = self._episodes.take(name, entry, at, trio.current_time())
+            self._waits.set()
+        if told is not None:
+            self._console.print(Text(f"{at} {told}", style="yellow"))
+        if not is_held:
+            self._console.print(log_line(name, line, at))
+
+    async def run(self) -> None:
+        """Show what was held back for long enough."""
+        while self._episodes is not None:
+            with trio.move_on_at(self._episodes.due_at):
+                await self._waits.wait()
+            self._waits = trio.Event()
+            self._tell_held(trio.current_time())
+
+    def _tell_held(self, now: float) -> None:
+        for line in [] if self._episodes is None else self._episodes.due(now):
+            self._news("yellow", line)
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
+        if self._episodes is not None:
+            self._episodes.ended(name)
         match verdict:
             case Restart(was_asked_for=True):
                 self._news("dim", f"{name} was drained and left; starting it afresh")
-            case Restart(delay_s):
-                self._news("yellow", f"{name} {ending}; starting it again in {delay_s:g} s")
+            case Restart():
+                self._news("yellow", f"{name} {ending}; {self._next_start(verdict)}")
             case None if self._is_serving and not self._is_stopping:
                 self._news("dim", f"{name} left, as it was asked to")
             case GiveUp() | None:
                 pass  # `failed` or `stopping` follows, or has been
+
+    def _next_start(self, verdict: Restart) -> str:
+        if verdict.num_deaths < 2:
+            return "starting it again at once"
+        at = self._clock() + timedelta(seconds=verdict.delay_s)
+        return (
+            f"death {verdict.num_deaths} in {verdict.within_s:.1f} s: the next start is at "
+            f"{at:%H:%M:%S}, in {verdict.delay_s:g} s (the delay doubles until a life lasts "
+            f"{self._plan.settings.supervisor.stable_s:g} s)"
+        )
 
     def failed(self, model: str, reason: GiveUp) -> None:
         for name in [name for name in self._tasks if name.startswith(f"{model}.")]:
@@ -150,7 +204,10 @@ class TerminalView:
         )
 
     def _news(self, style: str, text: str) -> None:
-        self._console.print(Text(text, style=style))
+        self._console.print(Text(f"{self._now()} {text}", style=style))
+
+    def _now(self) -> str:
+        return f"{self._clock():%H:%M:%S}"
 
     def _model_lines(self) -> RenderableType:
         lines = Table.grid(padding=(0, 2))
@@ -217,20 +274,39 @@ def room_for(worker: WorkerReady) -> str:
     return f"{sequences:,} {noun} of {worker.max_model_len:,} tokens"
 
 
-def log_line(name: str, line: bytes) -> Text:
-    """Return a log line of a process for people; what is no JSON object is shown as it is."""
-    text = line.decode("utf-8", "replace").expandtabs()
+def entry_of(line: bytes) -> dict[str, Any] | None:
+    """Return a log line as what it says; None if it is no JSON object."""
     try:
-        entry = json.loads(text)
+        entry = json.loads(line)
     except ValueError:
-        entry = None
-    if not isinstance(entry, dict):
-        return Text.assemble((f"{name:<10} ", "dim"), printable(text))
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def time_of(entry: dict[str, Any], otherwise: str) -> str:
+    """Return the local time of day of a log line, or another one if it has none."""
+    try:
+        return f"{datetime.fromisoformat(str(entry.get('timestamp'))).astimezone():%H:%M:%S}"
+    except ValueError:
+        return otherwise
+
+
+def log_line(name: str, line: bytes, at: str) -> Text:
+    """Return a log line of a process for people; what is no JSON object is shown as it is.
+
+    Args:
+      name: of the process.
+      line: that it wrote.
+      at: its time of day.
+    """
+    entry, head = entry_of(line), (f"{at} {name:<10} ", "dim")
+    if entry is None:
+        return Text.assemble(head, printable(line.decode("utf-8", "replace").expandtabs()))
     rest = " ".join(
         f"{key}={json.dumps(value)}" for key, value in entry.items() if key not in UNSHOWN_KEYS
     )
     return Text.assemble(
-        (f"{name:<10} ", "dim"),
+        head,
         (
             f"{printable(str(entry.get('event', '')))} ",
             LEVEL_STYLES.get(str(entry.get("level")), ""),

@@ -45,3 +45,7 @@ class View(Watcher, Protocol):
     def serving(self, url: str) -> None:
         """Show that requests are taken at this base address."""
         ...
+
+    async def run(self) -> None:
+        """Show what time alone brings about, until cancelled."""
+        ...

@@ -216,17 +216,21 @@ class FleetMetrics(Observer):
                 mean_s = decode_s / (usage.completion_tokens - 1)
                 self.histograms["request_token_seconds"].observe(mean_s)
 
-    def worker_joined(self, worker: str) -> None:
-        """A worker, or its next life, was greeted."""
+    def worker_joined(self, worker: str, away_s: float | None = None) -> None:
+        """A worker, or its next life, was greeted. The end of a warning is one too: who sees no
+        more than warnings learns from it that the worker is back."""
         self.counters["workers_joined"].inc()
-        log.info("worker_joined", worker=worker)
+        if away_s is None:
+            log.info("worker_joined", worker=worker)
+        else:
+            log.warning("worker_joined", worker=worker, away_s=round(away_s, 3))
 
-    def worker_lost(self, worker: str, cause: str) -> None:
+    def worker_lost(self, worker: str, cause: str, num_requests: int = 0) -> None:
         """A worker was given up."""
         self.counters["workers_lost"].labels(self._words["cause"].bounded(cause)).inc()
         # One that was drained has moved or ended what it ran: a restart by an operator.
         tell = log.info if cause == FAREWELL else log.warning
-        tell("worker_lost", worker=worker, cause=cause)
+        tell("worker_lost", worker=worker, cause=cause, requests=num_requests)
 
     def worker_refused(self, worker: str, reason: str) -> None:
         """A worker and this server cannot work together; an operator has to act."""

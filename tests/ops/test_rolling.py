@@ -111,7 +111,7 @@ async def test_a_role_with_one_worker_is_never_without_one(tmp_path: Path) -> No
         }
         os.kill(fleet.recorder.pids["server-0"][-1], signal.SIGKILL)
         await until(lambda: len(fleet.recorder.pids["server-0"]) == 3)
-    assert ("server-0", Ending(-9), Restart(0.0)) in fleet.recorder.endings
+    assert ("server-0", Ending(-9), Restart(0.0, num_deaths=1)) in fleet.recorder.endings
 
 
 async def test_several_workers_of_a_role_take_turns(tmp_path: Path) -> None:

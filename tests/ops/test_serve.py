@@ -95,6 +95,9 @@ class ServingRecorder(Recorder):
     def serving(self, url: str) -> None:
         pytest.fail("nothing serves here")
 
+    async def run(self) -> None:
+        pass
+
 
 async def test_a_server_that_never_becomes_ready_is_not_waited_for_for_ever(
     tmp_path: Path,

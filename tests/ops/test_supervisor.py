@@ -79,7 +79,7 @@ async def test_a_killed_process_comes_back_by_itself(tmp_path: Path) -> None:
                 await recorder.news.wait()
     assert len(set(recorder.pids["decode-0"])) == 3
     assert len(recorder.pids["decode-1"]) == 1
-    assert recorder.endings[0] == ("decode-0", Ending(-9), Restart(0.0))
+    assert recorder.endings[0] == ("decode-0", Ending(-9), Restart(0.0, num_deaths=1))
 
 
 async def test_a_process_has_the_cores_that_it_was_given(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 from rich.console import Console
 
 from ops.models.several import each_model
@@ -17,7 +20,7 @@ from ops.supervisor.json_view import JsonView
 from ops.supervisor.plan import FleetPlan, ModelPlan
 from ops.supervisor.restart_policy import Ending, GiveUp, Restart
 from ops.supervisor.terminal_view import TerminalView, log_line, room_for
-from triolet.config import ModelConfig, ServerConfig
+from triolet.config import ModelConfig, ProcessConfig, ServerConfig
 from triolet.status import Progress, ServerReady, WorkerReady
 
 if TYPE_CHECKING:
@@ -41,6 +44,31 @@ def worker(name: str, num_blocks: int = 640, max_model_len: int = 1024) -> Worke
     )
 
 
+WORKER = "decode-0@d1435dae48ca8ee6"
+REFUSED = {
+    "event": "worker_refused",
+    "level": "error",
+    "worker": WORKER,
+    "reason": "this worker stood still for longer than its leases: say HELLO again",
+}
+EPISODE: list[tuple[str, dict[str, object]]] = [
+    ("server", {"event": "worker_lost", "level": "warning", "worker": WORKER, "cause": "silent"}),
+    ("decode-0", {"event": "stood_still", "level": "warning", "seconds": 1.8}),
+    ("decode-0", {"event": "fenced", "level": "warning", "epoch": 5}),
+    ("decode-0", {"event": "server_gone", "level": "warning", "server": "server@4a65"}),
+    *[("server", dict(REFUSED)) for _ in range(6)],
+    ("server", {"event": "worker_joined", "level": "warning", "worker": WORKER, "away_s": 1.8}),
+]
+
+
+def line_of(entry: dict[str, object]) -> bytes:
+    return json.dumps(entry | {"timestamp": "2026-01-02T11:03:07Z"}).encode()
+
+
+def noon() -> datetime:
+    return datetime(2026, 1, 2, 12, 3, 7)
+
+
 def live_through_a_day(view: View) -> None:
     """Start, serve, lose a worker, get it back, stop."""
     with view:
@@ -52,7 +80,7 @@ def live_through_a_day(view: View) -> None:
             view.reported(name, worker(name))
         view.reported("server", ServerReady(URL))
         view.serving(URL)
-        view.ended("decode-0", Ending(-9), Restart(0.1))
+        view.ended("decode-0", Ending(-9), Restart(0.0, num_deaths=1))
         view.started("decode-0", 104)
         view.reported("decode-0", worker("decode-0"))
         view.started("decode-spare", 105)
@@ -79,7 +107,7 @@ async def test_a_program_gets_one_line_on_stdout(capsys: pytest.CaptureFixture[s
 async def shown(terminal: bool = True) -> str:
     screen = io.StringIO()
     console = Console(file=screen, width=110, force_terminal=terminal, color_system=None)
-    live_through_a_day(TerminalView(PLAN, console))
+    live_through_a_day(TerminalView(PLAN, console, noon))
     return screen.getvalue()
 
 
@@ -95,13 +123,13 @@ async def test_a_person_gets_a_table_with_all_that_is_needed() -> None:
         "10 sequences of 1,024 tokens",
         f"{URL}/v1",
         f"{URL}/metrics",
-        "decode-0 was killed by SIGKILL; starting it again in 0.1 s",
-        "decode-0 is back (pid 104)",
+        "12:03:07 decode-0 was killed by SIGKILL; starting it again at once",
+        "12:03:07 decode-0 is back (pid 104)",
         "decode-spare is there (pid 105)",
         "decode-0 was drained and left; starting it afresh",
         "decode-spare left, as it was asked to",
         "Stopping: answers under way may finish within 30 s",
-        "Stopped.",
+        "12:03:07 Stopped.",
     ):
         assert words in screen, words
     rows = [line.split()[:2] for line in screen.splitlines()]
@@ -186,13 +214,53 @@ def test_room_is_counted_in_whole_blocks(num_blocks: int, max_model_len: int, te
     [
         (
             b'{"event":"lost","level":"warning","timestamp":"t","process":"p","peer":"a","n":2}',
-            'server     lost peer="a" n=2',
+            '12:03:07 server     lost peer="a" n=2',
         ),
-        (b'{"event":"x","exception":"Trace\\nEnd"}', "server     x \nTrace\nEnd"),
-        (b'{"event":"\\u001b[2Jred"}', "server     �[2Jred "),
-        (b"plain \x1b[31mwords\xff", "server     plain �[31mwords�"),
-        (b"[1]", "server     [1]"),
+        (b'{"event":"x","exception":"Trace\\nEnd"}', "12:03:07 server     x \nTrace\nEnd"),
+        (b'{"event":"\\u001b[2Jred"}', "12:03:07 server     �[2Jred "),
+        (b"plain \x1b[31mwords\xff", "12:03:07 server     plain �[31mwords�"),
+        (b"[1]", "12:03:07 server     [1]"),
     ],
 )
 def test_log_lines_are_shown_without_control_characters(line: bytes, text: str) -> None:
-    assert log_line("server", line).plain == text
+    assert log_line("server", line, "12:03:07").plain == text
+
+
+async def test_a_worker_that_was_silent_and_is_back_is_one_line_with_its_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=110)
+    with TerminalView(PLAN, console, noon) as view:
+        for process, entry in EPISODE:
+            view.logged(process, line_of(entry))
+        view.logged("decode-0", line_of({"event": "fenced", "level": "warning", "epoch": 7}))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(view.run)
+            await trio.sleep(3600)
+            nursery.cancel_scope.cancel()
+    [line] = [one for one in screen.getvalue().splitlines() if "decode-0" in one]
+    at = datetime(2026, 1, 2, 11, 3, 7, tzinfo=UTC).astimezone()
+    words = "decode-0 was silent for 1.8 s and is back; 0 requests were disturbed"
+    assert line == f"{at:%H:%M:%S} {words}"
+
+
+async def test_debug_shows_every_line_of_an_episode() -> None:
+    screen = io.StringIO()
+    settings = replace(SETTINGS, process=ProcessConfig(log_level="debug"))
+    plan = replace(PLAN, settings=settings)
+    with TerminalView(plan, Console(file=screen, width=110), noon) as view:
+        for process, entry in EPISODE:
+            view.logged(process, line_of(entry))
+    lines = [one for one in screen.getvalue().splitlines() if "decode-0" in one]
+    assert len(lines) == len(EPISODE)
+
+
+async def test_further_deaths_say_how_many_there_were_and_when_the_next_start_is() -> None:
+    screen = io.StringIO()
+    with TerminalView(PLAN, Console(file=screen, width=300), noon) as view:
+        view.ended("decode-0", Ending(-9), Restart(3.2, num_deaths=5, within_s=12.0))
+    assert (
+        "12:03:07 decode-0 was killed by SIGKILL; death 5 in 12.0 s: the next start is at "
+        "12:03:10, in 3.2 s (the delay doubles until a life lasts 30 s)"
+    ) in screen.getvalue()

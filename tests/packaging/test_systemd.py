@@ -142,6 +142,9 @@ class Stopping(Recorder):
         assert self.supervisor is not None
         self.supervisor.stop()
 
+    async def run(self) -> None:
+        pass
+
 
 async def answer_ready(stream: trio.SocketStream) -> None:
     async with stream:

@@ -249,6 +249,18 @@ def test_a_worker_that_was_drained_is_no_warning(metrics: Metrics, cause: str, l
     assert [(entry["event"], entry["log_level"]) for entry in logs] == [("worker_lost", level)]
 
 
+@pytest.mark.parametrize(
+    ("away_s", "entry"),
+    [(None, {"log_level": "info"}), (1.8004, {"log_level": "warning", "away_s": 1.8})],
+)
+def test_the_return_of_a_worker_that_was_missed_is_a_warning_as_its_loss_was(
+    metrics: Metrics, away_s: float | None, entry: dict[str, object]
+) -> None:
+    with capture_logs() as logs:
+        metrics.fleet.worker_joined("decode-0", away_s)
+    assert logs == [{"event": "worker_joined", "worker": "decode-0"} | entry]
+
+
 def test_faults_and_what_is_done_about_them_are_counted() -> None:
     fleet = FakeFleet()
     fleet.status().workers[1].breaker = "half_open"

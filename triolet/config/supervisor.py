@@ -122,11 +122,14 @@ class SupervisorConfig:
     output_drain_s: float = 1.0 * SECONDS
     """What a dead process wrote is read for this long; more can only come from a process that it
     left behind."""
+    episode_hold_s: float = 5.0 * SECONDS
+    """On a terminal, unless debug lines are shown: how long the warnings of a worker that is lost
+    wait for its return, to become one line. On a busy machine it is back within three seconds."""
     max_line_bytes: int = 64 * KIB
     """Longest line of a child's output that is read; the rest of a longer one is dropped."""
 
     def __post_init__(self) -> None:
-        for name in ("control_retry_s", "adapter_start_s"):
+        for name in ("control_retry_s", "adapter_start_s", "episode_hold_s"):
             require(getattr(self, name) > 0, name, getattr(self, name), "> 0")
 
 

@@ -216,8 +216,8 @@ class SnapshotConfig:
     folder: str | None = None
     """None is `$XDG_CACHE_HOME/triolet/packed`. No other user may write there."""
     max_bytes: int = 32 * GIB
-    """Of all snapshots; the least recently used one is removed first. Two of an 8B model in
-    bfloat16."""
+    """Of all snapshots: a write beyond it removes the least recently used ones that no process has
+    mapped. Two of an 8B model in bfloat16."""
     min_bytes: int = 64 * MIB
     """Weight files below this size are packed at each start, which takes less than 0.1 s."""
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No credentials of the user that runs the tests, and short waits between attempts."""
+    """No credentials or cache of the user that runs the tests; short waits between attempts."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TRIOLET_REGISTRY_USERNAME", raising=False)
     monkeypatch.delenv("TRIOLET_REGISTRY_PASSWORD", raising=False)
     monkeypatch.setattr("ops.registry.client.FIRST_DELAY_S", 0.001)

@@ -137,6 +137,25 @@ def test_the_limit_may_be_a_setting_and_an_option_counts_before_it(
         assert refused in capsys.readouterr().err
 
 
+def test_gc_removes_packed_weights_also_where_there_is_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    file = tmp_path / "cache" / "triolet" / "packed" / f"{'0123' * 8}.packed"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(bytes(2048))
+    assert main(("model", "gc", "--store", str(tmp_path / "else"))) == 2
+    assert file.exists(), "another store was named"
+    capsys.readouterr()
+    assert main(("model", "gc")) == 0
+    assert capsys.readouterr().err == "packed weights: 1 removed, 2 KiB; 0 in use, which stay\n"
+    assert not file.exists()
+    file.write_bytes(bytes(2048))
+    elsewhere = f"decode.engine.snapshots.folder={tmp_path / 'elsewhere'}"
+    assert main(("model", "gc", "--set", elsewhere)) == 0
+    assert not file.exists(), "the other workers have theirs there"
+
+
 def test_a_pull_keeps_to_the_limit_of_the_settings(
     full: ModelStore, repository: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,12 +32,20 @@ class Seen(Observer):
         super().__init__()
         self.dropped: list[str] = []
         self.breakers: list[str] = []
+        self.lost: list[tuple[str, int]] = []
+        self.joined: list[float | None] = []
         self.pauses: list[float] = []
         self.unaffordable = 0
         world.observe(self)
 
     def frames_dropped(self, reason: str, count: int = 1) -> None:
         self.dropped.append(reason)
+
+    def worker_joined(self, worker: str, away_s: float | None = None) -> None:
+        self.joined.append(away_s)
+
+    def worker_lost(self, worker: str, cause: str, num_requests: int = 0) -> None:
+        self.lost.append((cause, num_requests))
 
     def breaker_changed(self, worker: str, state: str) -> None:
         self.breakers.append(state)
@@ -152,6 +160,24 @@ def test_a_restarted_worker_begins_with_a_clean_record() -> None:
     world.crash(bad)
     world.greet(bad)
     assert bad.breaker.state.value == "closed"
+
+
+def test_a_return_says_how_long_the_worker_was_away_and_a_loss_what_it_cost() -> None:
+    world = World(num_decodes=2)
+    seen, one = Seen(world), world.worker(world.decode)
+    world.worker(world.decodes[1]).busy_until = 1e9
+    world.submit(make_request(1))
+    world.deliver()
+    world.beat(one)
+    world.now += 1.5
+    world.requests.lost(one, "silent", world.now)
+    world.now += 0.25
+    world.greet(one)
+    assert (seen.lost, seen.joined) == ([("silent", 1)], [1.75])
+    world.requests.lost(one, "farewell", world.now)
+    world.now += 0.5
+    world.greet(one)
+    assert seen.joined[1:] == [None], "a farewell is no loss"
 
 
 def test_the_same_life_does_not_become_better_by_greeting_again() -> None:

@@ -1,0 +1,205 @@
+"""What a terminal shows of workers that are lost and come back: one line for an episode.
+
+A worker that stands still on a busy machine is lost, wakes, drops its leases, is refused until it
+is greeted again, and joins: a dozen warnings of several processes within a second. They are held
+back until the worker is back, or for `hold_s`. Decides what is shown; shows nothing, and the
+clock is the caller's. Log files have every line.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SILENT: Final = "silent"
+HELLO: Final = "say HELLO"
+"""In the reason of a refusal that ends by itself: the server greets the worker again."""
+MAX_REFUSALS: Final = 64
+"""Pairs of worker and reason that are counted; more are shown each time."""
+
+
+@dataclass(slots=True)
+class _Episode:
+    """What has happened to one worker.
+
+    Attributes:
+      began: the time of day of the first line.
+      due_at: when it is told unless it is over, or, once it is told, forgotten if it is.
+      cause: for which servers gave it up; empty while none has.
+      lost_by: processes that have given it up and not greeted it again.
+      num_requests: that needed it then.
+      stood_still_s: as it says itself.
+      is_new_life: it dropped everything.
+      num_refusals: HELLO was asked for so often.
+      is_over: it is back.
+      is_told: a line said so much already.
+    """
+
+    began: str
+    due_at: float
+    cause: str = ""
+    lost_by: set[str] = field(default_factory=set)
+    num_requests: int = 0
+    stood_still_s: float = 0.0
+    is_new_life: bool = False
+    num_refusals: int = 0
+    is_over: bool = False
+    is_told: bool = False
+
+    def disturbed(self) -> str:
+        noun = "request was" if self.num_requests == 1 else "requests were"
+        return f"{self.num_requests} {noun} disturbed"
+
+    def back(self, worker: str, away_s: float) -> str:
+        if self.is_told:
+            return f"{worker} is back after {away_s:.1f} s; {self.disturbed()}"
+        if self.cause not in (SILENT, ""):
+            again = f"{worker} takes requests again after {away_s:.1f} s ({self.cause})"
+            return f"{again}; {self.disturbed()}"
+        return f"{worker} was silent for {away_s:.1f} s and is back; {self.disturbed()}"
+
+    def not_back(self, worker: str) -> str:
+        asked = f"; HELLO was asked for {self.num_refusals} times" if self.num_refusals else ""
+        if self.cause:
+            state = "silent" if self.cause == SILENT else f"away ({self.cause})"
+            return f"{worker} is {state} since {self.began}; {self.disturbed()}{asked}"
+        still = f"stood still for {self.stood_still_s:.1f} s" if self.stood_still_s else ""
+        anew = "dropped what it had and began a new life" if self.is_new_life else ""
+        seen = " and ".join(filter(None, (still, anew))) or "was not known"
+        return f"{worker} {seen} at {self.began}; no server has given it up{asked}"
+
+
+@dataclass(slots=True)
+class _Refusal:
+    """One refusal, said again and again.
+
+    Attributes:
+      due_at: when the further ones are told.
+      wait_s: from then to the next time, twice as long each time.
+      num_more: further ones so far.
+    """
+
+    due_at: float
+    wait_s: float
+    num_more: int = 0
+
+
+class Episodes:
+    """The episodes of all workers.
+
+    Args:
+      hold_s: how long lines are held back.
+    """
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self._episodes: dict[str, _Episode] = {}
+        self._refusals: dict[tuple[str, str], _Refusal] = {}
+
+    @property
+    def due_at(self) -> float:
+        """When `due` may have something to say, unless a line comes before."""
+        episodes = (one.due_at for one in self._episodes.values())
+        refusals = (one.due_at for one in self._refusals.values())
+        return min((*episodes, *refusals), default=math.inf)
+
+    def take(
+        self, process: str, entry: Mapping[str, Any], at: str, now: float
+    ) -> tuple[bool, str | None]:
+        """Take in a log line.
+
+        Args:
+          process: that wrote it.
+          entry: the line.
+          at: its time of day.
+          now: the time.
+
+        Returns:
+          Whether it belongs to an episode and is not shown, and what is to be shown now.
+        """
+        event, reason = entry.get("event"), str(entry.get("reason", ""))
+        worker = str(entry.get("worker", process)).partition("@")[0]
+        match event:
+            case "worker_refused" if HELLO not in reason:
+                return self._refused(worker, reason, now), None
+            case "worker_joined" if "away_s" in entry:
+                return True, self._joined(process, worker, float(entry["away_s"]), now)
+            case "worker_lost" if entry.get("level") == "warning":
+                one = self._of(worker, at, now)
+                one.cause = one.cause or str(entry.get("cause", ""))
+                one.lost_by.add(process)
+                one.num_requests += int(entry.get("requests", 0))
+            case "worker_refused":
+                self._of(worker, at, now, is_late=True).num_refusals += 1
+            case "fenced":
+                self._of(worker, at, now, is_late=True).is_new_life = True
+            case "stood_still":
+                one = self._of(worker, at, now, is_late=True)
+                one.stood_still_s += float(entry.get("seconds", 0.0))
+            case "server_gone" if process in self._episodes:
+                pass  # its server has given it up
+            case _:
+                return False, None
+        return True, None
+
+    def due(self, now: float) -> list[str]:
+        """Return what has been held back for long enough."""
+        lines = []
+        for worker, one in tuple(self._episodes.items()):
+            if one.due_at > now:
+                continue
+            if not (one.is_over or one.is_told):
+                lines.append(one.not_back(worker))
+            one.is_told = True
+            one.due_at = math.inf
+            if one.is_over or not one.lost_by:
+                del self._episodes[worker]
+        for (worker, reason), refusal in tuple(self._refusals.items()):
+            if refusal.due_at > now:
+                continue
+            if not refusal.num_more:
+                del self._refusals[worker, reason]
+                continue
+            lines.append(f"{worker} was refused {refusal.num_more} more times: {reason}")
+            refusal.num_more = 0
+            refusal.wait_s *= 2.0
+            refusal.due_at = now + refusal.wait_s
+        return lines
+
+    def ended(self, process: str) -> None:
+        """Forget what a process has lost that ended: a server's next life does not tell of it."""
+        for worker, one in tuple(self._episodes.items()):
+            if one.lost_by == {process}:
+                del self._episodes[worker]
+            one.lost_by.discard(process)
+
+    def _of(self, worker: str, at: str, now: float, *, is_late: bool = False) -> _Episode:
+        """Return the present episode of a worker; `is_late` says that the line may come after its
+        end, as lines of several processes do."""
+        one = self._episodes.get(worker)
+        if one is None or (one.is_over and not is_late):
+            one = self._episodes[worker] = _Episode(at, now + self._hold_s)
+        return one
+
+    def _joined(self, process: str, worker: str, away_s: float, now: float) -> str | None:
+        one = self._episodes.get(worker)
+        if one is None:
+            one = self._episodes[worker] = _Episode("", now)
+        one.lost_by.discard(process)
+        if one.lost_by or one.is_over:
+            return None
+        line = one.back(worker, away_s)
+        one.is_over, one.due_at = True, now + self._hold_s
+        return line
+
+    def _refused(self, worker: str, reason: str, now: float) -> bool:
+        known = self._refusals.get((worker, reason))
+        if known is not None:
+            known.num_more += 1
+        elif len(self._refusals) < MAX_REFUSALS:
+            self._refusals[worker, reason] = _Refusal(now + self._hold_s, self._hold_s)
+        return known is not None
