@@ -15,10 +15,10 @@ import typer
 from triolet.units import KIB
 
 from ..api_key import key_headers
+from ..chosen_fleet import fleet_to_show
 from ..exit_codes import CommandFailed
 from ..http_trust import verify_for
 from ..quantities import show_size
-from ..running_fleets import find_fleet
 from ..supervisor.supervisor_socket import Models, ModelsRequest, Refused, ask
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def run_ps(port: int | None, *, as_json: bool) -> None:
     Raises:
       CommandFailed: no fleet runs.
     """
-    fleet = find_fleet(port)
+    fleet = fleet_to_show(port)
     running = trio.run(_running, fleet.supervisor_socket)
     served, objection = served_models(fleet.note.url)
     if objection:

@@ -26,7 +26,7 @@ from triolet.ids import Role
 from ..exit_codes import EXIT_FAILED, CommandFailed
 from ..ports import base_url, bind_door, bind_ports
 from ..private_directory import parent_directory, private_directory
-from ..running_fleets import SUPERVISOR_SOCKET, Note, write_note
+from ..running_fleets import SUPERVISOR_SOCKET, Note, home, write_note
 from ..settings.form import of_role
 from .adapter_set import AdapterSet
 from .commands import Commands
@@ -104,7 +104,8 @@ def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
             starter=starter,
         )
         addresses = {one.name: control_address(directory, one) for one in plan.workers}
-        note = Note(port, base_url(server.host, port), addresses)
+        url = base_url(server.host, port)
+        note = Note(port, url, addresses, plan.model_names, os.getpid(), home())
         write_note(directory, note)
         scaling = Scaling(plan, note, directory, planned)
         commands = _commands(supervisor, scaling, stored)
@@ -113,7 +114,7 @@ def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
                 run_fleet,
                 supervisor,
                 config,
-                base_url(server.host, port),
+                url,
                 view,
                 directory / SUPERVISOR_SOCKET,
                 place.own_paths,
