@@ -5,11 +5,19 @@ Knows the HTTP status and code that an error of a request ends in; does not know
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
 class TrioletError(Exception):
     """Anything that Triolet raises on purpose."""
+
+
+def said_by(error: BaseException) -> str:
+    """Return what an error says, for logs and messages. One that says nothing is called by its kind
+    in words, such as `read timeout`: names of classes are for tracebacks."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]+", type(error).__name__)
+    return str(error) or " ".join(words).lower()
 
 
 class ConfigError(TrioletError):

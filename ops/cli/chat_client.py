@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NotRequired, TypedDict
 import httpx2
 
 from triolet.config import require
+from triolet.errors import said_by
 
 from ..api_key import key_headers, key_remedy
 from ..exit_codes import CommandFailed
@@ -188,7 +189,7 @@ class ChatClient:
                 "with --url"
             ) from error
         except httpx2.TransportError as error:
-            cause = one_line(str(error)) or type(error).__name__
+            cause = one_line(said_by(error))
             raise CommandFailed(f"lost the server at {self._url}: {cause}") from error
 
 

@@ -468,10 +468,11 @@ class Supervisor:
         await see_out(list(workers), self._config.worker_exit_s)
 
 
-def runs_models(supervisor: Supervisor) -> bool:
-    """Return whether any model has workers that run or are to run."""
+def running_models(supervisor: Supervisor) -> list[str]:
+    """Return the names of the models with workers that run or are to run; of the only one without
+    a name the empty one."""
     states = (ModelState.RUNNING, ModelState.STARTING)
-    return any(one.state in states for one in supervisor.models())
+    return [one.name for one in supervisor.models() if one.state in states]
 
 
 def require_no_restart(supervisor: Supervisor) -> None:

@@ -28,7 +28,7 @@ from coredis.exceptions import RedisError
 from coredis.pool import ConnectionPool
 from coredis.retry import NoRetryPolicy
 
-from triolet.errors import TrioletError
+from triolet.errors import TrioletError, said_by
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -371,7 +371,7 @@ async def _open(config: QuotaConfig) -> ByteStream:
             return await anyio.connect_tcp(host, port)
         except (OSError, *_STREAM_ENDS) as error:
             # The latter: the other side left in the handshake of TLS.
-            raise StoreGone(f"it cannot be reached: {type(error).__name__} {error}") from error
+            raise StoreGone(f"it cannot be reached: {said_by(error)}") from error
     raise StoreGone(f"no connection within {config.connect_timeout_s} s")
 
 
@@ -389,7 +389,7 @@ async def _mapped(call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 (R
         return await call()
     except (RedisError, OSError, RuntimeError, *_STREAM_ENDS) as error:
         # OSError: also timeouts. RuntimeError: the library's pool, when it ends meanwhile.
-        raise StoreGone(f"{type(error).__name__}: {error}") from error
+        raise StoreGone(said_by(error)) from error
 
 
 @dataclass(unsafe_hash=True)

@@ -1,4 +1,5 @@
-"""Events of the log have one style of names, so that one pattern finds them."""
+"""Events of the log have one style of names, so that one pattern finds them; no text for people
+has the name of a class or the form in which Python writes bytes."""
 
 from __future__ import annotations
 
@@ -37,3 +38,37 @@ def test_events_are_words_joined_by_underscores() -> None:
     ]
     assert len(found) > 50
     assert [one for one in found if not NAME.fullmatch(one[2])] == []
+
+
+ERRORS = frozenset({"error", "exc", "exception", "cause"})
+SPLIT_INTO_WORDS = frozenset({"triolet/errors.py", "transport/frames.py"})
+"""Files that make words of the name of a class."""
+
+
+def python_words(path: Path) -> list[int]:
+    """Return the lines at which a text is made of a class's name or of the `repr` of an error."""
+    found = []
+    for node in nodes_of(path)[ast.Attribute]:
+        is_of_type = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "type"
+        if node.attr in {"__name__", "__qualname__"} and is_of_type:
+            found.append(node.lineno)
+    for node in nodes_of(path)[ast.JoinedStr]:
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                text = ast.unparse(part.value)
+                is_repr = part.conversion == ord("r") and text in ERRORS
+                if is_repr or text.endswith((".__name__", ".__qualname__")):
+                    found.append(part.lineno)
+    for node in nodes_of(path)[ast.Call]:
+        if ast.unparse(node.func) == "repr" and node.args and ast.unparse(node.args[0]) in ERRORS:
+            found.append(node.lineno)
+    return found
+
+
+def test_no_text_for_people_is_made_of_the_name_of_a_class_or_the_repr_of_an_error() -> None:
+    paths = [
+        path
+        for path in sources(*(room for room in ROOMS if room not in {"loadtest", "tools"}))
+        if not shown(path).startswith("ops/simulation/") and shown(path) not in SPLIT_INTO_WORDS
+    ]
+    assert [(shown(path), line) for path in paths for line in python_words(path)] == []

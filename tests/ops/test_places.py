@@ -152,7 +152,7 @@ def test_without_a_name_it_is_the_demo_model() -> None:
         ("config.json", None, "config.json is missing"),
         ("config.json", b"{", "config.json cannot be read as JSON"),
         ("config.json", b"\xff", "config.json cannot be read as JSON"),
-        ("config.json", b"[]", "holds a list"),
+        ("config.json", b"[]", "holds JSON that is no object"),
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("model.safetensors", None, "no .safetensors file"),
     ],

@@ -157,7 +157,7 @@ def test_a_value_is_read_by_the_type_of_its_field(
         ("auto.completion_tokens=9", "auto.ladder is missing beside "),
         ('auto.limits=[{"model":"a"}]', "auto.ladder is missing beside "),
         ('auto.limits=[{"model":"a","context_tokens":1}]', "context_tokens is 1; allowed: >= 2"),
-        ('auto.limits=[{"tools":false}]', "allowed: a whole ModelLimits"),
+        ('auto.limits=[{"tools":false}]', "allowed: a table that has model too"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_argument(text: str, words: str) -> None:
