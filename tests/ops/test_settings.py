@@ -301,6 +301,33 @@ def test_config_show_names_value_origin_and_reason(
     assert "server.port = 8000" in capsys.readouterr().out
 
 
+def test_config_show_has_what_differs_from_the_defaults_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "triolet.toml"
+    file.write_text("[server]\nport = 8000\n[decode.engine]\nthreads = 2\n[server.queue]\n")
+    arguments = ["chat=demo", "--config", str(file), "--decode", "3"]
+    arguments += ["--set", "link.max_peers=7", "--set", "fleet.prefill=1"]
+    changed = ["config", "show", *arguments, "--changed"]
+    assert main([*changed, "--json"]) == 0
+    told = {
+        row["field"]: (row["value"], row["default"], row["origin"])
+        for row in json.loads(capsys.readouterr().out)
+    }
+    assert told == {
+        "fleet.decode": (3, Settings().fleet.decode, "--decode"),
+        "decode.engine.threads": (2, None, f"{file}, line 4"),
+        "link.max_peers": (7, Settings().server.link.max_peers, "--set link.max_peers"),
+        "models.chat.ref": ("demo", "", "the argument chat=demo"),
+    }
+    assert main(changed) == 0
+    out = capsys.readouterr().out
+    assert f"decode.engine.threads = 2  ({file}, line 4; default: none)" in out
+    assert "server.port" not in out, "it is set, and to its default"
+    assert main(["config", "show", "--changed"]) == 0
+    assert capsys.readouterr().out == "Every setting has its default.\n"
+
+
 def test_serve_refuses_what_it_sets_itself() -> None:
     of_server = ("server.listen_fd=3", "server.models=[]", "server.model_digest=x")
     for text in ("worker.control_address=ipc:///x", *of_server, "decode.name=a"):
