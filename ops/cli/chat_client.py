@@ -174,10 +174,10 @@ class ChatClient:
                 data = line.removeprefix("data:").strip()
                 if data == DONE:
                     return
-                for piece in _take_chunk(data, times):
+                for piece in _take_chunk(data, times, self._url):
                     times.saw_text(time.monotonic())
                     yield piece
-        raise CommandFailed("the server closed the stream in the middle of an answer")
+        raise CommandFailed(f"{self._url} closed the stream in the middle of an answer")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -193,7 +193,7 @@ class ChatClient:
             raise CommandFailed(f"lost the server at {self._url}: {cause}") from error
 
 
-def _take_chunk(data: str, times: AnswerTimes) -> list[str]:
+def _take_chunk(data: str, times: AnswerTimes, url: str) -> list[str]:
     """Return the pieces in one chunk and note what else it says."""
     try:
         chunk = json.loads(data)
@@ -209,7 +209,7 @@ def _take_chunk(data: str, times: AnswerTimes) -> list[str]:
                     pieces.append(kind(text))
             times.finish_reason = choice.get("finish_reason") or times.finish_reason
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CommandFailed("the server sent something that is no chunk of an answer") from error
+        raise CommandFailed(f"{url} sent something that is no chunk of an answer") from error
     return pieces
 
 

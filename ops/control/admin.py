@@ -162,7 +162,9 @@ async def _refuse_pages() -> None:
     """
     name = request.host.rsplit(":", 1)[0] if request.host[-1:] != "]" else request.host
     if "origin" in request.headers or name not in LOCAL_NAMES:
-        raise Refusal(403, "not_local", "pages may not ask here; use curl or `triolet model`")
+        raise Refusal(
+            403, "not_local", "web pages may not ask the admin routes; use curl or `triolet model`"
+        )
 
 
 async def _list_models(control: Control) -> Response:

@@ -482,7 +482,10 @@ def require_no_restart(supervisor: Supervisor) -> None:
       RestartFailed: a restart is under way.
     """
     if supervisor.restarting:
-        raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        names = " and ".join(group.shown for group in supervisor.restarting)
+        raise RestartFailed(
+            f"a restart or a scaling of {names} is under way already; wait for its end"
+        )
 
 
 def running(groups: Iterable[Group]) -> list[Group]:

@@ -274,7 +274,9 @@ async def check_request(services: Services) -> Response | None:
         tenant = check_key(services, headers)
         _note_key(services, asked.scope)
         if tenant.role is not TenantRole.OPERATOR and not is_for_users(asked.endpoint):
-            raise http_error(403, "this needs the key of a tenant whose role is operator")
+            raise http_error(
+                403, f"{echo(asked.path)} needs the key of a tenant whose role is operator"
+            )
     if asked.method not in SAFE_METHODS:
         origins = origins_here(services, asked.path)
         check_origin(headers.get("origin"), headers.get("host"), origins)

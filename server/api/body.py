@@ -260,11 +260,13 @@ async def read_fields(
       RequestError: 400, 408, 413 or 415; 503 if too many large bodies wait to be parsed.
     """
     if request.mimetype not in media:
-        raise http_error(415, "send JSON, with content-type: application/json")
+        raise http_error(
+            415, "the body has no content-type: application/json; send JSON, with that"
+        )
     if request.mimetype_params.get("charset", "").lower() not in _CHARSETS:
-        raise http_error(415, "send UTF-8")
+        raise http_error(415, "the body is not in UTF-8; send UTF-8")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise http_error(415, "send the body without a content-encoding")
+        raise http_error(415, "the body has a content-encoding; send it without")
     body = await read_body(services.config)
     ends = (body[:KEY_BYTES], body[-KEY_BYTES:])
     current_scope().key = hash((current_tenant().name, request.path, len(body), ends))

@@ -1,5 +1,5 @@
-"""Events of the log have one style of names, so that one pattern finds them; no text for people
-has the name of a class or the form in which Python writes bytes."""
+"""Words of logs and messages: events have one style of names, errors say what they are about, and no
+text for people has the name of a class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from .test_layout import ROOMS, nodes_of, shown, sources
+from .test_layout import ROOMS, called_name, nodes_of, shown, sources
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,3 +72,40 @@ def test_no_text_for_people_is_made_of_the_name_of_a_class_or_the_repr_of_an_err
         if not shown(path).startswith("ops/simulation/") and shown(path) not in SPLIT_INTO_WORDS
     ]
     assert [(shown(path), line) for path in paths for line in python_words(path)] == []
+
+
+PREFIXED = frozenset(
+    "ReferrerFault TemplateLost LineError BrokenResourceError DecodeError _bad AssertionError".split()
+)
+"""Errors that are shown behind what they are about: a blob, a role, a line of a file, a server, a
+request, a body."""
+NO_SUBJECT = re.compile(r"(?:it|its|this|that|they|send|there is no such|there is nothing here)\b")
+NAMED = re.compile(
+    r"this (?:server|fleet|supervisor|system|user|release|machine|model|request|stream)\b"
+)
+
+
+def beginning(node: ast.expr) -> str:
+    """Return how a text begins, as far as it is a literal."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+            return text
+    return ""
+
+
+def without_subject(path: Path) -> list[tuple[int, str]]:
+    """Return the line and the beginning of each error that does not say what it is about."""
+    found = []
+    for node in nodes_of(path)[ast.Raise]:
+        if isinstance(node.exc, ast.Call) and called_name(node.exc) not in PREFIXED:
+            for text in map(beginning, node.exc.args):
+                if " " in text and NO_SUBJECT.match(text) and not NAMED.match(text):
+                    found.append((node.lineno, text))
+    return found
+
+
+def test_an_error_begins_with_what_it_is_about() -> None:
+    paths = [path for path in sources("ops", "server") if "simulation" not in path.parts]
+    assert [(shown(path), *one) for path in paths for one in without_subject(path)] == []

@@ -125,14 +125,18 @@ def _form(fields: EmbeddingFields, served: ServedModel) -> VectorForm:
     """Return what the vectors are to be like: what the model says, and as long as asked for."""
     model = served.embedding
     if model.objection:
-        raise invalid_request(f"this model makes no vectors here: {model.objection}", "model")
+        raise invalid_request(f"{served.name} makes no vectors here: {model.objection}", "model")
     dimensions = fields.dimensions
     if dimensions is not None and dimensions != model.size:
         if model.size and dimensions > model.size:
-            raise invalid_request(f"this model's vectors have {model.size} numbers", "dimensions")
+            raise invalid_request(
+                f"vectors of {served.name} have {model.size} numbers", "dimensions"
+            )
         if model.sizes is not None and dimensions not in model.sizes:
             allowed = ", ".join(map(str, sorted({*model.sizes, model.size})))
-            raise invalid_request(f"this model's vectors may have {allowed} numbers", "dimensions")
+            raise invalid_request(
+                f"vectors of {served.name} may have {allowed} numbers", "dimensions"
+            )
     cut = dimensions if dimensions is not None and dimensions != model.size else 0
     return VectorForm(model.pooling, cut, model.is_normalized)
 

@@ -85,7 +85,9 @@ def check_is_from_here(services: Services) -> None:
     header_names = {name.lower() for name in request.headers.keys()}  # noqa: SIM118 (multi-dict)
     peer = current_scope().connection
     if not is_from_here(peer.host, header_names, is_forwarding=peer.is_forwarding):
-        raise http_error(403, "this is for the machine that the server runs on; ask from there")
+        raise http_error(
+            403, f"{request.path} is for the machine that the server runs on; ask from there"
+        )
 
 
 async def _audit(services: Services) -> FleetAudit:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from quart import Response, request
 
-from ..errors import http_error
+from ..errors import echo, http_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +99,7 @@ def static_file(files: Mapping[str, StaticFile], services: Services, name: str) 
     """Return one of its files."""
     file = files.get(name)
     if file is None:
-        raise http_error(404, "there is nothing here")
+        raise http_error(404, f"there is nothing at /static/{echo(name)}")
     host = request.headers.get("host") or f"{services.config.host}:{services.config.port}"
     headers = {
         "content-security-policy": content_security_policy(host),
