@@ -219,7 +219,8 @@ def _ask(
         raise CommandFailed(
             f"control does not answer {method} {path}: {error}; only a fleet that serves models "
             "by names (`triolet serve NAME=MODEL …`) has it. There it is started again when it "
-            "ends, and what it had begun goes on: try again in a minute; the fleet's log says why it ended"
+            "ends, and what it had begun goes on: try again in a minute; the fleet's log says why "
+            "it ended"
         ) from error
     body = answer.json()
     if answer.is_error:

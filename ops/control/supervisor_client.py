@@ -176,11 +176,7 @@ class SupervisorClient:
                     async for answer in answers:
                         if isinstance(answer, Models):
                             return answer
-                        why = (
-                            answer.message
-                            if isinstance(answer, Refused)
-                            else "its answer is another one"
-                        )
+                        why = answer.message if isinstance(answer, Refused) else "another answer"
                         raise SupervisorFailed(f"the supervisor does not list models: {why}")
             except (CommandFailed, msgspec.MsgspecError) as error:
                 raise SupervisorFailed(str(error)) from error

@@ -1,5 +1,5 @@
-"""Words of logs and messages: events have one style of names, errors say what they are about, and no
-text for people has the name of a class."""
+"""Words of logs and messages: events have one style of names, errors say what they are about, and
+no text for people has the name of a class."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def test_no_text_for_people_is_made_of_the_name_of_a_class_or_the_repr_of_an_err
 
 
 PREFIXED = frozenset(
-    "ReferrerFault TemplateLost LineError BrokenResourceError DecodeError _bad AssertionError".split()
+    {
+        *("ReferrerFault", "TemplateLost", "LineError", "DecodeError", "_bad"),
+        *("BrokenResourceError", "AssertionError"),
+    }
 )
 """Errors that are shown behind what they are about: a blob, a role, a line of a file, a server, a
 request, a body."""

@@ -210,7 +210,7 @@ def test_a_bad_file_fails_its_batch(store: Store) -> None:
 
 def test_a_file_in_use_is_kept_and_a_result_can_be_forgotten(store: Store) -> None:
     store.begin(1)
-    with pytest.raises(RequestError, match="runs this file"):
+    with pytest.raises(RequestError, match="runs the file "):
         store.files.delete("", "file-of-batch_1")
     [one] = store.batches.waiting(1)
     assert store.answer(one)
