@@ -318,12 +318,11 @@ async def _last_objection(
 ) -> str | None:
     """Wait until servers have every model whose workers run, or for so long that one of them is
     enough; return what keeps them from that."""
-    state: str | None = "it did not answer"
     with trio.move_on_after(config.ready_timeout_s):
         while not supervisor.stopping.is_set():
             running = running_models(supervisor)
-            state = await servers.objection(PATH if running else LIVE_PATH, running)
-            if state is None:
+            if await servers.objection(PATH if running else LIVE_PATH, running) is None:
                 return None
             await trio.sleep(config.ready_poll_s)
+    # A model that servers do not take must not keep the others from serving.
     return await servers.objection(PATH if running_models(supervisor) else LIVE_PATH)
