@@ -25,6 +25,7 @@ from transport.frames import (
     Reserve,
     TokenCredit,
     WorkerHeartbeat,
+    frame_name,
 )
 from transport.handshake import goodbye
 from transport.lease import DECODE_TRANSITIONS, LeaseState, Standing
@@ -221,7 +222,7 @@ class DecodeCore:
                 case TokenCredit():
                     self._grant_tokens(server, frame)
                 case _:
-                    raise RemoteProtocolError(f"no {type(frame).__name__} to a decode worker")
+                    raise RemoteProtocolError(f"no {frame_name(frame)} to a decode worker")
         except (RemoteProtocolError, RequestError) as error:
             self.server_sessions.reject(server, frame, error, now)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 
-from triolet.errors import ConfigError
+from triolet.errors import ConfigError, said_by
 
 from .log_stream import LogStream
 
@@ -108,8 +108,13 @@ def never_waiting(out: TextIO) -> LogStream | TextIO:
 
 
 def cut_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Cut every long value; of a traceback the end stays, which names the error."""
+    """Write bytes and errors as text, and cut every long value; of a traceback the end stays, which
+    names the error."""
     for key, value in event.items():
+        if isinstance(value, bytes):
+            event[key] = value = value.decode("utf-8", "backslashreplace")
+        elif isinstance(value, BaseException) and key != "exc_info":
+            event[key] = value = said_by(value)
         if key == "exception":
             event[key] = str(value)[-MAX_TRACEBACK_CHARACTERS:]
         elif key == "exc_info" or value is None or isinstance(value, bool | int | float):

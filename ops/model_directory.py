@@ -307,7 +307,7 @@ def _architecture(path: Path, remedy: str) -> str:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}; {remedy}") from error
     if not isinstance(config, dict):
-        raise ModelError(f"{path} holds a {type(config).__name__}, not an object; {remedy}")
+        raise ModelError(f"{path} holds JSON that is no object; {remedy}")
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:
         return str(architectures[0])

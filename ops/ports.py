@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from triolet.errors import ConfigError
 
+from .port_holder import triolet_on
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+PORTS_TRIED: Final = 100
+"""Behind a port that is in use, for one that is free and easy to remember."""
+
+
+class PortTaken(ConfigError):
+    """Another process has the port.
+
+    Attributes:
+      holder: the Triolet that has it; None if it is another program.
+      free: a port that can be had.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.holder = triolet_on(base_url(host, port), port)
+        self.free = free_port(host, port)
+        who = "another program" if self.holder is None else self.holder.words
+        super().__init__(
+            f"port {port} on {host} is in use by {who}; stop it, or choose a port that is free: "
+            f"triolet serve --port {self.free}"
+        )
 
 
 def claim_port(host: str, port: int) -> int:
@@ -42,8 +66,21 @@ def bind_ports(host: str, port: int, count: int) -> list[socket.socket]:
     except OSError as error:
         for one in bound:
             one.close()
-        raise ConfigError(_cause(host, port, error)) from error
+        raise _refusal(host, port, error) from error
     return bound
+
+
+def free_port(host: str, port: int) -> int:
+    """Return a port that is free, a little above one that is in use where there is such a one.
+
+    Raises:
+      OSError: this host can listen nowhere.
+    """
+    for near in range(port + 1, min(port + 1 + PORTS_TRIED, 65_536)):
+        with suppress(OSError), _bound(host, near) as bound:
+            return int(bound.getsockname()[1])
+    with _bound(host, 0) as bound:
+        return int(bound.getsockname()[1])
 
 
 def bind_door(path: Path) -> socket.socket:
@@ -63,30 +100,33 @@ def bind_port(host: str, port: int, *, is_shared: bool = False) -> socket.socket
       ConfigError: it is taken or may not be used, or there is no such address here.
     """
     try:
-        # IPv4 first, as the server chooses: `localhost` means one and the same address to both.
-        family, kind, protocol, _, address = min(
-            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
-            key=lambda info: info[0] != socket.AF_INET,
-        )
+        return _bound(host, port, is_shared=is_shared)
     except socket.gaierror as error:
         raise ConfigError(
             f"host {host!r} is no address of this machine ({error.strerror}); allowed: 127.0.0.1, "
             "or 0.0.0.0 for all of them"
         ) from error
-    try:
-        # Sockets that do not listen may share a port, so it is listening that finds out.
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-            address = probe.getsockname()
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_shared:
-            _share(bound)
-        bound.bind(address)
     except OSError as error:
-        raise ConfigError(_cause(host, port, error)) from error
+        raise _refusal(host, port, error) from error
+
+
+def _bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    # IPv4 first, as the server chooses: `localhost` means one and the same address to both.
+    family, kind, protocol, _, address = min(
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
+        key=lambda info: info[0] != socket.AF_INET,
+    )
+    # Sockets that do not listen may share a port, so it is listening that finds out.
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)
+        address = probe.getsockname()
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        _share(bound)
+    bound.bind(address)
     return bound
 
 
@@ -96,17 +136,18 @@ def _share(unbound: socket.socket) -> None:
     unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
-def _cause(host: str, port: int, error: OSError) -> str:
+def _refusal(host: str, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
-        return (
-            f"port {port} on {host} is in use by another program; stop that program, or choose "
-            f"another port with --port {port + 1 if port < 65_535 else 8000} (0 takes any free one)"
-        )
+        return PortTaken(host, port)
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than this user has; choose one above 1023"
+        return ConfigError(
+            f"port {port} needs more rights than this user has; choose one above 1023"
+        )
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine; allowed: 127.0.0.1, or 0.0.0.0 for all"
-    return f"cannot listen on {host} port {port}: {error.strerror}"
+        return ConfigError(
+            f"{host} is no address of this machine; allowed: 127.0.0.1, or 0.0.0.0 for all"
+        )
+    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror}")
 
 
 def base_url(host: str, port: int) -> str:

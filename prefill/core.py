@@ -22,6 +22,7 @@ from transport.frames import (
     Load,
     Prefill,
     WorkerHeartbeat,
+    frame_name,
 )
 from transport.lease import PREFILL_TRANSITIONS, LeaseState, Standing
 from transport.tokens import unpack_tokens
@@ -147,7 +148,7 @@ class PrefillCore:
                 case Embed():
                     self._accept_input(server, frame, now)
                 case _:
-                    raise RemoteProtocolError(f"no {type(frame).__name__} to a prefill worker")
+                    raise RemoteProtocolError(f"no {frame_name(frame)} to a prefill worker")
         except (RemoteProtocolError, RequestError) as error:
             self.server_sessions.reject(server, frame, error, now)
 

@@ -19,7 +19,7 @@ import msgspec
 
 from triolet.errors import LocalProtocolError, RemoteProtocolError
 
-from .frames import AnyFrame, Embed, KvChunk, KvManifest, Prefill, Reserve
+from .frames import AnyFrame, Embed, KvChunk, KvManifest, Prefill, Reserve, frame_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ def encode(frame: AnyFrame) -> bytes:
             fields.pop()
         packed: bytes = msgpack.packb(fields)
     except (ValueError, OverflowError, TypeError) as error:
-        raise LocalProtocolError(f"cannot encode {type(frame).__name__}: {error}") from error
+        raise LocalProtocolError(f"cannot encode {frame_name(frame)}: {error}") from error
     return packed
 
 
@@ -79,7 +79,7 @@ def encode_message(frame: AnyFrame, payload: bytes | memoryview | None) -> list[
       LocalProtocolError: a payload where none belongs, or none where one does.
     """
     if (payload is not None) != _has_payload(frame):
-        raise LocalProtocolError(f"{type(frame).__name__}: only a KvChunk has a payload")
+        raise LocalProtocolError(f"{frame_name(frame)}: only a KV_CHUNK has a payload")
     return [encode(frame)] if payload is None else [encode(frame), payload]
 
 
@@ -96,7 +96,7 @@ def decode_message(
     frame = decode(parts[0], max_bytes)
     payload = memoryview(parts[1]) if len(parts) == 2 else None
     if (payload is not None) != _has_payload(frame):
-        raise RemoteProtocolError(f"{type(frame).__name__}: only a KvChunk has a payload")
+        raise RemoteProtocolError(f"{frame_name(frame)}: only a KV_CHUNK has a payload")
     if payload is not None and payload.nbytes > max_bytes:
         raise RemoteProtocolError(f"payload of {payload.nbytes} bytes; at most {max_bytes}")
     return frame, payload

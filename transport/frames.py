@@ -6,6 +6,7 @@ no bytes, no sockets and no state.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -55,6 +56,11 @@ PROTOCOL_VERSION: Final = 3
 OLDEST_PROTOCOL_VERSION: Final = 3
 """Peers that speak this version are still understood: one release back, for rolling upgrades. No
 release spoke an earlier one."""
+
+
+def frame_name(frame: Frame) -> str:
+    """Return what the protocol calls a frame, such as KV_CHUNK."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(frame).__name__).upper()
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

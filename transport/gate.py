@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import structlog
 
 from triolet.errors import RemoteProtocolError
-from triolet.ids import PeerId, Role
+from triolet.ids import PeerId, Role, shown_identity
 
 from .codec import decode_message
 from .frames import Hello
@@ -162,7 +162,7 @@ class FrameGate:
                 self._before_blame()
             self.blame(sender)
             # At most `MAX_BAD_FRAMES` lines a sender: what comes after is not parsed any more.
-            log.warning("bad_frame", sender=repr(sender), error=str(error))
+            log.warning("bad_frame", sender=shown_identity(sender), error=str(error))
             return None
         self.received_frames += 1
         return Message(sender, frame, payload)
@@ -240,9 +240,9 @@ class BoundGate:
         """
         connection = self._names.connection(sender)
         if connection is None:
-            raise PeerGone(f"{sender!r} is not connected")
+            raise PeerGone(f"{shown_identity(sender)} is not connected")
         if self.frames.is_shut_out(connection):
-            raise PeerGone(f"{sender!r} was cut off: it sent what is no frame")
+            raise PeerGone(f"{shown_identity(sender)} was cut off: it sent what is no frame")
         return connection
 
     def statistics(self, sent_frames: int) -> LinkStatistics:

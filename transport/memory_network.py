@@ -14,6 +14,7 @@ import trio
 from trio.lowlevel import ParkingLot
 
 from triolet.errors import ConfigError
+from triolet.ids import shown_identity
 
 from .address import address_in_use
 from .codec import encode_message
@@ -175,9 +176,9 @@ class MemoryListener:
         self.inbox.require_open()
         pipe = self._outgoing.get(self._gate.connection_of(to))
         if pipe is None:
-            raise PeerGone(f"{to!r} is not connected")
+            raise PeerGone(f"{shown_identity(to)} is not connected")
         if pipe.is_full:
-            raise PeerBusy(f"the pipe to {to!r} is full")
+            raise PeerBusy(f"the pipe to {shown_identity(to)} is full")
         pipe.put(parts)
         self._sent_frames += 1
 

@@ -12,6 +12,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from triolet.errors import ConfigError
+from triolet.ids import shown_identity
 
 from .address import IpcAddress, TcpAddress, address_in_use, keys_needed, parse_address
 from .codec import encode_message
@@ -293,9 +294,9 @@ class ZmqListener:
         try:
             self._socket.send_nowait([self._gate.connection_of(to), *parts])
         except trio.WouldBlock:
-            raise PeerBusy(f"the pipe to {to!r} is full") from None
+            raise PeerBusy(f"the pipe to {shown_identity(to)} is full") from None
         except trio.BrokenResourceError:
-            raise PeerGone(f"{to!r} is not connected") from None
+            raise PeerGone(f"{shown_identity(to)} is not connected") from None
         self._sent_frames += 1
 
     def statistics(self) -> LinkStatistics:

@@ -13,6 +13,13 @@ class TrioletError(Exception):
     """Anything that Triolet raises on purpose."""
 
 
+def said_by(error: BaseException) -> str:
+    """Return what an error says, for logs and messages. One that says nothing is called by its kind
+    in words, such as `read timeout`: names of classes are for tracebacks."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]+", type(error).__name__)
+    return str(error) or " ".join(words).lower()
+
+
 class ConfigError(TrioletError):
     """A setting that cannot work. The text names the field, its value and what is allowed."""
 

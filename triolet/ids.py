@@ -5,10 +5,11 @@ Knows how ids are made and shown; knows nothing of what they name.
 
 from __future__ import annotations
 
+import re
 import secrets
 from enum import StrEnum
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 REQUEST_ID_BYTES = 16
 SECRET_BYTES = 32
@@ -41,6 +42,10 @@ class AttemptKey(NamedTuple):
         return f"{self.request_id.hex()}/{self.attempt}"
 
 
+_IDENTITY: Final = re.compile(rb"[a-z]+:([!-~]{1,255}):([0-9a-f]{16})")
+"""What `PeerId.identity` returns."""
+
+
 class PeerId(NamedTuple):
     """One life of one process: a restarted worker has another epoch and is another peer.
 
@@ -60,6 +65,15 @@ class PeerId(NamedTuple):
     def identity(self) -> bytes:
         """Return what a bound side calls this peer: two lives never share a name."""
         return f"{self.role}:{self.name}:{self.epoch:016x}".encode()
+
+
+def shown_identity(identity: bytes) -> str:
+    """Return how logs and messages call the peer of an identity; one that is no peer's, as any
+    program may send it, in hexadecimal digits."""
+    found = _IDENTITY.fullmatch(identity)
+    if found is None:
+        return identity.hex()
+    return f"{found[1].decode()}@{shown_epoch(int(found[2], 16))}"
 
 
 def shown_epoch(epoch: int) -> str:

@@ -227,10 +227,10 @@ class WorkerLoop:
                 results = await self._device.run(self._engine.step, rows)
             except DeviceWedged:  # cancelled, and the step still runs: nothing can be asked of it
                 raise
-            except Exception as error:
+            except Exception:
                 log.exception("step_failed", rows=len(rows))
                 await self._check_device()
-                message = f"the device step failed: {type(error).__name__}"
+                message = "the device step failed; the log line step_failed of its worker says why"
                 self._core.stepper.fail(message, trio.current_time())
             else:
                 self._core.wake(trio.current_time())

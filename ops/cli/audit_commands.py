@@ -185,7 +185,7 @@ def _row(entry: Entry) -> str:
             parts.append(f"{name}={value.partition(':')[2][:SHOWN_DIGITS]}")
     parts += [f"{name}={value}" for name, value in (entry.counts or {}).items()]
     if entry.reason is not None:
-        parts.append(f"reason={entry.reason}")
+        parts.append(f'reason="{entry.reason}"')
     if entry.request_id is not None:
         parts.append(f"request={entry.request_id}")
     return one_line("  ".join(parts))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NotRequired, TypedDict
 import httpx2
 
 from triolet.config import require
+from triolet.errors import said_by
 
 from ..api_key import key_headers, key_remedy
 from ..exit_codes import CommandFailed
@@ -173,10 +174,10 @@ class ChatClient:
                 data = line.removeprefix("data:").strip()
                 if data == DONE:
                     return
-                for piece in _take_chunk(data, times):
+                for piece in _take_chunk(data, times, self._url):
                     times.saw_text(time.monotonic())
                     yield piece
-        raise CommandFailed("the server closed the stream in the middle of an answer")
+        raise CommandFailed(f"{self._url} closed the stream in the middle of an answer")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -188,11 +189,11 @@ class ChatClient:
                 "with --url"
             ) from error
         except httpx2.TransportError as error:
-            cause = one_line(str(error)) or type(error).__name__
+            cause = one_line(said_by(error))
             raise CommandFailed(f"lost the server at {self._url}: {cause}") from error
 
 
-def _take_chunk(data: str, times: AnswerTimes) -> list[str]:
+def _take_chunk(data: str, times: AnswerTimes, url: str) -> list[str]:
     """Return the pieces in one chunk and note what else it says."""
     try:
         chunk = json.loads(data)
@@ -208,7 +209,7 @@ def _take_chunk(data: str, times: AnswerTimes) -> list[str]:
                     pieces.append(kind(text))
             times.finish_reason = choice.get("finish_reason") or times.finish_reason
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CommandFailed("the server sent something that is no chunk of an answer") from error
+        raise CommandFailed(f"{url} sent something that is no chunk of an answer") from error
     return pieces
 
 

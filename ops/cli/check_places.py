@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-import httpx2
 import trio
 
 from transport.frames import Goodbye
@@ -13,11 +12,9 @@ from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.errors import ConfigError, TrioletError
 
-from ..api_key import key_headers
-from ..http_trust import verify_for
 from ..model_directory import check_start, shown_path
 from ..plain_text import one_line
-from ..ports import base_url, claim_port
+from ..ports import PortTaken, claim_port
 from ..private_directory import private_directory
 from ..quantities import show_size
 from .finding import Finding, Status
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from triolet.config import EngineConfig
 
 ROUND_TRIP_TIMEOUT_S: Final = 5.0
-HEALTH_TIMEOUT_S: Final = 2.0
 MAX_COMPLAINT: Final = 1000
 """Characters of what keeps a server from being ready: a sentence for each of several workers."""
 
@@ -56,52 +52,25 @@ def failed_model(error: ConfigError) -> Finding:
     return Finding("Model", Status.FAIL, cause, remedy)
 
 
-def check_port(host: str, port: int) -> Finding:
-    """See whether a server could listen there, or which one does already."""
+def check_port(host: str, port: int) -> tuple[Finding, int]:
+    """See whether a server could listen there, or who does already; return a port that is free."""
     subject = f"Port {port}"
     try:
         claim_port(host, port)
+    except PortTaken as taken:
+        cause, _, remedy = str(taken).partition("; ")
+        if taken.holder is None:
+            return Finding(subject, Status.FAIL, cause, remedy), taken.free
+        complaint = taken.holder.complaint[:MAX_COMPLAINT]
+        remedy = f"port {taken.free} is free for another one beside it"
+        if complaint:
+            remedy += "; see its log: it waits for a worker, or it starts or shuts down"
+        state = f" and is not ready: {complaint}" if complaint else " and is ready"
+        return Finding(subject, Status.WARN, f"{cause}{state}", remedy), taken.free
     except ConfigError as error:
-        running = running_server(base_url(host, port))
-        if running is not None:
-            return running._replace(subject=subject)
         cause, _, remedy = str(error).partition("; ")
-        return Finding(subject, Status.FAIL, cause, remedy)
-    return Finding(subject, Status.OK, f"free on {host}")
-
-
-def running_server(url: str) -> Finding | None:
-    """Return how a Triolet server at this address is, or None if there is none."""
-    try:
-        with httpx2.Client(
-            base_url=url,
-            timeout=HEALTH_TIMEOUT_S,
-            trust_env=False,
-            verify=verify_for(url),
-            headers=key_headers(),
-        ) as client:
-            version = client.get("/version")
-            name = str(version.raise_for_status().json()["version"])
-            ready = client.get("/health/ready")
-    except (httpx2.HTTPError, ValueError, LookupError, TypeError):
-        return None
-    detail = f"Triolet {one_line(name)[:40]} serves there"
-    if ready.is_success:
-        return Finding("Server", Status.OK, f"{detail} and is ready")
-    return Finding(
-        "Server",
-        Status.WARN,
-        f"{detail}, but is not ready: {_complaint(ready)[:MAX_COMPLAINT]}",
-        "see its log; it waits for a worker, or it is shutting down",
-    )
-
-
-def _complaint(ready: httpx2.Response) -> str:
-    """Return why a server is not ready: its own words, in which the remedy is."""
-    try:
-        return one_line(str(ready.json()["error"]["message"]))
-    except (ValueError, LookupError, TypeError):
-        return one_line(ready.text)
+        return Finding(subject, Status.FAIL, cause, remedy), port
+    return Finding(subject, Status.OK, f"free on {host}"), port
 
 
 def check_links(parent: Path) -> list[Finding]:

@@ -470,15 +470,21 @@ def doctor(
 
 
 @config_app.command("show")
-@with_settings()
+@with_settings(*NAMED)
 def show_config(
     sources: Sources,
+    models: ModelsArgument = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Those alone that have not their defaults.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Show every setting with its value, where it comes from, and why it is so."""
+    """Show every setting with its value, where it comes from, and why it is so. Takes what `serve`
+    takes."""
     from .show_config import run_show_config
 
-    run_show_config(sources, as_json=as_json)
+    add_models(sources, models or ())
+    run_show_config(sources, only_changed=changed, as_json=as_json)
 
 
 @app.command()

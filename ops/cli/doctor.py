@@ -61,19 +61,19 @@ class Wanted(NamedTuple):
 
 def run_doctor(wanted: Wanted, *, as_json: bool) -> bool:
     """Check and show; return whether nothing failed."""
-    findings = examine(wanted)
+    findings, port = examine(wanted)
     is_well = all(finding.status is not Status.FAIL for finding in findings)
     if as_json:
         rows = [finding._asdict() for finding in findings]
         sys.stdout.write(json.dumps({"ok": is_well, "findings": rows}, indent=2) + "\n")
     else:
-        show(findings, serve_command(wanted), Console(highlight=False))
+        show(findings, serve_command(wanted, port), Console(highlight=False))
     return is_well
 
 
-def examine(wanted: Wanted) -> list[Finding]:
-    """Return what every check found. torch, which takes seconds to load, is loaded only where
-    nothing else keeps Triolet from serving."""
+def examine(wanted: Wanted) -> tuple[list[Finding], int]:
+    """Return what every check found, and the port on which a server can listen. torch, which takes
+    seconds to load, is loaded only where nothing else keeps Triolet from serving."""
     server = wanted.settings.server
     each = each_model(wanted.settings)
     num_workers = sum(own.fleet.prefill + own.fleet.decode for own in each)
@@ -86,15 +86,17 @@ def examine(wanted: Wanted) -> list[Finding]:
         check_kernels(),
         check_memory(wanted_bytes),
     ]
+    on_port, port = check_port(server.host, server.port)
     places = [
         check_open_files(),
         *check_links(parent_directory()),
-        check_port(server.host, server.port),
+        on_port,
         *(finding for finding, _ in models),
         *check_auto(wanted.settings),
     ]
     has_failed = any(finding.status is Status.FAIL for finding in (*machine, *places))
-    return [*machine, *([torch_unloaded()] if has_failed else check_torch()), *places]
+    of_torch = [torch_unloaded()] if has_failed else check_torch()
+    return [*machine, *of_torch, *places], port
 
 
 def check_auto(settings: Settings) -> list[Finding]:
@@ -139,9 +141,20 @@ def check_stored(settings: Settings, num_workers: int) -> tuple[Finding, int]:
     return finding._replace(subject=subject), wanted_bytes
 
 
-def serve_command(wanted: Wanted) -> str:
-    """Return the command that serves what was looked at."""
-    return shlex.join(["triolet", "serve", *wanted.words])
+def serve_command(wanted: Wanted, port: int) -> str:
+    """Return the command that serves what was looked at.
+
+    Args:
+      wanted: what that is.
+      port: on which a server can listen; another one than is wanted where that is in use.
+    """
+    words = list(wanted.words)
+    if port != wanted.settings.server.port:
+        if "--port" in words:
+            place = words.index("--port")
+            del words[place : place + 2]
+        words += ["--port", str(port)]
+    return shlex.join(["triolet", "serve", *words])
 
 
 def show(findings: list[Finding], command: str, console: Console) -> None:

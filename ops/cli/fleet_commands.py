@@ -20,8 +20,8 @@ from triolet.config import LinkConfig
 from triolet.errors import ConfigError
 from triolet.ids import PeerId, Role, new_epoch
 
+from ..chosen_fleet import fleet_to_change
 from ..exit_codes import CommandFailed
-from ..running_fleets import find_fleet, running_fleets
 from ..supervisor.plan import SERVER_NAME
 from ..supervisor.rolling import ORDER
 from ..supervisor.supervisor_socket import (
@@ -94,11 +94,10 @@ def address_of(name: str, port: int | None) -> str:
     """Return the control address of a worker of a local fleet.
 
     Raises:
-      ConfigError: there is no worker of this name, or in several fleets.
+      ConfigError: there is no worker of this name, or it is not clear in which fleet.
       CommandFailed: no fleet runs.
     """
-    having = [fleet for fleet in running_fleets() if name in fleet.note.workers]
-    note = (having[0] if port is None and len(having) == 1 else find_fleet(port)).note
+    note = fleet_to_change(port).note
     if name in note.workers:
         return note.workers[name]
     if name.startswith(SERVER_NAME):
@@ -225,7 +224,7 @@ def run_restart(
                 f"--role is {role!r} beside a model; allowed: prefill, decode: one {role} is "
                 "there for all models"
             )
-    fleet = find_fleet(port)
+    fleet = fleet_to_change(port)
     request = RestartRequest(tuple(Role(role) for role in roles), tuple(models))
     of_models = f" of {', '.join(models)}" if models else ""
     subject = f"port {fleet.note.port}: {', '.join(sorted(set(roles))) or 'all roles'}{of_models}"
@@ -251,7 +250,7 @@ def run_scale(targets: Sequence[str], port: int | None, audit: Path | None) -> N
       AuditLogError: it could not be recorded, and was not begun.
     """
     requests = [_scale_request(target) for target in targets]
-    fleet = find_fleet(port)
+    fleet = fleet_to_change(port)
     subject = f"port {fleet.note.port}: {', '.join(targets)}"
     with recorded(Action.FLEET_SCALE, subject, folder=audit):
         for target, request in zip(targets, requests, strict=True):

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from triolet.audit import FleetAudit
 from triolet.config import require
+from triolet.errors import said_by
 from triolet.invariants import check_invariants
 
 from ..api_key import key_headers, key_remedy
@@ -96,7 +97,7 @@ def fetch_audit(url: str) -> FleetAudit:
         )
     except httpx2.TransportError as error:
         raise CommandFailed(
-            f"{url} does not answer ({one_line(str(error)) or type(error).__name__}); is the "
+            f"{url} does not answer ({one_line(said_by(error))}); is the "
             "server's process alive, and is this its port? `/health/live` says whether its loop "
             "turns",
             EXIT_BAD_INPUT,

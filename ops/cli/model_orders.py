@@ -14,9 +14,9 @@ from triolet.control_protocol import ADMIN_SOCKET
 from triolet.errors import ConfigError
 from triolet.home import expanded
 
+from ..chosen_fleet import fleet_to_change
 from ..exit_codes import CommandFailed
 from ..http_trust import verify_for
-from ..running_fleets import find_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,7 @@ def adapter_app() -> typer.Typer:
 
 def _command(action: str) -> Callable[..., None]:
     def command(name: NameArgument, port: PortOption = None) -> None:
-        run_order(find_fleet(port).directory / ADMIN_SOCKET, name, action)
+        run_order(fleet_to_change(port).directory / ADMIN_SOCKET, name, action)
 
     return command
 
@@ -152,7 +152,7 @@ def _admin(port: int | None) -> Path:
       CommandFailed: no fleet runs here.
     """
     try:
-        return find_fleet(port).directory / ADMIN_SOCKET
+        return fleet_to_change(port).directory / ADMIN_SOCKET
     except CommandFailed as error:
         raise CommandFailed(f"{error}. {ELSEWHERE}") from error
 
@@ -217,9 +217,10 @@ def _ask(
         answer = client.request(method, path, json=body)
     except HTTPError as error:
         raise CommandFailed(
-            f"control does not answer: {error}; only a fleet that serves models by names "
-            "(`triolet serve NAME=MODEL …`) has it. There it is started again when it ends, and "
-            "what it had begun goes on: try again in a minute; the fleet's log says why it ended"
+            f"control does not answer {method} {path}: {error}; only a fleet that serves models "
+            "by names (`triolet serve NAME=MODEL …`) has it. There it is started again when it "
+            "ends, and what it had begun goes on: try again in a minute; the fleet's log says why "
+            "it ended"
         ) from error
     body = answer.json()
     if answer.is_error:

@@ -12,17 +12,19 @@ import msgspec
 import trio
 import typer
 
+from triolet.control_protocol import ModelState
+from triolet.errors import said_by
 from triolet.units import KIB
 
 from ..api_key import key_headers
+from ..chosen_fleet import fleet_to_show
 from ..exit_codes import CommandFailed
 from ..http_trust import verify_for
 from ..quantities import show_size
-from ..running_fleets import find_fleet
 from ..supervisor.supervisor_socket import Models, ModelsRequest, Refused, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..supervisor.model_status import ModelStatus, WorkerStatus
 
@@ -30,6 +32,7 @@ SERVER_TIMEOUT_S: Final = 2.0
 """For the list of models, which a server answers from memory."""
 SUPERVISOR_TIMEOUT_S: Final = 5.0
 """The same of a supervisor."""
+NEEDS_KEY: Final = "it tells versions with a key only; set TRIOLET_API_KEY to one"
 _PROC: Final = Path("/proc")
 _PSS: Final = re.compile(r"^Pss:\s*(\d+) kB", re.MULTILINE)
 
@@ -50,6 +53,23 @@ class Served(msgspec.Struct, frozen=True):
 
 class _List(msgspec.Struct, frozen=True):
     data: list[Served]
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+    state: str
+
+
+class _Ready(msgspec.Struct, frozen=True):
+    """What a server says of its models without a key; of the only one that it is ready."""
+
+    model: str
+    models: list[_Named] = []
+
+    @property
+    def served(self) -> list[Served]:
+        named = self.models or [_Named(self.model, ModelState.SERVING.value)]
+        return [Served(one.name, None, one.state) for one in named]
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
@@ -101,12 +121,12 @@ def run_ps(port: int | None, *, as_json: bool) -> None:
     Raises:
       CommandFailed: no fleet runs.
     """
-    fleet = find_fleet(port)
+    fleet = fleet_to_show(port)
     running = trio.run(_running, fleet.supervisor_socket)
     served, objection = served_models(fleet.note.url)
     if objection:
-        typer.echo(f"{fleet.note.url} does not say what it serves: {objection}", err=True)
-    found = rows(running, served)
+        typer.echo(f"{fleet.note.url} does not say all that it serves: {objection}", err=True)
+    found = rows(running, served, fleet.note.models)
     if as_json:
         typer.echo(msgspec.json.encode(found).decode())
         return
@@ -152,18 +172,28 @@ def served_models(url: str) -> tuple[list[Served], str]:
         ) as client:
             answer = client.get("/v1/models")
             if answer.status_code == httpx2.codes.UNAUTHORIZED:
-                return [], "it asks for a key; set TRIOLET_API_KEY to one"
+                ready = client.get("/health/ready")  # which needs none
+                known = (
+                    msgspec.json.decode(ready.content, type=_Ready) if ready.is_success else None
+                )
+                return [] if known is None else known.served, NEEDS_KEY
             return msgspec.json.decode(answer.raise_for_status().content, type=_List).data, ""
     except (httpx2.HTTPError, msgspec.MsgspecError) as error:
-        return [], str(error) or type(error).__name__
+        return [], said_by(error)
 
 
-def rows(running: list[ModelStatus], served: list[Served], proc: Path = _PROC) -> list[ModelRow]:
+def rows(
+    running: list[ModelStatus],
+    served: list[Served],
+    names: Sequence[str] = (),
+    proc: Path = _PROC,
+) -> list[ModelRow]:
     """Return each model with what is known of it.
 
     Args:
       running: as the supervisor says.
       served: as a server says; empty where none answers.
+      names: of the models, as the supervisor noted them for a server that is silent.
       proc: Linux's folder of processes.
     """
     by_name: Mapping[str, Served] = {one.id: one for one in served}
@@ -173,7 +203,7 @@ def rows(running: list[ModelStatus], served: list[Served], proc: Path = _PROC) -
         known = by_name.get(model.name) if model.name else next(iter(served), None)
         found.append(
             ModelRow(
-                known.id if known is not None else model.name or "-",
+                known.id if known is not None else model.name or next(iter(names), "-"),
                 None if known is None else known.digest,
                 None if known is None else known.state,
                 model.state.value,

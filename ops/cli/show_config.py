@@ -17,6 +17,7 @@ from triolet.config import ModelConfig, shown_url
 from ..settings.form import (
     MODELS,
     SECTIONS,
+    Settings,
     dotted,
     is_section,
     leaves,
@@ -29,7 +30,6 @@ from ..settings.form import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..settings.form import Settings
     from ..settings.sources import Sources
 
 
@@ -67,19 +67,34 @@ class Row(NamedTuple):
     value: Any
     origin: str
     reason: str
+    default: Any = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it has another value than its default."""
+        return bool(self.value != self.default)
 
 
-def run_show_config(sources: Sources, *, as_json: bool) -> None:
-    """Print every setting: a row each for people, a list of objects for programs."""
-    found = list(rows(sources))
+def run_show_config(sources: Sources, *, only_changed: bool, as_json: bool) -> None:
+    """Print settings: a row each for people, a list of objects for programs.
+
+    Args:
+      sources: of their values.
+      only_changed: leave out those that have their defaults.
+      as_json: for programs.
+    """
+    found = [row for row in rows(sources) if row.is_changed or not only_changed]
     if as_json:
         shown = [row._asdict() for row in found]
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode() + "\n")
         return
     console = Console(highlight=False, soft_wrap=True)
+    if not found:
+        console.print("Every setting has its default.")
     for row in found:
         value = show(row.value)
-        origin = "" if row.origin == "default" else f"  ({row.origin})"
+        default = f"; default: {show(row.default)}" if only_changed else ""
+        origin = "" if row.origin == "default" else f"  ({row.origin}{default})"
         console.print(Text.assemble((row.field, "bold"), f" = {value}", (origin, "yellow")))
         console.print(Text(f"  {row.reason}", style="dim"))
 
@@ -91,7 +106,7 @@ def rows(sources: Sources) -> Iterator[Row]:
     Raises:
       ConfigError: the settings cannot be.
     """
-    settings = sources.settings()
+    settings, plain = sources.settings(), Settings()
     for path in leaves():
         section, *rest = path
         if section in ("worker", "prefill", "decode"):
@@ -101,12 +116,13 @@ def rows(sources: Sources) -> Iterator[Row]:
         value = value_at(settings, path)
         if path[-1] == "limits" and "://" in value:
             value = shown_url(value)
-        yield Row(dotted(path), value, sources.origin(path), reason(path))
+        default = value_at(plain, path)
+        yield Row(dotted(path), value, sources.origin(path), reason(path), default)
     for name in settings.models:
         for last in types_of(ModelConfig):
             path = (MODELS, name, last)
-            value = value_at(settings, path)
-            yield Row(dotted(path), value, sources.origin(path), reason(path))
+            value, default = value_at(settings, path), getattr(ModelConfig(), last)
+            yield Row(dotted(path), value, sources.origin(path), reason(path), default)
 
 
 def _agree(settings: Settings, rest: tuple[str, ...]) -> bool:

@@ -142,7 +142,7 @@ def rotate_keys(document: TOMLDocument, name: str, key: str, grace_s: float, now
     end = (now + timedelta(seconds=grace_s)).astimezone(UTC).replace(microsecond=0)
     kept: list[object] = []
     for entry in table.get("keys", []) if grace_s else []:
-        digest, until = (entry, end) if isinstance(entry, str) else _dated(entry)
+        digest, until = (entry, end) if isinstance(entry, str) else _dated(entry, name)
         if until > now:
             inline = tomlkit.inline_table()
             inline["digest"], inline["until"] = str(digest), min(until, end)
@@ -170,10 +170,13 @@ def _tenant(document: TOMLDocument, name: str) -> Any:  # noqa: ANN401 (tomlkit'
     return table
 
 
-def _dated(entry: Any) -> tuple[object, datetime]:  # noqa: ANN401 (tomlkit's tables)
+def _dated(entry: Any, name: str) -> tuple[object, datetime]:  # noqa: ANN401 (tomlkit's tables)
     until = entry.get("until") if isinstance(entry, dict) else None
     if not isinstance(until, datetime) or until.tzinfo is None:
-        raise ConfigError('a key in the file is neither "sha256:..." nor { digest, until }')
+        raise ConfigError(
+            f'a key of the tenant {name!r} is neither "sha256:..." nor '
+            "{ digest, until }; correct it in the file of tenants"
+        )
     return entry["digest"], until
 
 

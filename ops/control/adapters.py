@@ -77,7 +77,8 @@ class AdapterChanges:
             return
         except trio.TooSlowError:
             failure: Exception = Failed(
-                f"its workers took longer than {timeout_s:g} s (control.operation_timeout_s)"
+                f"the workers of {name} took longer than {timeout_s:g} s "
+                "(control.operation_timeout_s)"
             )
         except (Failed, SupervisorFailed) as error:
             failure = error
@@ -145,8 +146,8 @@ class AdapterChanges:
                     return
                 await trio.sleep(self._config.tick_s)
         raise Failed(
-            f"servers did not take its name within {self._config.servers_s:g} s "
-            "(control.servers_s); their log says why"
+            f"servers did not take the name {operation.subject} within "
+            f"{self._config.servers_s:g} s (control.servers_s); their log says why"
         )
 
     async def _wait_let_go(self, name: str, adapter: str) -> None:
@@ -186,4 +187,4 @@ def _order(operation: Operation) -> AdapterOrder:
     try:
         return msgspec.json.decode(operation.settings, type=AdapterOrder)
     except msgspec.DecodeError as error:
-        raise Failed(f"its settings cannot be read: {error}") from error
+        raise Failed(f"the settings of {operation.subject} cannot be read: {error}") from error

@@ -162,7 +162,9 @@ async def _refuse_pages() -> None:
     """
     name = request.host.rsplit(":", 1)[0] if request.host[-1:] != "]" else request.host
     if "origin" in request.headers or name not in LOCAL_NAMES:
-        raise Refusal(403, "not_local", "pages may not ask here; use curl or `triolet model`")
+        raise Refusal(
+            403, "not_local", "web pages may not ask the admin routes; use curl or `triolet model`"
+        )
 
 
 async def _list_models(control: Control) -> Response:
@@ -236,10 +238,10 @@ async def order(control: Control, actor: str, name: str, wanted: Wanted) -> Oper
         try:
             operation = control.order(name, wanted, actor, operation_id)
         except NoRoom as error:
-            await noted(Outcome.FAILED, reason="NoRoom")
+            await noted(Outcome.FAILED, reason="no room")
             raise Refusal(409, "no_room", str(error)) from None
         except (Conflict, UnknownModel) as error:  # it was added or dropped meanwhile
-            await noted(Outcome.FAILED, reason=type(error).__name__)
+            await noted(Outcome.FAILED, reason="conflict")
             raise Refusal(409, "conflict", str(error)) from None
         if operation.id != operation_id:  # the entry of another order tells its end
             await noted(Outcome.DONE)
@@ -422,8 +424,8 @@ async def _change(
         try:
             told = "" if settings is None else msgspec.json.encode(settings).decode()
             return control.change(name, wanted, actor, operation_id, told)
-        except (Conflict, UnknownModel) as error:  # it came in between
-            await noted(Outcome.FAILED, reason=type(error).__name__)
+        except (Conflict, UnknownModel):  # it came in between
+            await noted(Outcome.FAILED, reason="conflict")
             raise
     except UnknownModel as error:
         raise Refusal(404, "model_not_found", str(error)) from None

@@ -185,7 +185,9 @@ class Changes:
         try:
             listed = await self._supervisor.models()
             if listed.run != operation.run:
-                raise Failed("the fleet that it was asked of has ended before it was done")
+                raise Failed(
+                    f"the fleet that {operation.subject} was asked of has ended before it was done"
+                )
             await work(operation)
         except (Failed, SupervisorFailed, NoRoom) as error:
             operation.status, operation.progress = Status.FAILED, str(error)
@@ -209,7 +211,7 @@ class Changes:
         try:
             model = msgspec.json.decode(operation.settings, type=ModelConfig)
         except (msgspec.DecodeError, ConfigError) as error:
-            raise Failed(f"its settings cannot be read: {error}") from error
+            raise Failed(f"the settings of {name} cannot be read: {error}") from error
         tell = partial(self._tell, operation)
         try:
             with trio.fail_after(self._config.operation_timeout_s):

@@ -176,10 +176,13 @@ class SupervisorClient:
                     async for answer in answers:
                         if isinstance(answer, Models):
                             return answer
-                        raise SupervisorFailed(f"the supervisor does not list models: {answer}")
+                        why = answer.message if isinstance(answer, Refused) else "another answer"
+                        raise SupervisorFailed(f"the supervisor does not list models: {why}")
             except (CommandFailed, msgspec.MsgspecError) as error:
                 raise SupervisorFailed(str(error)) from error
-        raise SupervisorFailed(f"the supervisor is silent for {LIST_TIMEOUT_S:g} s")
+        raise SupervisorFailed(
+            f"the supervisor behind {self._path} is silent for {LIST_TIMEOUT_S:g} s"
+        )
 
     async def _do(
         self, request: Request, tell: Callable[[str], object]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import httpx2
 import msgspec
 
+from triolet.errors import said_by
 from triolet.loopback import is_loopback
 
 from ..exit_codes import CommandFailed
@@ -406,7 +407,7 @@ class Registry:
         try:
             yield
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
-            reason = self._clean(str(error)) or type(error).__name__
+            reason = self._clean(said_by(error))
             is_refused = isinstance(error, httpx2.ConnectError) and "SSL" in reason
             if is_refused and "EOF" not in reason:
                 raise RegistryFailed(

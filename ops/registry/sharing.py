@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import structlog
 
-from triolet.errors import ConfigError, StoreError
+from triolet.errors import ConfigError, StoreError, said_by
 from triolet.loopback import is_loopback
 from triolet.private_files import FILE_MODE
 from triolet.store.manifest import Descriptor, digest_of
@@ -205,7 +205,7 @@ class ShareServer(ThreadingHTTPServer):
         error = sys.exc_info()[1]
         if isinstance(error, OSError | ValueError):  # a ValueError: it was cut while it was read
             self.strangers.tell(
-                log.info, "share_connection_lost", peer=client_address[0], reason=repr(error)
+                log.info, "share_connection_lost", peer=client_address[0], reason=said_by(error)
             )
         else:
             log.exception("share_failed", peer=client_address[0])

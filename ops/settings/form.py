@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, is_dataclass, replace
 from dataclasses import fields as fields_of
 from enum import StrEnum
 from functools import cache
@@ -310,10 +310,15 @@ def read(kind: Kind, value: object, path: Path) -> Value:
             raise _wrong(path, value, f"a table of {', '.join(types_of(kind))}")
         known = types_of(kind)
         given = {name: read(known[name], one, (*path, name)) for name, one in value.items()}
+        missing = [
+            one.name
+            for one in fields_of(kind)
+            if one.default is one.default_factory is MISSING and one.name not in given
+        ]
+        if missing:
+            raise _wrong(path, value, f"a table that has {', '.join(missing)} too")
         try:
             return kind(**given)
-        except TypeError as error:
-            raise _wrong(path, value, f"a whole {kind.__name__}: {error}") from None
         except ConfigError as error:
             raise ConfigError(f"{dotted(path)}: {error}") from None
     return _scalar(kind, value, path)

@@ -95,6 +95,12 @@ class Group:
         self._gone = trio.Event()
         self._gone.set()
 
+    @property
+    def shown(self) -> str:
+        """What messages call it."""
+        names = ", ".join(spec.name for spec in self.specs)
+        return f"model {self.name}" if self.name else names or "a group without processes"
+
     def begin(self) -> None:
         """Note that it runs from now on; `run` is to follow."""
         self._apply(GroupEvent.START)
@@ -226,7 +232,7 @@ class Group:
           StartAbandoned: it was ended before; `failure` says whether by itself.
         """
         if self.phase is not Phase.RUNNING:
-            raise StartAbandoned(f"{self.name} is being stopped")
+            raise StartAbandoned(f"{self.shown} is being stopped")
         slots = self.slots  # of this start, whatever follows
         await self._has_slots.wait()
         for spec in tuple(self.specs):

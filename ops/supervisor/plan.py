@@ -132,6 +132,11 @@ class FleetPlan:
         return [f"{SERVER_NAME}-{number}" for number in range(servers)]
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """What requests call each model."""
+        return tuple(model.name or model.settings.server.model_name for model in self.models)
+
+    @property
     def workers(self) -> list[Worker]:
         """Each worker of each model."""
         return [

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 import httpx2
 
+from triolet.control_protocol import ModelState
+from triolet.errors import said_by
+
 from ..http_trust import verify_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -63,19 +66,23 @@ class Readiness:
     ) -> None:
         await self._stack.aclose()
 
-    async def objection(self, path: str = PATH) -> str | None:
+    async def objection(self, path: str = PATH, models: Collection[str] = ()) -> str | None:
         """Return what keeps one of them from taking requests; None if nothing does.
 
         Args:
           path: that is asked.
+          models: by name, which each of them has to serve; one of several is enough without.
         """
         for client in self._clients:
             try:
                 answer = await client.get(path)
             except httpx2.TransportError as error:
-                return str(error) or type(error).__name__
+                return said_by(error)
             if not answer.is_success:
                 return f"{answer.status_code} {answer.text[:200]}"
+            for name, state in _states(answer).items():
+                if name in models and state != ModelState.SERVING:
+                    return f"model {name} is {state}"
         return None
 
     async def is_met(self, worker: str) -> bool:
@@ -89,3 +96,11 @@ class Readiness:
             except (httpx2.TransportError, ValueError, LookupError, TypeError):
                 return False
         return True
+
+
+def _states(answer: httpx2.Response) -> dict[str, str]:
+    """Return how each model is, where a server has several."""
+    try:
+        return {one["name"]: one["state"] for one in answer.json().get("models", ())}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}  # a server of another release, during a restart

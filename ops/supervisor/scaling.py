@@ -80,7 +80,7 @@ class Scaling:
           ConfigError: there is no such model, or there cannot be so many.
         """
         self._require_unpinned(f"start the fleet with fleet.{role.value}={count}")
-        place = self._place(model)
+        place = self._place(model, f"{role.value}={count}")
         plan = self.now.with_count(place, role, count)
         names = {name for name, one in _workers_of(plan, model).items() if one.role is role}
         specs = [spec for spec in self._specs(plan)[0] if spec.name in names]
@@ -214,7 +214,12 @@ class Scaling:
         new = self._directory / f"{MEMBERS}.new"
         try:
             new.write_bytes(written_members(members))
-            write_note(self._directory, msgspec.structs.replace(self._note, workers=addresses))
+            note = msgspec.structs.replace(
+                self._note,
+                workers=addresses,
+                models=tuple(filter(None, served)) or self.now.model_names,
+            )
+            write_note(self._directory, note)
             # At last: servers follow it at once, also where what comes behind it fails.
             os.replace(new, self._directory / MEMBERS)
         except OSError as error:
@@ -238,12 +243,13 @@ class Scaling:
                 "fleet.pin=off"
             )
 
-    def _place(self, model: str) -> int:
+    def _place(self, model: str, target: str = "decode=2") -> int:
         names = [one.name for one in self.now.models]
-        if model not in names:
-            known = ", ".join(f"{name}.decode" for name in names) if names[0] else "decode"
-            raise ConfigError(f"no model is called {model!r}; say for example {known}")
-        return names.index(model)
+        if model in names:
+            return names.index(model)
+        known = ", ".join(f"{name}.{target}" if name else target for name in names)
+        what = f"no model is called {model!r}" if model else f"{target} names no model"
+        raise ConfigError(f"{what}; say {known}")
 
 
 def _workers_of(plan: FleetPlan, model: str) -> dict[str, Worker]:

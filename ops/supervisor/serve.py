@@ -26,7 +26,7 @@ from triolet.ids import Role
 from ..exit_codes import EXIT_FAILED, CommandFailed
 from ..ports import base_url, bind_door, bind_ports
 from ..private_directory import parent_directory, private_directory
-from ..running_fleets import SUPERVISOR_SOCKET, Note, write_note
+from ..running_fleets import SUPERVISOR_SOCKET, Note, home, write_note
 from ..settings.form import of_role
 from .adapter_set import AdapterSet
 from .commands import Commands
@@ -37,7 +37,7 @@ from .plan import Door, control_address, door_path, plan_processes
 from .readiness import LIVE_PATH, PATH, Readiness
 from .restart_policy import GiveUp
 from .scaling import MEMBERS, Scaling
-from .supervisor import Supervisor, runs_models, stop_on_signals
+from .supervisor import Supervisor, running_models, stop_on_signals
 from .supervisor_socket import answer_commands
 from .terminal_view import TerminalView
 
@@ -103,8 +103,7 @@ def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
             worker_drain_s=plan.worker_drain_s,
             starter=starter,
         )
-        addresses = {one.name: control_address(directory, one) for one in plan.workers}
-        note = Note(port, base_url(server.host, port), addresses)
+        note = _note(plan, directory, port)
         write_note(directory, note)
         scaling = Scaling(plan, note, directory, planned)
         commands = _commands(supervisor, scaling, stored)
@@ -113,7 +112,7 @@ def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
                 run_fleet,
                 supervisor,
                 config,
-                base_url(server.host, port),
+                note.url,
                 view,
                 directory / SUPERVISOR_SOCKET,
                 place.own_paths,
@@ -122,6 +121,13 @@ def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
+
+
+def _note(plan: FleetPlan, directory: Path, port: int) -> Note:
+    """Return what commands are to know of a fleet."""
+    url = base_url(plan.settings.server.host, port)
+    addresses = {one.name: control_address(directory, one) for one in plan.workers}
+    return Note(port, url, addresses, plan.model_names, os.getpid(), home())
 
 
 def _commands(supervisor: Supervisor, scaling: Scaling, stored: StoredModels) -> Commands:
@@ -291,17 +297,14 @@ async def _announce(
 ) -> None:
     """Wait until requests are taken and say so; end the fleet if that does not come."""
     await supervisor.wait_all_ready()
-    state: str | None = "it did not answer"
     async with readiness() as servers:
-        with trio.move_on_after(config.ready_timeout_s):
-            while not supervisor.stopping.is_set():
-                state = await servers.objection(PATH if runs_models(supervisor) else LIVE_PATH)
-                if state is None:
-                    view.serving(url)
-                    tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
-                    return
-                await trio.sleep(config.ready_poll_s)
-            return
+        state = await _last_objection(servers, supervisor, config)
+    if supervisor.stopping.is_set():
+        return
+    if state is None:
+        view.serving(url)
+        tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
+        return
     supervisor.fail(
         GiveUp(
             f"all processes are up, but {url}/health/ready is not ready after "
@@ -309,3 +312,18 @@ async def _announce(
             EXIT_FAILED,
         )
     )
+
+
+async def _last_objection(
+    servers: Readiness, supervisor: Supervisor, config: SupervisorConfig
+) -> str | None:
+    """Wait until servers have every model whose workers run, or for so long that one of them is
+    enough; return what keeps them from that."""
+    with trio.move_on_after(config.ready_timeout_s):
+        while not supervisor.stopping.is_set():
+            running = running_models(supervisor)
+            if await servers.objection(PATH if running else LIVE_PATH, running) is None:
+                return None
+            await trio.sleep(config.ready_poll_s)
+    # A model that servers do not take must not keep the others from serving.
+    return await servers.objection(PATH if running_models(supervisor) else LIVE_PATH)

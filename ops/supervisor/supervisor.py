@@ -468,10 +468,11 @@ class Supervisor:
         await see_out(list(workers), self._config.worker_exit_s)
 
 
-def runs_models(supervisor: Supervisor) -> bool:
-    """Return whether any model has workers that run or are to run."""
+def running_models(supervisor: Supervisor) -> list[str]:
+    """Return the names of the models with workers that run or are to run; of the only one without
+    a name the empty one."""
     states = (ModelState.RUNNING, ModelState.STARTING)
-    return any(one.state in states for one in supervisor.models())
+    return [one.name for one in supervisor.models() if one.state in states]
 
 
 def require_no_restart(supervisor: Supervisor) -> None:
@@ -481,7 +482,10 @@ def require_no_restart(supervisor: Supervisor) -> None:
       RestartFailed: a restart is under way.
     """
     if supervisor.restarting:
-        raise RestartFailed("a restart or a scaling is under way already; wait for its end")
+        names = " and ".join(group.shown for group in supervisor.restarting)
+        raise RestartFailed(
+            f"a restart or a scaling of {names} is under way already; wait for its end"
+        )
 
 
 def running(groups: Iterable[Group]) -> list[Group]:

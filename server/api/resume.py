@@ -408,7 +408,7 @@ class KeptAnswers:
         transcript = answer.transcript
         if position > transcript.end:
             raise RequestError(
-                f"only {transcript.end} events were sent so far",
+                f"only {transcript.end} events of this answer were sent so far",
                 status=400,
                 code="invalid_request_error",
                 param="last-event-id",

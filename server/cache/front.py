@@ -136,7 +136,7 @@ class Replay:
     def cancel(self, reason: CancelReason) -> None:
         """End it now. Idempotent; nothing after a terminal event."""
         if self._events and not isinstance(self._events[-1], Failed):
-            error = RequestError(f"it was ended: {reason}", status=499, code="cancelled")
+            error = RequestError(f"the answer was ended: {reason}", status=499, code="cancelled")
             self._events.clear()
             self._events.append(Failed(error, self._usage))
 

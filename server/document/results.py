@@ -270,7 +270,7 @@ RESULTS: Final[dict[str, Schema]] = {
     ),
     "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
     "Text": _object(prompt=_TEXT),
-    "Health": _object(status=_one_of("live", "ready"), model=_TEXT),
+    "Health": _object(status=_one_of("live", "ready"), model=_TEXT, version=_TEXT),
     "Version": _object(version=_TEXT, model=_TEXT),
     "Load": _object(server_load=_COUNT, queued=_COUNT, running=_COUNT),
     "FleetAudit": _object(violations=_list({"type": "object"})),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from triolet.errors import RequestError
 from triolet.sqlite import transaction
 
+from ..api.errors import echo
 from . import database
 from .records import (
     OPEN,
@@ -76,14 +77,14 @@ class Batches:
             ).fetchone()
             if row is None:
                 raise RequestError(
-                    f"there is no such file: {batch.input_file_id}",
+                    f"there is no file {echo(batch.input_file_id)}",
                     status=404,
                     code="not_found",
                     param="input_file_id",
                 )
             if row["purpose"] != "batch":
                 raise RequestError(
-                    f"this file was not uploaded for batches: {batch.input_file_id}",
+                    f"the file {echo(batch.input_file_id)} was not uploaded for batches",
                     status=400,
                     code="invalid_request_error",
                     param="input_file_id",
@@ -148,7 +149,7 @@ class Batches:
                 return None
             if batch.status not in OPEN:
                 raise RequestError(
-                    f"the batch is {batch.status.value} already: {batch_id}",
+                    f"the batch {batch_id} is {batch.status.value} and cannot be cancelled",
                     status=409,
                     code="batch_ended",
                 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
-from triolet.errors import ConfigError, RequestError, overloaded
+from triolet.errors import ConfigError, RequestError, overloaded, said_by
 from triolet.private_files import make_private_database, take_private_folder
 from triolet.sqlite import transaction
 
@@ -155,7 +155,7 @@ class FailureLog:
 
     def note(self, error: Exception) -> None:
         """Log an error that is news."""
-        text, now = f"{type(error).__name__}: {error}", time.monotonic()
+        text, now = said_by(error), time.monotonic()
         if text != self._error or now >= self._again_at:
             log.error("database_failed", error=text)
             self._error, self._again_at = text, now + LOG_AGAIN_S

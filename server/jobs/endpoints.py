@@ -156,7 +156,9 @@ async def upload_file(storage: Storage, services: Services) -> Response:
     if services.state.is_draining:
         raise draining()
     if request.mimetype != "multipart/form-data":
-        raise http_error(415, "send multipart/form-data, with the parts purpose and file")
+        raise http_error(
+            415, "the body is no form; send multipart/form-data, with the parts purpose and file"
+        )
     options = dict(request.mimetype_params)
     body = await read_body(services.config)
     parse = partial(parse_upload, body, request.mimetype, options)

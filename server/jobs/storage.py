@@ -15,6 +15,7 @@ import trio
 from triolet.errors import RequestError
 from triolet.sqlite import transaction
 
+from ..api.errors import echo
 from ..text.threads import in_thread
 from .batches import Batches
 from .database import FailureLog, free_bytes, open_database, stored
@@ -114,7 +115,7 @@ class Files:
             ).fetchone()
             if in_use is not None:
                 raise RequestError(
-                    f"batch {in_use[0]} runs this file ({file_id}); cancel it first",
+                    f"batch {in_use[0]} runs the file {echo(file_id)}; cancel that batch first",
                     status=409,
                     code="file_in_use",
                 )

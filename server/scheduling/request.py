@@ -546,6 +546,7 @@ class RequestTable:
             "input_ended" if request.is_input else "request_ended",
             request_id=request.spec.request_id.hex(),
             client_request_id=request.spec.client_request_id,
+            tenant=request.spec.scheduling.tenant,
             model=self._config.model_name,
             model_digest=self._config.model_digest or None,
             outcome=outcome.account,

@@ -28,7 +28,7 @@ from coredis.exceptions import RedisError
 from coredis.pool import ConnectionPool
 from coredis.retry import NoRetryPolicy
 
-from triolet.errors import TrioletError
+from triolet.errors import TrioletError, said_by
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -298,7 +298,7 @@ class RedisCalls:
             return await _mapped(
                 lambda: self._client.evalsha(self._digests[script], keys=None, args=shown)
             )
-        raise StoreGone(f"it did not answer within {self._timeout_s} s")
+        raise StoreGone(f"Redis did not answer within {self._timeout_s} s")
 
 
 def _shown(argument: str | float) -> str:
@@ -371,8 +371,8 @@ async def _open(config: QuotaConfig) -> ByteStream:
             return await anyio.connect_tcp(host, port)
         except (OSError, *_STREAM_ENDS) as error:
             # The latter: the other side left in the handshake of TLS.
-            raise StoreGone(f"it cannot be reached: {type(error).__name__} {error}") from error
-    raise StoreGone(f"no connection within {config.connect_timeout_s} s")
+            raise StoreGone(f"Redis cannot be reached: {said_by(error)}") from error
+    raise StoreGone(f"Redis took no connection within {config.connect_timeout_s} s")
 
 
 async def _load(client: coredis.Redis[str], timeout_s: float) -> dict[str, str]:
@@ -381,7 +381,7 @@ async def _load(client: coredis.Redis[str], timeout_s: float) -> dict[str, str]:
         for script in (RESERVE, APPLY, BEAT, LEAVE):
             digests[script] = await _mapped(lambda text=script: client.script_load(text))  # type: ignore[misc]
         return digests
-    raise StoreGone(f"no answer within {timeout_s} s")
+    raise StoreGone(f"Redis did not answer within {timeout_s} s")
 
 
 async def _mapped(call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 (Redis')
@@ -389,7 +389,7 @@ async def _mapped(call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 (R
         return await call()
     except (RedisError, OSError, RuntimeError, *_STREAM_ENDS) as error:
         # OSError: also timeouts. RuntimeError: the library's pool, when it ends meanwhile.
-        raise StoreGone(f"{type(error).__name__}: {error}") from error
+        raise StoreGone(said_by(error)) from error
 
 
 @dataclass(unsafe_hash=True)

@@ -336,7 +336,7 @@ def read_json(path: Path, *, is_optional: bool = False) -> JsonObject:
         return {}
     value = read_json_value(path)
     if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a {type(value).__name__}, not an object; {REMEDY}")
+        raise ModelError(f"{path} holds JSON that is no object; {REMEDY}")
     return value
 
 

@@ -1,4 +1,5 @@
-"""Events of the log have one style of names, so that one pattern finds them."""
+"""Words of logs and messages: events have one style of names, errors say what they are about, and
+no text for people has the name of a class."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from .test_layout import ROOMS, nodes_of, shown, sources
+from .test_layout import ROOMS, called_name, nodes_of, shown, sources
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,3 +38,77 @@ def test_events_are_words_joined_by_underscores() -> None:
     ]
     assert len(found) > 50
     assert [one for one in found if not NAME.fullmatch(one[2])] == []
+
+
+ERRORS = frozenset({"error", "exc", "exception", "cause"})
+SPLIT_INTO_WORDS = frozenset({"triolet/errors.py", "transport/frames.py"})
+"""Files that make words of the name of a class."""
+
+
+def python_words(path: Path) -> list[int]:
+    """Return the lines at which a text is made of a class's name or of the `repr` of an error."""
+    found = []
+    for node in nodes_of(path)[ast.Attribute]:
+        is_of_type = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "type"
+        if node.attr in {"__name__", "__qualname__"} and is_of_type:
+            found.append(node.lineno)
+    for node in nodes_of(path)[ast.JoinedStr]:
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                text = ast.unparse(part.value)
+                is_repr = part.conversion == ord("r") and text in ERRORS
+                if is_repr or text.endswith((".__name__", ".__qualname__")):
+                    found.append(part.lineno)
+    for node in nodes_of(path)[ast.Call]:
+        if ast.unparse(node.func) == "repr" and node.args and ast.unparse(node.args[0]) in ERRORS:
+            found.append(node.lineno)
+    return found
+
+
+def test_no_text_for_people_is_made_of_the_name_of_a_class_or_the_repr_of_an_error() -> None:
+    paths = [
+        path
+        for path in sources(*(room for room in ROOMS if room not in {"loadtest", "tools"}))
+        if not shown(path).startswith("ops/simulation/") and shown(path) not in SPLIT_INTO_WORDS
+    ]
+    assert [(shown(path), line) for path in paths for line in python_words(path)] == []
+
+
+PREFIXED = frozenset(
+    {
+        *("ReferrerFault", "TemplateLost", "LineError", "DecodeError", "_bad"),
+        *("BrokenResourceError", "AssertionError"),
+    }
+)
+"""Errors that are shown behind what they are about: a blob, a role, a line of a file, a server, a
+request, a body."""
+NO_SUBJECT = re.compile(r"(?:it|its|this|that|they|send|there is no such|there is nothing here)\b")
+NAMED = re.compile(
+    r"this (?:server|fleet|supervisor|system|user|release|machine|model|request|stream)\b"
+)
+
+
+def beginning(node: ast.expr) -> str:
+    """Return how a text begins, as far as it is a literal."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+            return text
+    return ""
+
+
+def without_subject(path: Path) -> list[tuple[int, str]]:
+    """Return the line and the beginning of each error that does not say what it is about."""
+    found = []
+    for node in nodes_of(path)[ast.Raise]:
+        if isinstance(node.exc, ast.Call) and called_name(node.exc) not in PREFIXED:
+            for text in map(beginning, node.exc.args):
+                if " " in text and NO_SUBJECT.match(text) and not NAMED.match(text):
+                    found.append((node.lineno, text))
+    return found
+
+
+def test_an_error_begins_with_what_it_is_about() -> None:
+    paths = [path for path in sources("ops", "server") if "simulation" not in path.parts]
+    assert [(shown(path), *one) for path in paths for one in without_subject(path)] == []

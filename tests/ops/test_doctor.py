@@ -90,11 +90,19 @@ def test_the_last_line_sums_it_up(status: Status, words: str) -> None:
 def test_the_last_line_is_the_command_for_what_was_looked_at() -> None:
     words = ["/models/my model", *"--port 8001 --dtype bfloat16 --max-model-len 64".split()]
     words += ["--set", "worker.engine.prefix_cache=false"]
-    assert serve_command(Wanted(Settings(), words)) == (
+    settings = read_settings(None, ["server.port=8001"]).settings()
+    assert serve_command(Wanted(settings, words), 8001) == (
         "triolet serve '/models/my model' --port 8001 --dtype bfloat16 --max-model-len 64 "
         "--set worker.engine.prefix_cache=false"
     )
-    assert serve_command(Wanted(Settings())) == "triolet serve"
+    assert serve_command(Wanted(Settings()), 8000) == "triolet serve"
+
+
+def test_the_command_beside_a_running_server_has_a_port_that_is_free() -> None:
+    assert serve_command(Wanted(Settings(), ["demo"]), 8002) == "triolet serve demo --port 8002"
+    words = ["demo", "--port", "8000", "--decode", "2"]
+    command = serve_command(Wanted(Settings(), words), 8001)
+    assert command == "triolet serve demo --decode 2 --port 8001"
 
 
 def test_each_model_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

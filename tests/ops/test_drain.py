@@ -188,13 +188,14 @@ FLEETS = [
 @pytest.fixture
 def fleets(monkeypatch: pytest.MonkeyPatch) -> list[RunningFleet]:
     running = list(FLEETS)
-    monkeypatch.setattr("ops.cli.fleet_commands.running_fleets", lambda: running)
     monkeypatch.setattr("ops.running_fleets.running_fleets", lambda: running)
     return running
 
 
-def test_a_name_is_found_in_the_fleet_that_has_it(fleets: list[RunningFleet]) -> None:
-    assert address_of("decode-1", None) == "ipc:///run/b/decode-1.control"
+def test_a_name_is_found_in_the_fleet_that_is_meant(fleets: list[RunningFleet]) -> None:
+    assert address_of("decode-1", 8001) == "ipc:///run/b/decode-1.control"
+    with pytest.raises(ConfigError, match="ports 8000, 8001; add --port"):
+        address_of("decode-1", None)
     assert address_of("decode-0", 8000) == "ipc:///run/a/decode-0.control"
     with pytest.raises(ConfigError, match="ports 8000, 8001; add --port"):
         address_of("decode-0", None)

@@ -17,7 +17,7 @@ from ops.supervisor.group import TRANSITIONS, GroupEvent, Phase
 from ops.supervisor.model_status import ModelState
 from ops.supervisor.rolling import ORDER
 from ops.supervisor.slot import RestartFailed
-from ops.supervisor.supervisor import Supervisor, runs_models
+from ops.supervisor.supervisor import Supervisor, running_models
 from triolet.config import SupervisorConfig
 from triolet.ids import Role
 
@@ -390,9 +390,9 @@ async def test_a_model_starts_without_a_worker_that_is_removed_meanwhile(tmp_pat
 async def test_control_alone_runs_no_model(tmp_path: Path) -> None:
     names = ("server-0", "control", "a.decode-0")
     async with running(Fleet(tmp_path / "journal", *names, stopped=("a",))) as fleet:
-        assert not runs_models(fleet.supervisor)
+        assert not running_models(fleet.supervisor)
         await fleet.start("a")
-        assert runs_models(fleet.supervisor)
+        assert running_models(fleet.supervisor)
 
 
 @pytest.mark.slow

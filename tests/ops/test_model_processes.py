@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import trio
 
 from ops import running_fleets
 from ops.cli import main
-from ops.cli.model_processes import Served, memory_bytes, rows
+from ops.cli.model_processes import Served, memory_bytes, rows, served_models
 from ops.running_fleets import Note, RunningFleet
 from ops.supervisor.model_status import ModelState, ModelStatus, WorkerStatus
 from ops.supervisor.supervisor_socket import Models, ModelsRequest, Refused, answer_commands
@@ -56,7 +59,7 @@ async def test_models_are_shown_although_the_server_is_silent(
     code, asked = await shown(tmp_path, monkeypatch, MODELS)
     assert (code, asked) == (0, [ModelsRequest()])
     out, err = capsys.readouterr()
-    assert "http://127.0.0.1:1 does not say what it serves: " in err
+    assert "http://127.0.0.1:1 does not say all that it serves: " in err
     chat, worker, code_line, failure = out.splitlines()
     assert chat == "chat  -  workers running"
     assert worker.split()[:4] == ["chat.decode-0", "pid", str(os.getpid()), "ready"]
@@ -79,12 +82,39 @@ def test_what_server_and_supervisor_say_is_one_row(tmp_path: Path) -> None:
     rollup = "00400000-7fff r--p [rollup]\nRss:  9 kB\nPss:    7 kB\nPss_Dirty: 3 kB\n"
     (tmp_path / str(os.getpid()) / "smaps_rollup").write_text(rollup)
     served = [Served("chat", "sha256:1", "serving"), Served("other")]
-    chat, code = rows(MODELS.models, served, tmp_path)
+    chat, code = rows(MODELS.models, served, proc=tmp_path)
     assert (chat.digest, chat.state, chat.workers_state) == ("sha256:1", "serving", "running")
     assert chat.workers[0].memory_bytes == 7 * 1024
     assert (code.digest, code.state, code.failure) == (None, None, FAILED.failure)
     (only,) = rows([ModelStatus("", ModelState.RUNNING, [])], served)
     assert only.name == "chat"
+    (silent,) = rows([ModelStatus("", ModelState.RUNNING, [])], [], ("chat",))
+    assert (silent.name, silent.state) == ("chat", None)
+
+
+class Closed(BaseHTTPRequestHandler):
+    """A server with tenants: it tells its models to those that send a key."""
+
+    def do_GET(self) -> None:
+        ready = {"status": "ready", "model": "chat", "workers": {}}
+        is_open = self.path == "/health/ready"
+        self.send_response(200 if is_open else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps(ready if is_open else {"error": {}}).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+def test_a_model_is_shown_as_it_is_where_the_list_of_models_needs_a_key() -> None:
+    with HTTPServer(("127.0.0.1", 0), Closed) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        served, objection = served_models(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+    assert served == [Served("chat", None, "serving")]
+    assert "TRIOLET_API_KEY" in objection
 
 
 def test_a_process_that_is_gone_has_no_memory(tmp_path: Path) -> None:

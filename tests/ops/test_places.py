@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -17,8 +18,9 @@ from ops.cli.check_machine import package_problem
 from ops.cli.check_places import check_links, check_port
 from ops.cli.finding import Finding, Status
 from ops.model_directory import demo_model_path, find_model
-from ops.ports import base_url, claim_port
+from ops.ports import base_url, claim_port, free_port
 from ops.private_directory import LOCK, PREFIX, parent_directory, private_directory
+from ops.running_fleets import Note, write_note
 from triolet.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ def test_without_a_name_it_is_the_demo_model() -> None:
         ("config.json", None, "config.json is missing"),
         ("config.json", b"{", "config.json cannot be read as JSON"),
         ("config.json", b"\xff", "config.json cannot be read as JSON"),
-        ("config.json", b"[]", "holds a list"),
+        ("config.json", b"[]", "holds JSON that is no object"),
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("model.safetensors", None, "no .safetensors file"),
     ],
@@ -172,37 +174,135 @@ def test_a_hub_name_gets_the_command_that_downloads_it() -> None:
 
 
 def test_a_busy_port_is_a_failure_and_a_free_one_is_not(busy_port: int) -> None:
-    assert check_port("127.0.0.1", busy_port).status is Status.FAIL
-    assert check_port("127.0.0.1", claim_port("127.0.0.1", 0)).status is Status.OK
+    finding, free = check_port("127.0.0.1", busy_port)
+    assert finding.status is Status.FAIL
+    assert f"port {busy_port} on 127.0.0.1 is in use by another program" in finding.detail
+    assert f"triolet serve --port {free}" in finding.remedy
+    assert check_port("127.0.0.1", free) == (Finding(f"Port {free}", OK, FREE), free)
 
 
-class Unready(BaseHTTPRequestHandler):
-    """A server that a worker refuses."""
+OK, FREE = Status.OK, "free on 127.0.0.1"
+
+
+def test_the_next_port_is_proposed_only_if_it_is_free() -> None:
+    with socket.socket() as holder, socket.socket() as neighbour:
+        while True:
+            holder.bind(("127.0.0.1", 0))
+            port = holder.getsockname()[1]
+            try:
+                neighbour.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            break
+        free = free_port("127.0.0.1", port)
+        assert free not in (port, port + 1)
+        assert claim_port("127.0.0.1", free) == free
+
+
+class Triolet(BaseHTTPRequestHandler):
+    """A server with tenants and two models, whose probes need no key."""
+
+    refusal = ""
 
     def do_GET(self) -> None:
-        is_version = self.path == "/version"
-        body = {"version": "1"} if is_version else {"error": {"message": REFUSED}}
-        self.send_response(200 if is_version else 503)
+        status, body = 401, {"error": {"message": "this server asks for an API key"}}
+        if self.path == "/health/live":
+            status, body = 200, {"status": "live", "model": "chat", "version": "7.8"}
+        elif self.path == "/health/ready":
+            models = [{"name": "chat"}, {"name": "code"}]
+            status, body = 200, {"status": "ready", "model": "chat", "models": models}
+            if self.refusal:
+                status, body = 503, {"error": {"message": self.refusal}}
+        self.asked.append(str(self.headers.get("authorization")))
+        self.send_response(status)
         self.end_headers()
         self.wfile.write(json.dumps(body).encode())
+
+    asked: ClassVar[list[str]] = []
 
     def log_message(self, format: str, *args: object) -> None:
         del format, args
 
 
-REFUSED = (
-    "no live worker for decode; decode at tcp://10.0.0.5:7001 refused our key abcdefgh…: copy "
-    "/etc/triolet/keys/key.public into authorized/ of the key directory there"
-)
+class Unready(Triolet):
+    """The same, whose worker refuses it."""
+
+    refusal = (
+        "no live worker for decode; decode at tcp://10.0.0.5:7001 refused our key abcdefgh…: copy "
+        "/etc/triolet/keys/key.public into authorized/ of the key directory there"
+    )
+
+
+class Other(BaseHTTPRequestHandler):
+    """Another program that speaks HTTP."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'["live"]')
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@contextmanager
+def on_a_port(program: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    with HTTPServer(("127.0.0.1", 0), program) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_doctor_and_serve_name_the_triolet_that_has_the_port(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(parent))
+    monkeypatch.setenv("TRIOLET_API_KEY", "sk-secret")
+    Triolet.asked.clear()
+    with on_a_port(Triolet) as port, private_directory(parent) as directory:
+        write_note(directory, Note(port, base_url("127.0.0.1", port), {}, ("chat", "code"), 4711))
+        who = f"Triolet 7.8, which serves chat, code (pid 4711, {directory})"
+        finding, free = check_port("127.0.0.1", port)
+        assert finding.status is Status.WARN
+        assert finding.detail == f"port {port} on 127.0.0.1 is in use by {who} and is ready"
+        assert f"port {free} is free" in finding.remedy
+        assert claim_port("127.0.0.1", free) == free
+        with pytest.raises(ConfigError) as refused:
+            claim_port("127.0.0.1", port)
+    assert str(refused.value) == (
+        f"port {port} on 127.0.0.1 is in use by {who}; stop it, or choose a port that is free: "
+        f"triolet serve --port {free}"
+    )
+    assert set(Triolet.asked) == {"None"}, "what has the port need not be a Triolet"
+
+
+def test_a_fleet_that_starts_is_known_before_its_server_answers(
+    parent: Path, busy_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(parent))
+    with private_directory(parent) as directory:
+        write_note(directory, Note(busy_port, "", {}, ("chat",), 4711))
+        finding, _ = check_port("127.0.0.1", busy_port)
+    assert finding.status is Status.WARN
+    assert f"Triolet, which serves chat (pid 4711, {directory}) and is not ready" in finding.detail
+
+
+def test_another_program_that_speaks_http_is_no_triolet() -> None:
+    with on_a_port(Other) as port:
+        finding, free = check_port("127.0.0.1", port)
+    assert finding.detail == f"port {port} on 127.0.0.1 is in use by another program"
+    assert (finding.status, f"--port {free}" in finding.remedy) == (Status.FAIL, True)
 
 
 def test_a_server_that_is_not_ready_says_which_worker_refused_it_and_what_to_do() -> None:
-    with HTTPServer(("127.0.0.1", 0), Unready) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        finding = check_port("127.0.0.1", server.server_port)
-        server.shutdown()
+    with on_a_port(Unready) as port:
+        finding, _ = check_port("127.0.0.1", port)
     assert finding.status is Status.WARN
-    assert REFUSED in finding.detail
+    assert finding.detail.endswith(
+        f"Triolet 7.8, which serves chat and is not ready: {Unready.refusal}"
+    )
 
 
 @pytest.mark.slow

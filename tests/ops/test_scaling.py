@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_written_is_a_refusal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "role", "count", "words"),
     [
-        ("chat", Role.DECODE, 2, "no model is called 'chat'; say for example decode"),
+        ("chat", Role.DECODE, 2, "no model is called 'chat'; say decode=2"),
         ("", Role.DECODE, 0, "decode is 0; allowed: 1 to 64"),
         ("", Role.DECODE, 65, "allowed: 1 to 64"),
     ],
@@ -111,6 +111,23 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(ConfigError, match=words):
         one.plan(model, role, count)
     assert [spec.name for spec in one.plan("", Role.DECODE, 1)] == ["decode-0"]
+
+
+def test_a_number_without_a_model_is_answered_with_what_to_say(tmp_path: Path) -> None:
+    one = scaling(of_models("chat", "code"), tmp_path)
+    with pytest.raises(ConfigError, match=r"^prefill=3 names no model; say chat\.prefill=3"):
+        one.plan("", Role.PREFILL, 3)
+
+
+def test_commands_are_told_which_models_requests_may_name(tmp_path: Path) -> None:
+    one = scaling(of_models("chat", "code"), tmp_path)
+    one.set_served("chat", is_served=False)
+    note = msgspec.json.decode((tmp_path / NOTE).read_bytes(), type=Note)
+    assert note.models == ("code",)
+    only = scaling(plan(), tmp_path)
+    only.note("", ["decode-0"])
+    note = msgspec.json.decode((tmp_path / NOTE).read_bytes(), type=Note)
+    assert note.models == only.now.model_names
 
 
 def test_cores_of_their_own_fix_the_number(tmp_path: Path) -> None:

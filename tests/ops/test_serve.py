@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -110,6 +111,67 @@ async def test_a_server_that_never_becomes_ready_is_not_waited_for_for_ever(
     assert isinstance(outcome, GiveUp)
     assert outcome.exit_code == 1
     assert "http://127.0.0.1:9/health/ready is not ready after 0 s" in outcome.message
+
+
+class Loading:
+    """A server that has two models, of which it can serve the second one only later.
+
+    Args:
+      late: how often it says that it does not yet.
+    """
+
+    def __init__(self, late: int) -> None:
+        self.answers: list[str] = []
+        self._late = late
+
+    async def answer(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            state = "loading" if len(self.answers) < self._late else "serving"
+            self.answers.append(state)
+            states = {"a": "serving", "b": state, "asleep": "staged"}
+            models = [{"name": name, "state": one} for name, one in states.items()]
+            body = json.dumps({"status": "ready", "models": models}).encode()
+            head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n"
+            await stream.send_all(head.encode() + body)
+
+
+class Ending(ServingRecorder):
+    """Ends the fleet once it serves, and keeps what the server had said by then."""
+
+    def __init__(self, server: Loading) -> None:
+        super().__init__()
+        self.server = server
+        self.supervisor: Supervisor | None = None
+        self.said: list[str] = []
+
+    def serving(self, url: str) -> None:
+        assert self.supervisor is not None, url
+        self.said = list(self.server.answers)
+        self.supervisor.stop()
+
+
+@pytest.mark.parametrize(
+    ("late", "timeout_s", "said"),
+    [(2, 60.0, ["loading", "loading", "serving"]), (10**6, 0.0, ["loading"])],
+    ids=["waits for each model", "one is enough at last"],
+)
+async def test_a_fleet_is_ready_when_its_servers_have_each_model_whose_workers_run(
+    late: int, timeout_s: float, said: list[str], tmp_path: Path
+) -> None:
+    server = Loading(late)
+    view = Ending(server)
+    config = SupervisorConfig(ready_timeout_s=timeout_s, ready_poll_s=0.001)
+    names = ("server-0", "a.decode-0", "b.decode-0", "asleep.decode-0")
+    specs = [spec(name, tmp_path / "journal") for name in names]
+    view.supervisor = Supervisor(specs, config, 5.0, view, stopped=["asleep"])
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, server.answer, 0)
+        port = listeners[0].socket.getsockname()[1]
+        with trio.fail_after(TIMEOUT_S):
+            await run_fleet(view.supervisor, config, f"http://127.0.0.1:{port}", view)
+        nursery.cancel_scope.cancel()
+    assert view.said == said
 
 
 def test_the_roles_are_started_by_this_very_python() -> None:

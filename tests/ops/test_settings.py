@@ -157,7 +157,7 @@ def test_a_value_is_read_by_the_type_of_its_field(
         ("auto.completion_tokens=9", "auto.ladder is missing beside "),
         ('auto.limits=[{"model":"a"}]', "auto.ladder is missing beside "),
         ('auto.limits=[{"model":"a","context_tokens":1}]', "context_tokens is 1; allowed: >= 2"),
-        ('auto.limits=[{"tools":false}]', "allowed: a whole ModelLimits"),
+        ('auto.limits=[{"tools":false}]', "allowed: a table that has model too"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_argument(text: str, words: str) -> None:
@@ -299,6 +299,33 @@ def test_config_show_names_value_origin_and_reason(
     assert "worker.engine.threads" not in rows
     assert main(["config", "show"]) == 0
     assert "server.port = 8000" in capsys.readouterr().out
+
+
+def test_config_show_has_what_differs_from_the_defaults_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "triolet.toml"
+    file.write_text("[server]\nport = 8000\n[decode.engine]\nthreads = 2\n[server.queue]\n")
+    arguments = ["chat=demo", "--config", str(file), "--decode", "3"]
+    arguments += ["--set", "link.max_peers=7", "--set", "fleet.prefill=1"]
+    changed = ["config", "show", *arguments, "--changed"]
+    assert main([*changed, "--json"]) == 0
+    told = {
+        row["field"]: (row["value"], row["default"], row["origin"])
+        for row in json.loads(capsys.readouterr().out)
+    }
+    assert told == {
+        "fleet.decode": (3, Settings().fleet.decode, "--decode"),
+        "decode.engine.threads": (2, None, f"{file}, line 4"),
+        "link.max_peers": (7, Settings().server.link.max_peers, "--set link.max_peers"),
+        "models.chat.ref": ("demo", "", "the argument chat=demo"),
+    }
+    assert main(changed) == 0
+    out = capsys.readouterr().out
+    assert f"decode.engine.threads = 2  ({file}, line 4; default: none)" in out
+    assert "server.port" not in out, "it is set, and to its default"
+    assert main(["config", "show", "--changed"]) == 0
+    assert capsys.readouterr().out == "Every setting has its default.\n"
 
 
 def test_serve_refuses_what_it_sets_itself() -> None:

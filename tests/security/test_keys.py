@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import hmac
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -118,6 +119,14 @@ async def test_every_open_endpoint_exists() -> None:
     async with surface() as server:
         endpoints = {rule.endpoint for rule in build_app(server.services).url_map.iter_rules()}
     assert endpoints >= OPEN_ENDPOINTS
+
+
+async def test_a_server_with_tenants_says_that_it_is_a_triolet_without_a_key() -> None:
+    async with surface(tenancy=RING) as server:
+        for path, status in (("/health/live", "live"), ("/health/ready", "ready")):
+            told = (await server.request("GET", path)).json
+            assert (told["status"], told["version"]) == (status, version("triolet"))
+        assert (await server.request("GET", "/version")).status == 401
 
 
 async def test_a_refusal_says_what_to_send_and_nothing_of_the_key() -> None:

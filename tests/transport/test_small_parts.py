@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from transport.codec import encode
+from transport.codec import encode, encode_message
 from transport.digest import RunningDigest, payload_digest
-from transport.frames import Drain
-from transport.gate import MAX_REMEMBERED_SENDERS, FrameGate
-from transport.link import MAX_BAD_FRAMES, Message
+from transport.frames import Drain, Goodbye
+from transport.gate import MAX_REMEMBERED_SENDERS, BoundGate, FrameGate
+from transport.link import MAX_BAD_FRAMES, Message, PeerGone
 from transport.tokens import pack_tokens, unpack_tokens
 from triolet.errors import LocalProtocolError, RemoteProtocolError
+from triolet.ids import PeerId, Role
 
+ME = PeerId(Role.SERVER, "server", 7)
 GOOD = [encode(Drain(1.0))]
 BAD = [b"\xc0"]
 
@@ -69,7 +71,7 @@ def test_a_bad_frame_is_logged_with_its_sender_until_that_is_shut_out() -> None:
         for _ in range(MAX_BAD_FRAMES + 5):
             gate.admit(b"a", BAD)
     assert len(logs) == MAX_BAD_FRAMES
-    assert logs[0]["sender"] == "b'a'"
+    assert logs[0]["sender"] == "61"
     assert "not a frame" in logs[0]["error"]
 
 
@@ -101,3 +103,11 @@ def test_the_gate_remembers_a_bounded_number_of_senders() -> None:
     assert gate.is_shut_out(b"first")
     gate.admit(b"one more", BAD)
     assert not gate.is_shut_out(b"first")
+
+
+def test_messages_call_peers_and_frames_by_the_words_of_the_protocol() -> None:
+    gate = BoundGate(100, lambda connection, frame: None)
+    with pytest.raises(PeerGone, match=rf"^{ME} is not connected$"):
+        gate.connection_of(ME.identity())
+    with pytest.raises(LocalProtocolError, match=r"^GOODBYE: only a KV_CHUNK has a payload$"):
+        encode_message(Goodbye("x"), b"x")

@@ -246,7 +246,7 @@ def test_a_file_of_random_damage_is_refused_or_read_and_nothing_else(tmp_path: P
 @pytest.mark.parametrize(
     ("at", "content", "words"),
     [
-        (0, b"PK\x03\x04", r"begins with b'PK\\x03\\x04' instead of b'GGUF'"),
+        (0, b"PK\x03\x04", "does not begin with the letters GGUF: it is no GGUF file"),
         (4, b"\x00\x00\x00\x03", "big-endian; supported: little-endian"),
         (4, b"\x01\x00\x00\x00", "of version 1; supported"),
         (8, b"\xff" * 8, r"18446744073709551615 tensors are announced at byte 8"),

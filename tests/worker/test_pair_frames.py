@@ -268,9 +268,9 @@ def test_frames_of_the_other_role_are_refused() -> None:
     key = pair.new_key()
     pair.heard[key] = Heard((1,), SamplingParams(), 0)
     pair.to_worker(Role.DECODE, Prefill(*key, b"", pair.target, SamplingParams(), 0, 9.0))
-    assert "no Prefill to a decode worker" in pair.heard[key].ended[Role.DECODE].message
+    assert "no PREFILL to a decode worker" in pair.heard[key].ended[Role.DECODE].message
     pair.to_worker(Role.PREFILL, Reserve(*key, b"", b"", SamplingParams(), 0, 9, 9.0))
-    assert "no Reserve to a prefill worker" in pair.heard[key].ended[Role.PREFILL].message
+    assert "no RESERVE to a prefill worker" in pair.heard[key].ended[Role.PREFILL].message
 
 
 def test_a_wrong_frame_about_a_live_attempt_ends_it_by_the_one_path() -> None:

@@ -84,7 +84,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
       before: digest of the subject's state before, where it has one.
       after: digest of the subject's state afterwards.
       counts: figures, such as bytes that were freed.
-      reason: why it failed: the name of the error's class.
+      reason: why it failed, in words (`why_failed`).
       request_id: ties the entries of one action together.
     """
 

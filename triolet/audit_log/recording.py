@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from ..errors import AuditLogError, ConfigError
+from ..errors import AuditLogError, ConfigError, TrioletError
 from ..home import state_home
 from .events import Action, Event, Outcome, os_user
 from .log import AuditLog
@@ -22,6 +22,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 REQUEST_ID_BYTES: Final = 8
+
+
+_KINDS: Final = (
+    (ConfigError, "it cannot work as it was given"),
+    (TrioletError, "it was begun and could not be finished"),
+    (OSError, "the operating system refused it"),
+    (Exception, "an unexpected error"),
+)
+
+
+def why_failed(error: BaseException) -> str:
+    """Return why an action failed: what kind of failure it was, and nothing that could hold a part
+    of what was given."""
+    return next((words for kind, words in _KINDS if isinstance(error, kind)), "it was interrupted")
 
 
 def default_folder() -> Path:
@@ -146,7 +160,7 @@ def recorded(
         yield running
     except BaseException as error:
         try:
-            note(Outcome.FAILED, reason=type(error).__name__)
+            note(Outcome.FAILED, reason=why_failed(error))
         except AuditLogError as unrecorded:
             # The action's own failure says more. Its begin is recorded.
             log.error("audit_end_not_recorded", request_id=request_id, error=str(unrecorded))

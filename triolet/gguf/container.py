@@ -150,7 +150,7 @@ def _parse(path: Path, data: mmap.mmap) -> GgufFile:
     magic = cursor.take(4, "the magic bytes 'GGUF'")
     if magic != MAGIC:
         raise ModelError(
-            f"{path} begins with {magic!r} instead of {MAGIC!r}: it is no GGUF file; {REMEDY}"
+            f"{path} does not begin with the letters GGUF: it is no GGUF file; {REMEDY}"
         )
     version = cursor.number("<I", "the version")
     if version not in VERSIONS:

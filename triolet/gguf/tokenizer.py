@@ -287,8 +287,8 @@ def _array(file: GgufFile, key: str, kind: type[_T], length: int | None = None) 
     value = file.metadata.get(f"{_KEY}{key}")
     if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
         raise ModelError(
-            f"{file.path}: {_KEY}{key} is missing or no array of {kind.__name__}; convert the "
-            "model again with a current llama.cpp"
+            f"{file.path}: {_KEY}{key} is missing or no array of one kind of value; convert "
+            "the model again with a current llama.cpp"
         )
     if length is not None and len(value) != length:
         raise ModelError(

@@ -263,7 +263,7 @@ _PEEK: Final = msgspec.json.Decoder(_Peeked)
 
 def _text_of(message: str | bytes | None) -> bytes:
     if not isinstance(message, str):
-        raise http_error(400, "send text frames")
+        raise http_error(400, "a message of this WebSocket is binary; send text frames")
     return message.encode("utf-8", "surrogatepass")
 
 

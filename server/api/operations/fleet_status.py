@@ -86,8 +86,7 @@ def check_is_from_here(services: Services) -> None:
     peer = current_scope().connection
     if not is_from_here(peer.host, header_names, is_forwarding=peer.is_forwarding):
         raise http_error(
-            403,
-            f"{request.path} is for the machine that the server runs on; ask from there",
+            403, f"{request.path} is for the machine that the server runs on; ask from there"
         )
 
 

@@ -38,7 +38,8 @@ PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 def live(services: Services) -> Response:
     """The process runs and its event loop turns."""
-    return json_response({"status": "live", "model": services.models.first.name})
+    model = services.models.first.name
+    return json_response({"status": "live", "model": model, "version": VERSION})
 
 
 def ready(services: Services) -> Response:
@@ -66,7 +67,8 @@ def ready(services: Services) -> Response:
         {"name": model.name, "state": state_of(status).value} for model, status in statuses.items()
     ]
     return json_response(
-        {"status": "ready", "model": services.models.first.name, "workers": workers}
+        {"status": "ready", "model": services.models.first.name, "version": VERSION}
+        | {"workers": workers}
         | ({"models": models} if len(models) > 1 else {})
         | ({"limits": limits} if limits else {})
         | ({"troubles": troubles} if troubles else {})

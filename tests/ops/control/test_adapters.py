@@ -132,7 +132,7 @@ async def test_what_servers_do_not_take_is_taken_back() -> None:
         one.server.hides.add("chat:sql")
         status, why = await one.end_of(await load(one))
         assert status == "failed"
-        assert "did not take its name within 0.3 s (control.servers_s)" in why
+        assert "did not take the name chat:sql within 0.3 s (control.servers_s)" in why
         assert (one.supervisor.loaded, one.supervisor.named) == ({"chat": {}}, {"chat": set()})
         assert await shown(one) == {}
 
@@ -152,7 +152,7 @@ async def test_what_workers_do_not_let_go_at_once_is_taken_back_later(
         assert one.supervisor.loaded == {"chat": {"sql": PATH}}
         del one.supervisor.failures["chat:sql"]
         status, why = await one.end_of(answer)
-        assert (status, "did not take its name" in why) == ("failed", True)
+        assert (status, "did not take the name chat:sql" in why) == ("failed", True)
         assert (one.supervisor.loaded, one.supervisor.named) == ({"chat": {}}, {"chat": set()})
 
 

@@ -18,6 +18,7 @@ from transport.frames import (
 )
 from triolet.errors import RequestError
 from triolet.ids import Role
+from triolet.service_class import Scheduling
 
 from .fakes import LINK, completion_ids, make_request
 from .stages import UNFINISHED, brought_to, text_of
@@ -32,6 +33,17 @@ def test_its_line_in_the_log_names_the_version_of_its_model() -> None:
             world.settle()
         [line] = [one for one in logs if one["event"] == "request_ended"]
         assert (line["model"], line["model_digest"]) == ("chat", shown)
+
+
+def test_its_line_in_the_log_names_its_tenant() -> None:
+    world = World()
+    for number, tenant in enumerate(("alice", "")):
+        with capture_logs() as logs:
+            request = make_request(number, max_tokens=3)
+            world.submit(replace(request, scheduling=Scheduling(tenant)))
+            world.settle()
+        [line] = [one for one in logs if one["event"] == "request_ended"]
+        assert line["tenant"] == tenant
 
 
 def test_its_line_in_the_log_names_its_adapter() -> None:

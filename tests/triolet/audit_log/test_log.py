@@ -27,7 +27,7 @@ from triolet.audit_log.events import (
     time_text,
 )
 from triolet.audit_log.log import MAX_BATCH_ENTRIES, AuditLog
-from triolet.audit_log.recording import record, recorded
+from triolet.audit_log.recording import record, recorded, why_failed
 from triolet.audit_log.segments import FileLock, segment_files, segment_path
 from triolet.audit_log.verification import read_entries, take_snapshot, verify
 from triolet.errors import AuditLogError, ConfigError
@@ -465,6 +465,20 @@ def test_the_failure_of_an_action_is_not_hidden_by_that_of_its_record(folder: Pa
         fail()
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConfigError("secret"), "it cannot work as it was given"),
+        (AuditLogError("secret"), "it was begun and could not be finished"),
+        (OSError("secret"), "the operating system refused it"),
+        (ValueError("secret"), "an unexpected error"),
+        (KeyboardInterrupt(), "it was interrupted"),
+    ],
+)
+def test_why_an_action_failed_is_told_in_words(error: BaseException, words: str) -> None:
+    assert why_failed(error) == words
+
+
 def test_an_action_is_recorded_before_it_begins_and_after_it_has_ended(folder: Path) -> None:
     after = digest(b"new")
     with recorded(Action.TENANT_ADD, "alice", folder=folder, after=after) as running:
@@ -475,7 +489,11 @@ def test_an_action_is_recorded_before_it_begins_and_after_it_has_ended(folder: P
     with pytest.raises(ConfigError), recorded(Action.TENANT_ADD, "bob", folder=folder):
         raise ConfigError("the text of an error may hold anything")
     failed = entries(folder)[-1]
-    assert (failed.outcome, failed.reason, failed.after) == ("failed", "ConfigError", None)
+    assert (failed.outcome, failed.reason, failed.after) == (
+        "failed",
+        "it cannot work as it was given",
+        None,
+    )
     assert begun.request_id == done.request_id == running.request_id != failed.request_id
     assert "anything" not in segment_path(folder, 0).read_text()
     check_whole(folder)
