@@ -1,0 +1,241 @@
+"""Every command of README.md and docs/ does what it says, typed one after the other into a shell
+beside running fleets; or it is listed here with the reason why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from ops.model_directory import demo_model_path
+from ops.models.known import SMOLLM2
+from tests.adapters import write_adapter
+from tests.gguf_files import byte_vocabulary, write_tiny
+from tests.house.test_layout import ROOT
+from tests.ops.registry.docker_registry import running_registry
+
+from .reader import Reader
+from .shown import PAGES, files, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .shown import Shown
+
+OPERATIONS: Final = "docs/operations"
+SCENES: Final = {
+    "one model": (
+        "README.md",
+        "docs/install.md",
+        "docs/SECURITY.md",
+        "docs/configuration.md",
+        f"{OPERATIONS}/start.md",
+        f"{OPERATIONS}/health.md",
+        f"{OPERATIONS}/alerts.md",
+        f"{OPERATIONS}/logs.md",
+        "docs/operations.md",
+    ),
+    "the first hour": (
+        "docs/first_hour.md",
+        f"{OPERATIONS}/audit.md",
+        f"{OPERATIONS}/dashboard.md",
+        "docs/AUDIT.md",
+        f"{OPERATIONS}/batches.md",
+        f"{OPERATIONS}/proxy.md",
+    ),
+    "tenants": ("docs/TENANTS.md", f"{OPERATIONS}/link_keys.md"),
+    "several models": (
+        f"{OPERATIONS}/models.md",
+        f"{OPERATIONS}/residency.md",
+        f"{OPERATIONS}/add_models.md",
+        f"{OPERATIONS}/restart.md",
+        f"{OPERATIONS}/auto.md",
+    ),
+    "adapters": (f"{OPERATIONS}/adapters.md", f"{OPERATIONS}/load_adapters.md"),
+    "the store": (
+        f"{OPERATIONS}/store.md",
+        f"{OPERATIONS}/golden.md",
+        f"{OPERATIONS}/signatures.md",
+    ),
+    "a registry": (f"{OPERATIONS}/registry.md", f"{OPERATIONS}/peers.md"),
+    "several machines": (
+        f"{OPERATIONS}/machines.md",
+        f"{OPERATIONS}/drain.md",
+        f"{OPERATIONS}/scale.md",
+    ),
+    "not here": ("docs/gpu.md", f"{OPERATIONS}/gpus.md", f"{OPERATIONS}/drills.md"),
+}
+"""Which pages one reader reads, and in which order. A fleet that a page begins is there until
+another one begins."""
+RUN_ELSEWHERE: Final = {"docs/API.md": "tests/end_to_end/test_api_document.py"}
+KEY_ID: Final = re.compile(r"ed25519:[0-9a-f]{64}")
+NOT_RUN: Final = {
+    r"^make (?!serve)": "builds, tests or measures for minutes",
+    r"--device cuda": "needs a GPU",
+    r"\bpip3? (install|wheel)|^python3 -m venv /opt": "installs packages; `make wheel` does the same",
+    r"^(useradd|systemctl|sudo|install -d -o|install .* /etc/)": "needs root, and systemd",
+    r"^podman |\bdocker compose |^export STORAGE_DRIVER": "needs a container engine",
+    r"^kill -(STOP|CONT) |localhost:9090": "needs a Prometheus that has scraped for half a minute",
+    r"^ssh ": "needs another machine",
+}
+"""What no test runs, and why."""
+
+
+def make_models(reader: Reader) -> None:
+    """Put the demo model where the documents have models, and a small file for SmolLM2's."""
+    models = reader.home / "models"
+    models.mkdir()
+    for name in ("Llama-3.2-1B-Instruct", "Coder", "Qwen2.5-Coder-0.5B-Instruct"):
+        (models / name).symlink_to(demo_model_path())
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    words = byte_vocabulary(**{"tokenizer.chat_template": template})
+    write_tiny(models / "Llama-3.2-1B-Instruct-Q4_K_M.gguf", vocabulary=words)
+    kept = reader.home / ".local/share/triolet/models/smollm2" / SMOLLM2.file_name
+    kept.parent.mkdir(parents=True)
+    shutil.copyfile(models / "Llama-3.2-1B-Instruct-Q4_K_M.gguf", kept)
+    os.truncate(kept, SMOLLM2.file_bytes)
+
+
+def make_deploy_folder(reader: Reader) -> None:
+    shutil.copytree(ROOT / "ops" / "deploy", reader.folder / "ops" / "deploy")
+
+
+def write_config(reader: Reader, page: str) -> None:
+    """Write the first file that a page shows as the triolet.toml that its commands name."""
+    (reader.folder / "triolet.toml").write_text(reader.here(files(page)[0]))
+
+
+def import_models(reader: Reader) -> None:
+    for name in ("chat", "code", "chat-small", "chat-large"):
+        typed(reader, f"triolet model import demo --name {name} --tag v1")
+        typed(reader, f"triolet model alias {name}@stable {name}:v1")
+
+
+def make_adapters(reader: Reader) -> None:
+    write_config(reader, f"{OPERATIONS}/adapters.md")
+    for path in (reader.folder / "srv/adapters/chat-sql", reader.home / "adapters/chat-fr"):
+        write_adapter(path, demo_model_path(), 1, ("q_proj",))
+
+
+def ask_with_an_id(reader: Reader) -> None:
+    """Ask as the client of the page on logs did, and log where it looks."""
+    reader.stop()
+    typed(reader, "triolet serve demo 2>log")
+    body = """-d '{"prompt": "Hello", "max_tokens": 1}' -H 'content-type: application/json'"""
+    typed(reader, f"curl -s {reader.url}/v1/completions {body} -H 'x-request-id: THE-ID'")
+    typed(reader, 'until grep \'"client_request_id": "THE-ID"\' log >ended; do sleep 0.05; done')
+    ended = json.loads((reader.folder / "ended").read_text())
+    reader.substitutes["THE-REQUEST-ID"] = ended["request_id"]
+
+
+def fill_stores(reader: Reader) -> None:
+    """Put a version where another store is named, and sampling defaults where an import reads."""
+    (reader.folder / "sampling.json").write_text('{"temperature": 0.2}')
+    typed(
+        reader, f"triolet model import demo --name chat --tag v2 --store {reader.folder}/srv/models"
+    )
+
+
+def run_registry(reader: Reader) -> None:
+    registry = reader.stack.enter_context(running_registry(reader.folder / "registry"))
+    reader.substitutes["registry.example"] = registry.host
+    typed(reader, "PASSWORD=password")
+
+
+def share_without_tls(reader: Reader) -> None:
+    """An address of loopback is asked by HTTP, whatever it speaks."""
+    reader.substitutes[" --certificate peer.pem --key peer.key"] = ""
+    typed(reader, "triolet model alias chat@stable chat:v1")
+
+
+def name_our_key(reader: Reader) -> None:
+    (shown_id,) = {
+        id for one in shown(f"{OPERATIONS}/signatures.md") for id in KEY_ID.findall(one.text)
+    }
+    reader.substitutes[shown_id] = "$(triolet model key release.key)"
+
+
+def wait_added(reader: Reader) -> None:
+    """Let an order end that the page gives just before another one for the same model."""
+    (order,) = re.findall(r'"id": ?"(\w+)"', reader.said)
+    ask = "curl -s --unix-socket $XDG_RUNTIME_DIR/triolet-*/admin.sock http://localhost/admin/operations"
+    typed(reader, f"until {ask}/{order} | grep -q done; do sleep 0.05; done")
+
+
+def serve_a_named_model(reader: Reader) -> None:
+    reader.stop()
+    typed(reader, "triolet serve chat=demo")
+
+
+def typed(reader: Reader, command: str) -> None:
+    """Type what a page takes for granted."""
+    problem = reader.type(command)
+    assert not problem, f"{command}: {problem}"
+
+
+BEFORE: Final[dict[str, Callable[[Reader], None]]] = {
+    "README.md": make_models,
+    "docs/install.md": make_deploy_folder,
+    "docs/configuration.md": lambda reader: write_config(reader, "docs/configuration.md"),
+    f"{OPERATIONS}/logs.md": ask_with_an_id,
+    f"{OPERATIONS}/models.md": lambda reader: (make_models(reader), import_models(reader)),
+    f"{OPERATIONS}/auto.md": lambda reader: write_config(reader, f"{OPERATIONS}/auto.md"),
+    f"{OPERATIONS}/adapters.md": lambda reader: (import_models(reader), make_adapters(reader)),
+    f"{OPERATIONS}/store.md": fill_stores,
+    f"{OPERATIONS}/registry.md": run_registry,
+    f"{OPERATIONS}/peers.md": share_without_tls,
+    f"{OPERATIONS}/signatures.md": name_our_key,
+    f"{OPERATIONS}/add_models.md": lambda reader: typed(reader, "triolet model drop code"),
+    "curl --unix-socket $XDG_RUNTIME_DIR/triolet-*/admin.sock -X DELETE": wait_added,
+    "triolet scale chat.decode": serve_a_named_model,
+    # Beside the processes of several machines, which the page before has begun.
+    f"{OPERATIONS}/drain.md": lambda reader: typed(reader, "triolet serve demo"),
+}
+
+
+def is_run(one: Shown) -> bool:
+    return not any(re.search(pattern, one.text) for pattern in NOT_RUN)
+
+
+def prepare(reader: Reader, text: str) -> None:
+    for start, make in BEFORE.items():
+        if text.startswith(start):
+            make(reader)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_command_of_the_documents_works(scene: str) -> None:
+    problems = []
+    with TemporaryDirectory(prefix="docs-") as folder:
+        reader = Reader(Path(folder))
+        try:
+            for page in SCENES[scene]:
+                typed(reader, f"cd {folder}")
+                prepare(reader, page)
+                for one in filter(is_run, shown(page)):
+                    prepare(reader, one.text)
+                    if problem := reader.read(one):
+                        problems.append(f"{one}\n{problem}")
+            reader.stop()
+        finally:
+            reader.close()
+    assert not problems, "\n\n".join(problems)
+
+
+def test_every_page_is_read_by_one_reader() -> None:
+    read = sorted(page for pages in SCENES.values() for page in pages)
+    assert read == sorted(page for page in PAGES if shown(page) and page not in RUN_ELSEWHERE)
+
+
+def test_every_reason_not_to_run_a_command_is_one_of_a_command() -> None:
+    commands = [one.text for pages in SCENES.values() for page in pages for one in shown(page)]
+    stale = [pattern for pattern in NOT_RUN if not any(re.search(pattern, c) for c in commands)]
+    assert not stale
