@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 from urllib.request import urlopen
 
-from ops.ports import bind_port, claim_port
+from ops.ports import bind_port
 from tests import forked
 from tests.house.test_layout import ROOT
 
@@ -163,12 +163,11 @@ class Reader:
         for name, program in (("triolet", TRIOLET), ("curl", CURL), ("make", MAKE)):
             (shims / name).write_text(program)
             (shims / name).chmod(0o700)
-        # Open to the end, so that nobody else gets the port.
-        self._kept = bind_port("127.0.0.1", 0)
-        port: int = self._kept.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        spare = claim_port("127.0.0.1", 0)
         self.stack = ExitStack()
+        # Open to the end, so that nobody else gets the ports.
+        kept = [self.stack.enter_context(bind_port("127.0.0.1", 0)) for _ in range(2)]
+        port, spare = (one.getsockname()[1] for one in kept)
+        self.url = f"http://127.0.0.1:{port}"
         self.substitutes = {
             **{"8000": str(port), "9000": str(port), "8001": str(spare)},
             **{f"10.0.0.{n}": f"127.{port >> 8}.{port & 255}.{n}" for n in (5, 6)},
@@ -188,12 +187,13 @@ class Reader:
         self._typed = 0
         self.said = ""
         self._shell = subprocess.Popen(
-            ["bash", "--norc", "-s"],
+            ["bash", "--norc", "-o", "pipefail", "-s"],
             stdin=subprocess.PIPE,
             cwd=folder,
             env={
                 "PATH": f"{shims}{os.pathsep}{os.environ['PATH']}",
                 "HOME": str(self.home),
+                "SSL_CERT_DIR": os.environ.get("SSL_CERT_DIR", ""),
                 "XDG_RUNTIME_DIR": str(folder / "run"),
                 "TMPDIR": str(folder / "tmp"),
                 "STARTER": str(folder / "starter"),
@@ -207,11 +207,10 @@ class Reader:
 
     def close(self) -> None:
         """Kill all that was begun."""
-        self.stack.close()
         self._starter.close()
         os.killpg(self._shell.pid, signal.SIGKILL)
         self._shell.communicate()
-        self._kept.close()
+        self.stack.close()
 
     def stop(self) -> None:
         """End what runs in the foreground."""
@@ -254,7 +253,7 @@ class Reader:
             time.sleep(POLL_S)
         code = end.read_text().strip() if end.exists() else "none in time"
         if code == "0" and not stays:
-            self.said = out.read_text()
+            self.said = out.read_text() + err.read_text()
             return ""
         return f"exit code {code}: {out.read_text()[-SHOWN:]}{err.read_text()[-SHOWN:]}"
 

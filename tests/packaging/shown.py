@@ -15,9 +15,11 @@ PAGES: Final = tuple(
     str(page.relative_to(ROOT))
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 )
-FENCED: Final = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED: Final = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SHELL: Final = ("", "console", "bash")
-"""Languages of blocks that a shell reads; a block of anything else names its language."""
+"""Languages of blocks that a shell reads."""
+OTHERS: Final = ("python", *"py javascript http toml ini yaml json mermaid text".split())
+"""All others; of these the blocks in Python are run too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ def shown(page: str) -> list[Shown]:
 def files(page: str) -> list[str]:
     """Return the TOML files that a page shows, in its order."""
     return [block for kind, block in FENCED.findall(_text(page)) if kind == "toml"]
+
+
+def languages(page: str) -> list[str]:
+    """Return the language of each block of a page."""
+    return [kind for kind, _ in FENCED.findall(_text(page))]
 
 
 def _shown(page: str) -> Iterator[Shown]:
