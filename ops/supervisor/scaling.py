@@ -242,7 +242,8 @@ class Scaling:
         names = [one.name for one in self.now.models]
         if model not in names:
             known = ", ".join(f"{name}.decode" for name in names) if names[0] else "decode"
-            raise ConfigError(f"no model is called {model!r}; say for example {known}")
+            why = f"no model is called {model!r}" if model else "each model has workers of its own"
+            raise ConfigError(f"{why}; say for example {known}")
         return names.index(model)
 
 

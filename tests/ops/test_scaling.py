@@ -113,6 +113,12 @@ def test_what_cannot_be_is_refused(
     assert [spec.name for spec in one.plan("", Role.DECODE, 1)] == ["decode-0"]
 
 
+def test_a_number_of_no_model_is_refused_where_models_have_names(tmp_path: Path) -> None:
+    words = "each model has workers of its own; say for example chat.decode, code.decode"
+    with pytest.raises(ConfigError, match=f"^{words}$"):
+        scaling(of_models("chat", "code"), tmp_path).plan("", Role.DECODE, 2)
+
+
 def test_cores_of_their_own_fix_the_number(tmp_path: Path) -> None:
     one = scaling(with_fleet(plan(), pin=Pinning.AUTO), tmp_path)
     with pytest.raises(ConfigError, match=r"start the fleet with fleet\.decode=2"):
