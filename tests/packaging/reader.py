@@ -19,7 +19,8 @@ import time
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
-from urllib.request import urlopen
+
+import httpx2
 
 from ops.ports import bind_port
 from tests import forked
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 COMMAND_TIMEOUT_S: Final = 120.0
 """A restart of every process, on a machine that has others to run."""
 STOP_TIMEOUT_S: Final = 60.0
+ANSWER_S: Final = 30.0
 POLL_S: Final = 0.01
 PARTS: Final = ("out", "err", "end")
 """Files of one command: what it printed, and its exit code."""
@@ -77,8 +79,8 @@ class Starter:
 
     Args:
       path: of the socket where it is asked.
-      defaults: options that a command gets unless it has the first of them: what the documents
-        leave open, and two fleets of one machine cannot both have.
+      defaults: options that a command gets unless it has the first of them, or asks a server: what
+        the documents leave open, and two fleets of one machine cannot both have.
     """
 
     def __init__(self, path: Path, defaults: Mapping[str, tuple[str, ...]]) -> None:
@@ -262,6 +264,6 @@ class Reader:
         if BEGUN.search(said):
             return True
         if found := URL.search(said):
-            with suppress(OSError), urlopen(f"{found[1]}/health/ready"):
-                return True
+            with suppress(httpx2.TransportError):
+                return httpx2.get(f"{found[1]}/health/ready", timeout=ANSWER_S).is_success
         return False
