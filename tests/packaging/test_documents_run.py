@@ -81,13 +81,15 @@ RUN_ELSEWHERE: Final = {"docs/API.md": "tests/end_to_end/test_api_document.py"}
 NOT_RUN: Final = {
     "installs, tests or measures for minutes": (
         *("make install ", "make test ", "make faults", "make soak "),
+        *('make gpu-lease ARGS="pack ', 'make gpu-lease ARGS="run --rehearse '),
     ),
     "needs a GPU": (
-        *("make gpu-lease ", "pip install 'triolet[gpu]'"),
+        'make gpu-lease ARGS="run --part ',
         *("triolet doctor MODEL --device cuda", "triolet serve MODEL --device cuda"),
     ),
-    "installs packages for minutes, as `make wheel` does": (
+    "installs packages for minutes; `make wheel` installs the wheel": (
         *("python3 -m venv /opt/", "/opt/triolet/bin/pip install ", "pip wheel "),
+        "pip install 'triolet[gpu]'",
     ),
     "needs root, and systemd": (
         *("useradd ", "install -d -o triolet ", "sudo -u triolet "),
