@@ -145,6 +145,7 @@ def write_tiny(
     path: Path,
     kind: Kind = Kind.F32,
     shapes: Mapping[str, tuple[int, ...] | None] | None = None,
+    vocabulary: Vocabulary | None = None,
     **keys: Any,  # noqa: ANN401
 ) -> Path:
     """Write a whole model of zeros.
@@ -153,9 +154,10 @@ def write_tiny(
       path: of the file.
       kind: what matrices are kept in.
       shapes: that replace or complete the model's own by llama.cpp's names; None leaves one out.
+      vocabulary: its tokenizer; a byte each by default.
       keys: metadata of the architecture.
     """
-    writer = write_header(path, byte_vocabulary(), **keys)
+    writer = write_header(path, vocabulary or byte_vocabulary(), **keys)
     own = {llama_cpp_name(name): shape for name, shape in tensor_shapes(TINY).items()}
     for name, shape in (own | dict(shapes or {})).items():
         if shape is not None:
