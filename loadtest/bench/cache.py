@@ -33,6 +33,7 @@ import trio
 from rich.console import Console
 
 from ..harness.metrics import samples
+from ..harness.progress import announce
 from ..harness.servers import running_server
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .model import SHAPES, written_model
@@ -233,11 +234,12 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     options += ["--set", f"server.routing.local_prefill={arguments.local_prefill}"]
     replays: dict[str, Replay] = {}
     for name, more in ((CACHED, []), (PLAIN, ["--set", "worker.engine.prefix_cache=false"])):
+        console.print(f"{name}: {len(turns)} requests")
         log = logs / f"cache-{name.replace(' ', '-')}.log"
         with running_server([*options, *more], log) as url:
             vocab_size = SHAPES["15m"].vocab_size
             replays[name] = trio.run(replay, url, turns, vocab_size, arguments.at_once)
-        console.print(f"[dim]{name}: {replays[name].seconds:.0f} s[/dim]")
+        console.print(f"{name}: {len(turns)} requests in {replays[name].seconds:.0f} s")
     machine |= {"model": "15m", "pool": arguments.kv_pool}
     return report_of(turns, replays, machine, arguments.at_once)
 
@@ -290,6 +292,7 @@ def main() -> int:
     )
     parser.add_argument("--at-once", type=int, default=4, help="requests at the same time")
     arguments = parser.parse_args()
+    announce(__doc__)
     console = Console()
     if not arguments.trace.exists():
         console.print(f"skipped: no trace at {arguments.trace}; --trace names one")

@@ -19,9 +19,10 @@ import httpx2
 from rich.console import Console
 
 from ..harness.metrics import total
+from ..harness.progress import announce
 from ..harness.servers import running_server
 from ..harness.streams import CHAT, Clients, post
-from .report import BENCH, Ratio, Report, describe, finish
+from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,7 +157,8 @@ def measure(
                         one.tokens_per_s += [_rate(group) for group in groups]
             for name, url in urls.items():
                 found[task, batch, name].counts = counts_of(url).since(before[name])
-            console.print(f"[dim]{task} b{batch} done[/dim]")
+            speeds = {name: median(found[task, batch, name].tokens_per_s) for name in urls}
+            console.print(f"{task} b{batch}, tokens/s: {line_of(speeds)}")
     return found
 
 
@@ -231,8 +233,10 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--repetitions", type=int, default=5)
+    arguments = parser.parse_args()
+    announce(__doc__)
     console = Console()
-    report = run(parser.parse_args(), console)
+    report = run(arguments, console)
     finish(report, console)
     return 0
 

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
+from ..harness.progress import announce
 from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
+from .limits import why_slow
 from .model import SAID, prompt_of, written_model
-from .report import BENCH, Ratio, Report, describe, finish
+from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +54,7 @@ MAX_GROWTH: Final = 1.5
 MAX_SHARE: Final = 0.5
 
 
+DTYPE: Final = "bfloat16"
 UNBOUNDED_TOKENS: Final = 8192
 PATIENT_STEP_S: Final = 60.0
 """A step's target that no step reaches: chunks are as large as was asked for."""
@@ -73,13 +76,13 @@ class Arrangement:
 
     def why_not(self) -> str | None:
         """Return why it cannot be measured here, or None."""
-        return why_not("vllm") if self.is_peer else None
+        return why_not("vllm") or why_slow(DTYPE) if self.is_peer else None
 
     def command(self, model: Path) -> list[str]:
         """Return what starts it."""
         if self.is_peer:
-            return vllm_command(model, "bfloat16", max_model_len=8192, max_num_seqs=16)
-        return [*TRIOLET, "serve", str(model), "--dtype", "bfloat16", *self.options]
+            return vllm_command(model, DTYPE, max_model_len=8192, max_num_seqs=16)
+        return [*TRIOLET, "serve", str(model), "--dtype", DTYPE, *self.options]
 
     def started(self, model: Path, log: Path) -> ServerProcess:
         """Return its process, not begun yet."""
@@ -340,8 +343,9 @@ def measure(
                 idle = observe(fleet, directory.name, load, 0.0, tokens)
                 loaded = observe(fleet, directory.name, load, load.prompts_per_s, tokens)
             for mode, of in ((f"{name}, idle", idle), (name, loaded)):
-                seen.setdefault(mode, []).append(row_of(model, mode, load, of, idle))
-            console.print(f"[dim]{model}, {name}, round {number + 1}: done[/dim]")
+                row = row_of(model, mode, load, of, idle)
+                seen.setdefault(mode, []).append(row)
+                console.print(f"round {number + 1}: {line_of(row)}")
     modes = [mode for a in arrangements for mode in (f"{a.name}, idle", a.name)]
     return [middle(seen[mode]) for mode in modes]
 
@@ -417,8 +421,10 @@ def main() -> int:
         default=STREAM_TOKENS,
         help=f"tokens of a stream, which another follows ({STREAM_TOKENS})",
     )
+    arguments = parser.parse_args()
+    announce(__doc__)
     console = Console(width=TABLE_WIDTH)
-    report = run(parser.parse_args(), console)
+    report = run(arguments, console)
     finish(report, console)
     return 0
 

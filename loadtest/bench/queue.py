@@ -19,8 +19,9 @@ from server.scheduling.queue import FairQueue, Place
 from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 
+from ..harness.progress import announce, progress
 from ..harness.statistics import percentile
-from .report import Ratio, Report, describe, finish
+from .report import Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,7 @@ class Timed:
         return result
 
     def rows(self, what: str, size: int) -> list[dict[str, Any]]:
-        """Return a row for each name."""
+        """Return a row for each name, and print it."""
         rows = []
         for name, taken in self.taken_ns.items():
             rows.append(
@@ -69,6 +70,7 @@ class Timed:
                     "p99_us": percentile(taken, 99) / 1000,
                 }
             )
+            progress(line_of(rows[-1]))
         return rows
 
 
@@ -132,6 +134,7 @@ def plain(size: int) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure, write and show it."""
     argparse.ArgumentParser(description=__doc__).parse_args()
+    announce(__doc__)
     rows = [
         row for size in SIZES for row in (*plain(size), *fair(size, 1), *fair(size, NUM_TENANTS))
     ]

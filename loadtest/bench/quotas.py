@@ -30,11 +30,12 @@ from triolet.config import QuotaConfig
 from ..campaign.answers import key_headers
 from ..campaign.limits import Taken, take_all
 from ..harness.metrics import total
+from ..harness.progress import announce, progress
 from ..harness.redis import is_installed, own_redis
 from ..harness.servers import running_server
 from ..harness.statistics import percentile
 from ..harness.tenants import key_of, write_tenants
-from .report import Ratio, Report, describe, finish
+from .report import Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         admitted = trio.run(_ask_for, options.child, options.seconds)
         sys.stdout.write(f"\n{ADMITTED}{admitted}\n")
         return 0
+    announce(__doc__)
     console = Console(highlight=False)
     if not is_installed():
         console.print("error: there is no redis-server here", style="red")
@@ -151,7 +153,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trio.run(_time_store, "memory", "", options.requests),
             trio.run(_time_store, "redis", redis.url, options.requests),
         ]
+        for row in rows:
+            progress(line_of(row))
         admitted, limit, shares = _two_servers(redis.url, options.seconds)
+    progress(f"two servers' accounts admitted {admitted:,} of {limit:,.0f}; next: whole servers")
     with own_redis() as redis:
         whole = measure(redis, options.whole)
     found = {"admitted by two servers' accounts that share Redis / limit": admitted / limit}

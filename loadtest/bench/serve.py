@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 from rich.console import Console
 
+from ..harness.progress import announce
 from ..harness.servers import TRIOLET, ServerDidNotStartError, ServerProcess
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, StreamBrokenError, completion, post
 from ..overload.arrivals import Arrival, Scale, Sizes, fitted, poisson, read_rows, requests
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
+from .limits import why_slow
 from .model import SAID, SHAPES, prompt_of, written_model
-from .report import BENCH, Ratio, Report, describe, finish
+from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +75,7 @@ class Server:
     name: str
     options: tuple[str, ...] = ()
 
-    def why_not(self) -> str | None:
+    def why_not(self, dtype: str) -> str | None:
         """Return why it cannot run here, or None if it can."""
         if self.name == LLAMA:
             return (
@@ -81,7 +83,7 @@ class Server:
                 "compares what it computes"
             )
         if self.name == VLLM:
-            return why_not(VLLM)
+            return why_not(VLLM) or why_slow(dtype)
         return None
 
     def process(self, model: Path, dtype: str, logs: Path) -> ServerProcess:
@@ -282,7 +284,9 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     logs.mkdir(parents=True, exist_ok=True)
     machine = describe(CORES) | {"dtype": arguments.dtype, "model": arguments.model}
     wanted = [s for s in SERVERS if not arguments.servers or s.name in arguments.servers]
-    skipped = {server.name: reason for server in wanted if (reason := server.why_not())}
+    skipped = {
+        server.name: reason for server in wanted if (reason := server.why_not(arguments.dtype))
+    }
     loads = loads_of(arguments, console)
     with ExitStack() as stack:
         running = [
@@ -329,7 +333,8 @@ def measure(
             for one in turn:
                 time.sleep(SETTLE_S)
                 load.measure(one, model, seed=1 + number)
-        console.print(f"[dim]{load.name} done[/dim]")
+        for one in ready:
+            console.print(line_of(load.row(one.server.name)), markup=False)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -352,8 +357,10 @@ def _names() -> list[str]:
 
 def main() -> int:
     """Measure, print, write. A missed floor is said, and is no failure of the benchmark."""
+    arguments = parse(sys.argv[1:])
+    announce(__doc__)
     console = Console()
-    report = run(parse(sys.argv[1:]), console)
+    report = run(arguments, console)
     finish(report, console)
     return 0
 

@@ -34,6 +34,7 @@ from rich.console import Console
 
 from ..harness.control import admin_of
 from ..harness.lines import LineProcess
+from ..harness.progress import announce
 from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running, seconds_of, wait_until
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .engine import PEERS
@@ -321,8 +322,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="directory (default: the 150M model)")
     parser.add_argument("--repetitions", type=int, default=5)
+    arguments = parser.parse_args()
+    announce(__doc__)
     console = Console(highlight=False)
-    return finish(run(parser.parse_args(), console), console)
+    return finish(run(arguments, console), console)
 
 
 if __name__ == "__main__":

@@ -130,4 +130,4 @@ def test_every_server_is_asked_for_the_same_model(tmp_path: Path) -> None:
             process = server.process(SERVERS_MODEL, "bfloat16", tmp_path)
             assert {str(SERVERS_MODEL), str(process.port), "bfloat16"} <= set(process.command)
             process.close()
-    assert "one stream at a time" in str(SERVERS[-1].why_not())
+    assert "one stream at a time" in str(SERVERS[-1].why_not("float32"))
