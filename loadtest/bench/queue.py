@@ -21,7 +21,7 @@ from triolet.service_class import Scheduling, ServiceClass
 
 from ..harness.progress import announce, progress
 from ..harness.statistics import percentile
-from .report import Ratio, Report, describe, finish, line_of
+from .report import Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,8 +57,8 @@ class Timed:
         return result
 
     def rows(self, what: str, size: int) -> list[dict[str, Any]]:
-        """Return a row for each name, and print it."""
-        rows = []
+        """Return a row for each name, and print the slowest."""
+        rows: list[dict[str, Any]] = []
         for name, taken in self.taken_ns.items():
             rows.append(
                 {
@@ -70,7 +70,8 @@ class Timed:
                     "p99_us": percentile(taken, 99) / 1000,
                 }
             )
-            progress(line_of(rows[-1]))
+        slowest_us = max(row["mean_us"] for row in rows)
+        progress(f"{what}, {size:,} waiting: mean of the slowest step {slowest_us:.1f} us")
         return rows
 
 
