@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ..harness.progress import announce, progress
-from ..harness.servers import running_server
+from ..harness.servers import TAKES_ALL, running_server
 from ..harness.statistics import percentile
 from ..harness.streams import Clients, post
 from .report import BENCH, Ratio, Report, describe, finish
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, extra in FLEETS.items():
             command = [options.model, "--dtype", options.dtype, "--threads", str(options.threads)]
             path = log / f"{name.replace(' ', '-')}.log"
-            urls[name] = stack.enter_context(running_server([*command, *extra], path))
+            urls[name] = stack.enter_context(running_server([*command, *TAKES_ALL, *extra], path))
         for url in urls.values():
             trio.run(measure, url, CLIENTS, WARM_UP, SHAPES[SEARCHES], Times())
         for round_number in range(options.rounds):

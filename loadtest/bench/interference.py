@@ -20,10 +20,8 @@ from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rich.console import Console
-
-from ..harness.progress import announce
-from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running
+from ..harness.progress import announce, progress
+from ..harness.servers import TAKES_ALL, TRIOLET, ServerProcess, cpu_s_of, running
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
@@ -47,7 +45,6 @@ WARM_UP_S: Final = 2.0
 DRAIN_S: Final = 20.0
 """Prompts that arrived late in the measured time may still get their first token."""
 SEED: Final = 6
-TABLE_WIDTH: Final = 170
 ROLES: Final = ("server", "prefill", "decode", "other")
 """Whose share of a core is told; vLLM's processes are `other`."""
 MAX_GROWTH: Final = 1.5
@@ -82,7 +79,7 @@ class Arrangement:
         """Return what starts it."""
         if self.is_peer:
             return vllm_command(model, DTYPE, max_model_len=8192, max_num_seqs=16)
-        return [*TRIOLET, "serve", str(model), "--dtype", DTYPE, *self.options]
+        return [*TRIOLET, "serve", str(model), "--dtype", DTYPE, *TAKES_ALL, *self.options]
 
     def started(self, model: Path, log: Path) -> ServerProcess:
         """Return its process, not begun yet."""
@@ -328,7 +325,6 @@ def measure(
     arrangements: Sequence[Arrangement],
     rounds: int,
     tokens: int,
-    console: Console,
 ) -> list[dict[str, Any]]:
     """Measure each arrangement with one model, idle and loaded."""
     logs = BENCH / "logs"
@@ -345,7 +341,7 @@ def measure(
             for mode, of in ((f"{name}, idle", idle), (name, loaded)):
                 row = row_of(model, mode, load, of, idle)
                 seen.setdefault(mode, []).append(row)
-                console.print(f"round {number + 1}: {line_of(row)}")
+                progress(f"round {number + 1}: {line_of(row)}")
     modes = [mode for a in arrangements for mode in (f"{a.name}, idle", a.name)]
     return [middle(seen[mode]) for mode in modes]
 
@@ -379,7 +375,7 @@ def ratios_of(rows: Sequence[dict[str, Any]]) -> dict[str, Ratio]:
     return ratios
 
 
-def run(arguments: argparse.Namespace, console: Console) -> Report:
+def run(arguments: argparse.Namespace) -> Report:
     """Measure everything that was asked for."""
     machine = describe(2) | {"rounds": arguments.rounds, "answer_tokens": arguments.answers}
     wanted = [a for a in ALL if not arguments.modes or a.name in arguments.modes]
@@ -390,13 +386,13 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
         load = LOADS[model]
         if arguments.seconds:
             load = load._replace(seconds=arguments.seconds)
-        console.print(
+        progress(
             f"{model}: {load.prompts_per_s} prompts of {LONG_PROMPT} tokens per second, "
             f"{NUM_STREAMS} streams of {arguments.answers} tokens; objectives: gaps <= "
             f"{load.max_gap_s * 1e3:.0f} ms, first token <= {load.max_ttft_s:.0f} s; goodput "
             "counts tokens of seconds without a longer gap"
         )
-        rows += measure(model, load, able, arguments.rounds, arguments.answers, console)
+        rows += measure(model, load, able, arguments.rounds, arguments.answers)
     objectives = {model: LOADS[model]._asdict() for model in arguments.models}
     return Report(
         "interference",
@@ -423,9 +419,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     announce(__doc__)
-    console = Console(width=TABLE_WIDTH)
-    report = run(arguments, console)
-    finish(report, console)
+    finish(run(arguments))
     return 0
 
 

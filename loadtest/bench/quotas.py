@@ -32,7 +32,7 @@ from ..campaign.limits import Taken, take_all
 from ..harness.metrics import total
 from ..harness.progress import announce, progress
 from ..harness.redis import is_installed, own_redis
-from ..harness.servers import running_server
+from ..harness.servers import TAKES_ALL, running_server
 from ..harness.statistics import percentile
 from ..harness.tenants import key_of, write_tenants
 from .report import Ratio, Report, describe, finish, line_of
@@ -48,13 +48,6 @@ LIMIT: Final = 1500.0
 TENANTS: Final = ("before", "meanwhile", "afterwards")
 """One for each time, so that each begins with all that it may have."""
 OPERATOR: Final = "operator"
-OPTIONS: Final = (
-    *("--set", "server.overload.admission.is_on=false"),
-    *("--set", "server.overload.brownout.is_on=false"),
-    *("--set", "server.overload.guard.is_on=false"),
-    *("--log-level", "info"),
-)
-"""Only limits refuse anything."""
 PATIENCE_S: Final = 60.0
 POLL_S: Final = 0.05
 
@@ -65,7 +58,15 @@ def measure(redis: OwnRedis, seconds: float) -> list[dict[str, Any]]:
         folder = Path(name)
         limit = f"tokens_per_minute = {LIMIT}"
         tenants = write_tenants(folder, dict.fromkeys(TENANTS, limit), OPERATOR)
-        options = [*OPTIONS, "--tenants", str(tenants), "--limits", redis.url]
+        options = [
+            *TAKES_ALL,
+            "--log-level",
+            "info",
+            "--tenants",
+            str(tenants),
+            "--limits",
+            redis.url,
+        ]
         urls = [
             running.enter_context(running_server(options, folder / f"server-{n}.log"))
             for n in range(2)

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
@@ -42,6 +43,7 @@ def describe(threads: int) -> dict[str, Any]:
 
 
 BENCH: Final = Path(__file__).parents[2] / "build" / "bench"
+TABLE_WIDTH: Final = 170
 BAR_HEIGHT: Final = 16
 BAR_WIDTH: Final = 480
 LABEL_WIDTH: Final = 320
@@ -143,7 +145,10 @@ class Report:
 
 def finish(report: Report, console: Console | None = None) -> int:
     """Print a report and write it into build/bench/; return 1 if one of its goals is missed."""
-    console = console or Console(highlight=False)
+    # A pipe has no width, and rich would take it for a narrow terminal.
+    console = console or Console(
+        highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH
+    )
     report.show(console)
     console.print(str(report.write(BENCH)))
     return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1

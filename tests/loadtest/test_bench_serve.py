@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 
 from loadtest.bench.serve import (
     LIKE,
@@ -91,7 +90,7 @@ def test_without_a_trace_the_table_says_that_its_shape_is_made_up(tmp_path: Path
     assert arrivals == fitted(made_up(3), SCALE, 1.0, 1.0)
     assert 700 < sorted(prompt for _, prompt, _ in made_up(50))[25] < 1500
     options = parse(["--trace", str(tmp_path / "none.csv"), "--seconds", "6"])
-    loads = loads_of(options, Console(quiet=True))
+    loads = loads_of(options)
     assert [load.name for load in loads][-1] == name
     assert [len(load.arrivals) for load in loads] == [1, 8, 32, 6]
 
