@@ -58,17 +58,11 @@ def measure(redis: OwnRedis, seconds: float) -> list[dict[str, Any]]:
         folder = Path(name)
         limit = f"tokens_per_minute = {LIMIT}"
         tenants = write_tenants(folder, dict.fromkeys(TENANTS, limit), OPERATOR)
-        options = [
-            *TAKES_ALL,
-            "--log-level",
-            "info",
-            "--tenants",
-            str(tenants),
-            "--limits",
-            redis.url,
-        ]
+        options = ["--log-level", "info", "--tenants", str(tenants), "--limits", redis.url]
         urls = [
-            running.enter_context(running_server(options, folder / f"server-{n}.log"))
+            running.enter_context(
+                running_server([*TAKES_ALL, *options], folder / f"server-{n}.log")
+            )
             for n in range(2)
         ]
         _wait(lambda: all(_metric(url, "servers") == 2 for url in urls), "they know each other")

@@ -308,6 +308,7 @@ class Throughput:
         num_bytes = PROMPTS * PROMPT_TOKENS * SHAPES["150m"].kv_bytes_per_token
         make_keys(self._keys)
         for frame_bytes in FRAMES:
+            progress(f"{frame_bytes // MIB} MiB: starting workers and bare sockets")
             with ExitStack() as stack:
                 raws = {k: stack.enter_context(SocketPair(k, self._socket())) for k in KINDS}
                 bare = stack.enter_context(SocketPair(ZMQ))

@@ -123,6 +123,12 @@ def test_figures_are_medians_of_rounds_and_percentiles_of_streams() -> None:
     assert ratios["8 at once: itl p99 of vllm vs ours"].value == 2.0
 
 
+def test_ours_refuses_nothing_however_slow_the_machine_is(tmp_path: Path) -> None:
+    process = SERVERS[0].process(SERVERS_MODEL, "bfloat16", tmp_path)
+    process.close()
+    assert "server.overload.admission.is_on=false" in process.command
+
+
 def test_every_server_is_asked_for_the_same_model(tmp_path: Path) -> None:
     for server in SERVERS:
         if server.name != LLAMA:
