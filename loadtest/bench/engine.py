@@ -334,12 +334,13 @@ def measure(
                         raise
                     lost[running.peer.name] = str(error)
                 sleep(SETTLE_S)
-        speeds = [
-            f"{running.peer.name} {case.num_tokens / median(values):,.0f}"
-            for running in peers
-            if (values := seconds.get((running.peer.name, case)))
-        ]
-        progress(f"{case.name}, tokens/s: {', '.join(speeds)}")
+            speeds = [
+                f"{running.peer.name} {case.num_tokens / median(values):,.0f}"
+                for running in peers
+                if (values := seconds.get((running.peer.name, case)))
+            ]
+            shown = ", ".join(speeds) or "warmed up"
+            progress(f"{case.name}, round {repetition + 1} of {rounds}, tokens/s: {shown}")
     return {key: values for key, values in seconds.items() if values}, lost
 
 

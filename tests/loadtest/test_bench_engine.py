@@ -135,8 +135,11 @@ def test_peers_take_turns_and_what_warms_up_does_not_count(
     ]
     assert lost == {}
     assert capsys.readouterr().out.splitlines() == [
-        "prefill 1 x 512, tokens/s: triolet 2, vllm 1",
-        "decode b8 at 128, tokens/s: triolet 16, vllm 8",
+        "prefill 1 x 512, round 1 of 3, tokens/s: warmed up",
+        "prefill 1 x 512, round 2 of 3, tokens/s: triolet 2, vllm 1",
+        "prefill 1 x 512, round 3 of 3, tokens/s: triolet 2, vllm 1",
+        "decode b8 at 128, round 1 of 2, tokens/s: triolet 16, vllm 8",
+        "decode b8 at 128, round 2 of 2, tokens/s: triolet 16, vllm 8",
     ]
     assert seconds[OURS, cases[0]] == [256.0, 256.0]
     assert seconds["vllm", cases[1]] == [1.0] * 6
