@@ -27,6 +27,7 @@ from rich.table import Table
 from .campaign.misbehaving import CONNECT_DEADLINE_S, Cut, Pace, chat_request, cut_many
 from .harness.campaign import campaign_parser, exit_code
 from .harness.metrics import total
+from .harness.progress import announce
 from .harness.servers import FleetLog, running_server, seconds_of
 from .harness.statistics import milliseconds, percentile
 
@@ -406,6 +407,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
+    announce(__doc__)
 
     def campaign(console: Console) -> list[str]:
         log = FleetLog(options.out / "server.log")

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from .cancels import audit, metrics_of, still_answers, wait_until_free
 from .harness.campaign import ROOT, campaign_parser, exit_code
+from .harness.progress import announce, progress
 from .harness.servers import FleetLog, cost_of, running_server
 from .harness.statistics import milliseconds, percentile
 from .hostile_clients import ATTACKS, CANARY, besiege
@@ -182,6 +183,7 @@ def run(url: str, log: FleetLog, only: Sequence[str], console: Console) -> list[
         name = attack.__name__
         if only and name not in only:
             continue
+        progress(f"attack: {name}")
         watch, most_bytes = trio.run(attacked, url, log, name)
         settled_s, left_bytes = settled(url, held)
         new_series = series_of(url) - series
@@ -210,6 +212,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="*", default=[], choices=names, metavar="ATTACK",
                         help=f"of {', '.join(names)} (all)")  # fmt: skip
     options = parser.parse_args(arguments)
+    announce(__doc__)
 
     def campaign(console: Console) -> list[str]:
         log = FleetLog(options.out / "server.log")

@@ -22,6 +22,7 @@ from rich.table import Table
 from .campaign.answers import draw_asks
 from .campaign.faults import ask_under_faults, blocks_when_settled, violations_now, wait_whole
 from .harness.campaign import campaign_parser, exit_code
+from .harness.progress import announce
 from .harness.servers import (
     FleetLog,
     HasNotHappenedError,
@@ -316,6 +317,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
+    announce(__doc__)
 
     def run(console: Console) -> list[str]:
         verdicts = campaign(console, options)

@@ -28,6 +28,7 @@ from .campaign.client import Story, tell
 from .campaign.faults import blocks_when_settled, violations_now
 from .harness.campaign import ROOT, campaign_parser, exit_code
 from .harness.control import admin_of
+from .harness.progress import announce
 from .harness.servers import FleetLog, bytes_beside_templates, is_gone, running_server, wait_until
 from .harness.statistics import milliseconds
 
@@ -352,6 +353,7 @@ def run(options: argparse.Namespace, console: Console) -> Residency:
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
+    announce(__doc__)
 
     def campaign(console: Console) -> list[str]:
         done = run(options, console)

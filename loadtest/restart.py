@@ -25,6 +25,7 @@ from .campaign.answers import draw_asks, lengthened
 from .campaign.client import Story, ask_all, tell
 from .campaign.faults import blocks_when_settled, violations_now, wait_whole
 from .harness.campaign import campaign_parser, exit_code
+from .harness.progress import announce, progress
 from .harness.servers import (
     FleetLog,
     attempts_of,
@@ -133,6 +134,7 @@ async def restart_under_load(url: str, log: FleetLog, options: argparse.Namespac
         for first in range(options.streams):
             own = asks[first:] + asks[:first]
             nursery.start_soon(client, own * 1000)
+        progress(f"{len(calm)} streams are read undisturbed; now the fleet is restarted under them")
         await trio.sleep(options.lead_s)
         began = trio.current_time()
         outcome.wrongs += await _restart(url)
@@ -250,6 +252,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
+    announce(__doc__)
 
     def campaign(console: Console) -> list[str]:
         log = FleetLog(options.out / "server.log")

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .figures import PERCENTILES, StreamRecord, failures, rows
+from .harness.progress import announce
 from .harness.servers import ServerDidNotStartError, running_server
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def show(console: Console, records: Sequence[StreamRecord], out: Path) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
+    announce(__doc__)
     console = Console(highlight=False)
     options.out.mkdir(parents=True, exist_ok=True)
     server = (

@@ -24,6 +24,7 @@ from .campaign.client import Story, ask_all, tell
 from .campaign.faults import blocks_when_settled, inject, violations_now, wait_whole
 from .campaign.misbehaving import cut_one, stall
 from .harness.campaign import campaign_parser, exit_code
+from .harness.progress import announce
 from .harness.servers import (
     FleetLog,
     HasNotHappenedError,
@@ -267,6 +268,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
+    announce(__doc__)
     plan = SoakPlan(
         seconds=options.minutes * 60,
         fault_every_s=options.every,

@@ -30,6 +30,7 @@ from .campaign.misbehaving import new_readers, read_on, stall
 from .cancels import KvBlocks, blocks_of
 from .harness.campaign import campaign_parser, exit_code
 from .harness.metrics import total
+from .harness.progress import announce, progress
 from .harness.servers import running_server
 from .harness.statistics import milliseconds, percentile
 
@@ -296,6 +297,7 @@ class Experiment:
 
     def _note(self, phase: str, began_at: float) -> None:
         now = trio.current_time()
+        progress(f"{phase}: {now - began_at:.0f} s")
         self._run.gaps[phase].append(
             [
                 gap
@@ -331,6 +333,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
+    announce(__doc__)
     serve = ["--set", f"server.stall_timeout_s={options.stall_timeout}", *options.serve]
     readers = new_readers(options.readers, READER_TOKENS)
 

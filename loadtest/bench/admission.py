@@ -27,6 +27,7 @@ from ops.simulation.deterministic import run
 from server.main import GC_THRESHOLDS
 from triolet.units import MILLISECONDS
 
+from ..harness.progress import announce, progress
 from ..harness.redis import is_installed, own_redis
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, StreamBrokenError, completion, post
@@ -102,13 +103,16 @@ class Found:
 
 
 def measure(course: Course, into: Found) -> None:
-    """Run one server to its end."""
+    """Run one server to its end, and say how it did."""
     with Stopwatch().running() as stopwatch, _as_a_server_does():
         main = partial(_go, course, stopwatch, into)
         if course.form.is_real:
             trio.run(main)
         else:
             run(main, course.form.seed)
+    p99_us = spread([lap.whole_ns for lap in into.accepted])["p99_us"]
+    state = "on" if course.form.is_on else "off"
+    progress(f"{course.others:,} waiting, mechanisms {state}: p99 {p99_us:.0f} us")
 
 
 async def _go(course: Course, stopwatch: Stopwatch, into: Found) -> None:
@@ -310,6 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--waiting", type=int, nargs="*", default=WAITING, help="others in queue")
     parser.add_argument("--refusals", type=int, default=1000, help="over HTTP, of each kind")
     options = parser.parse_args(arguments)
+    announce(__doc__)
     console = Console(highlight=False)
     skipped: dict[str, str] = {}
     found = time_paths(options.waiting, options.requests)

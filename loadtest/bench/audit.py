@@ -21,8 +21,9 @@ from triolet.audit_log.events import Action, Event, digest
 from triolet.audit_log.log import AuditLog
 from triolet.audit_log.verification import prove, verify
 
+from ..harness.progress import announce, progress
 from ..harness.statistics import percentile
-from .report import BENCH, Ratio, Report, describe, finish
+from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,8 +54,8 @@ def event(number: int) -> Event:
 
 
 def row(what: str, entries: int, seconds: float, taken_s: list[float]) -> dict[str, Any]:
-    """Return a row of the table; times are of one append."""
-    return {
+    """Return a row of the table, and print it; times are of one append."""
+    found = {
         "what": what,
         "entries": entries,
         "entries_per_s": entries / seconds,
@@ -62,6 +63,8 @@ def row(what: str, entries: int, seconds: float, taken_s: list[float]) -> dict[s
         "p50_ms": percentile(taken_s, 50) * 1000,
         "p99_ms": percentile(taken_s, 99) * 1000,
     }
+    progress(line_of(found))
+    return found
 
 
 def batched(folder: Path) -> dict[str, Any]:
@@ -164,6 +167,7 @@ def main() -> None:
 
         append_for(Path(arguments.append_to), SECONDS)
         return
+    announce(__doc__)
     place = BENCH / "audit_log"
     shutil.rmtree(place, ignore_errors=True)
     try:

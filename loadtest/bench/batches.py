@@ -19,6 +19,7 @@ import trio
 from rich.console import Console
 
 from ..campaign.batches import BatchTookTooLongError, BatchVerdict, Load, Side, compare, run_batch
+from ..harness.progress import announce, progress
 from ..harness.servers import HasNotHappenedError, ServerDidNotStartError
 from ..harness.statistics import percentile
 from .report import BENCH, Ratio, Report, describe, finish
@@ -35,6 +36,7 @@ WIDTH: Final = 150
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print and write; return the exit code."""
     options = parse(arguments)
+    announce(__doc__)
     out = BENCH / "batches"
     rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -45,10 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sides: tuple[Side, Side] | None = None
     try:
         for num_servers in options.servers:
+            progress(f"{options.lines} lines, {num_servers} server(s); each process is killed once")
             args = (options.lines, options.max_tokens, num_servers, options.seed, out, serve)
             verdicts.append(trio.run(run_batch, *args))
             console.print(*verdicts[-1].wrongs, sep="\n")
         if options.turns:
+            progress(f"{options.turns} turns of requests without a batch and with one")
             load = Load(options.turns, options.requests, options.rate, options.seed)
             sides = trio.run(compare, load, out, serve)
             console.print(*sides[0].failures, *sides[1].failures, sep="\n")

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 import trio
-from rich.console import Console
 
 from ..harness.metrics import samples
-from ..harness.servers import running_server
+from ..harness.progress import announce, progress
+from ..harness.servers import TAKES_ALL, running_server
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .model import SHAPES, written_model
 from .report import BENCH, Ratio, Report, describe, finish
@@ -216,7 +216,7 @@ async def replay(url: str, turns: list[Turn], vocab_size: int, at_once: int) -> 
     return result
 
 
-def run(arguments: argparse.Namespace, console: Console) -> Report:
+def run(arguments: argparse.Namespace) -> Report:
     """Replay with and without the cache."""
     model = written_model("15m")
     logs = BENCH / "logs"
@@ -233,11 +233,12 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     options += ["--set", f"server.routing.local_prefill={arguments.local_prefill}"]
     replays: dict[str, Replay] = {}
     for name, more in ((CACHED, []), (PLAIN, ["--set", "worker.engine.prefix_cache=false"])):
+        progress(f"{name}: {len(turns)} requests")
         log = logs / f"cache-{name.replace(' ', '-')}.log"
-        with running_server([*options, *more], log) as url:
+        with running_server([*options, *TAKES_ALL, *more], log) as url:
             vocab_size = SHAPES["15m"].vocab_size
             replays[name] = trio.run(replay, url, turns, vocab_size, arguments.at_once)
-        console.print(f"[dim]{name}: {replays[name].seconds:.0f} s[/dim]")
+        progress(f"{name}: {len(turns)} requests in {replays[name].seconds:.0f} s")
     machine |= {"model": "15m", "pool": arguments.kv_pool}
     return report_of(turns, replays, machine, arguments.at_once)
 
@@ -290,12 +291,11 @@ def main() -> int:
     )
     parser.add_argument("--at-once", type=int, default=4, help="requests at the same time")
     arguments = parser.parse_args()
-    console = Console()
+    announce(__doc__)
     if not arguments.trace.exists():
-        console.print(f"skipped: no trace at {arguments.trace}; --trace names one")
+        progress(f"skipped: no trace at {arguments.trace}; --trace names one")
         return 0
-    report = run(arguments, console)
-    finish(report, console)
+    finish(run(arguments))
     return 0
 
 

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ..harness.servers import running_server
+from ..harness.progress import announce, progress
+from ..harness.servers import TAKES_ALL, running_server
 from ..harness.statistics import percentile
 from ..harness.streams import Clients, post
 from .report import BENCH, Ratio, Report, describe, finish
@@ -104,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     options = parser.parse_args(arguments)
+    announce(__doc__)
     log = BENCH / "embeddings"
     log.mkdir(parents=True, exist_ok=True)
     found: dict[tuple[str, str, int], Times] = {}
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, extra in FLEETS.items():
             command = [options.model, "--dtype", options.dtype, "--threads", str(options.threads)]
             path = log / f"{name.replace(' ', '-')}.log"
-            urls[name] = stack.enter_context(running_server([*command, *extra], path))
+            urls[name] = stack.enter_context(running_server([*command, *TAKES_ALL, *extra], path))
         for url in urls.values():
             trio.run(measure, url, CLIENTS, WARM_UP, SHAPES[SEARCHES], Times())
         for round_number in range(options.rounds):
@@ -123,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     times = found.setdefault((shape, name, clients), Times())
                     asked = (urls[name], clients, options.turns, SHAPES[shape], times)
                     vectors.add(trio.run(measure, *asked))
+                    progress(f"{shape}, {clients} clients, {name}: {times.rates[-1]:.0f} inputs/s")
                 if len(vectors) != 1:
                     raise RuntimeError("a vector depends on who else is in its batch")
     report = report_of(found, options.threads)

@@ -17,14 +17,18 @@ from statistics import median
 from time import sleep
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rich.console import Console
+from engine.native.library import load_library
 
 from ..harness.lines import LineProcess
+from ..harness.progress import announce, progress
 from .engines import ROOT, python_of, why_not
+from .limits import Limits, dtype_here, measure_limits, torch_is_fast_in, why_slow
 from .model import SHAPES, Shape, shape_of_gguf, written_model
 from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .model import Shape
 
 
@@ -114,6 +118,7 @@ class Peer:
       package: what must be importable in this one.
       is_usual: whether it takes part unless others are asked for.
       reads_gguf: whether its model may be a GGUF file.
+      uses_torch: whether its products are torch's.
     """
 
     name: str
@@ -123,6 +128,7 @@ class Peer:
     package: str = "torch"
     is_usual: bool = True
     reads_gguf: bool = False
+    uses_torch: bool = False
 
     @property
     def python(self) -> Path:
@@ -137,12 +143,16 @@ class Peer:
             return why_not(self.environment)
         return None if find_spec(self.package) else f"{self.package} is not installed"
 
+    def why_slow(self, dtype: str, is_fast: Callable[[str], bool] = torch_is_fast_in) -> str | None:
+        """Return why it cannot run at speed on this CPU, or None if it can."""
+        return why_slow(dtype, is_fast) if self.uses_torch else None
+
 
 PEERS: Final = (
     Peer(OURS, "loadtest.bench.drivers.triolet", reads_gguf=True),
     Peer("triolet int8", "loadtest.bench.drivers.triolet", ("--weights", "int8"), reads_gguf=True),
-    Peer("triolet sdpa", "loadtest.bench.drivers.triolet", ("--backend", "sdpa")),
-    Peer("vllm", "loadtest.bench.drivers.vllm", environment="vllm"),
+    Peer("triolet sdpa", "loadtest.bench.drivers.triolet", ("--backend", "sdpa"), uses_torch=True),
+    Peer("vllm", "loadtest.bench.drivers.vllm", environment="vllm", uses_torch=True),
     Peer("llama.cpp", "loadtest.bench.drivers.llama", environment="llama", reads_gguf=True),
     Peer(
         "llama.cpp q8",
@@ -152,7 +162,12 @@ PEERS: Final = (
         is_usual=False,
     ),
     Peer("openvino", "loadtest.bench.drivers.openvino", environment="openvino"),
-    Peer("transformers", "loadtest.bench.drivers.transformers", package="transformers"),
+    Peer(
+        "transformers",
+        "loadtest.bench.drivers.transformers",
+        package="transformers",
+        uses_torch=True,
+    ),
 )
 
 
@@ -258,6 +273,11 @@ class Case(NamedTuple):
             return f"prefill {self.batch} x {self.context}"
         return f"decode b{self.batch} at {self.context}"
 
+    @property
+    def num_tokens(self) -> int:
+        """Of a step, or of all prompts."""
+        return self.batch if self.steps else self.batch * self.context
+
 
 CASES: Final = (
     Case(1, 512, 0),
@@ -279,7 +299,7 @@ Seconds = dict[tuple[str, Case], list[float]]
 
 
 def measure(
-    peers: list[RunningPeer], cases: tuple[Case, ...], repetitions: int, console: Console
+    peers: list[RunningPeer], cases: tuple[Case, ...], repetitions: int
 ) -> tuple[Seconds, dict[str, str]]:
     """Return seconds, of a prompt batch or of a step, by peer and case; and who was lost, and why.
 
@@ -314,7 +334,13 @@ def measure(
                         raise
                     lost[running.peer.name] = str(error)
                 sleep(SETTLE_S)
-        console.print(f"[dim]{case.name} done[/dim]")
+            speeds = [
+                f"{running.peer.name} {case.num_tokens / median(values):,.0f}"
+                for running in peers
+                if (values := seconds.get((running.peer.name, case)))
+            ]
+            shown = ", ".join(speeds) or "warmed up"
+            progress(f"{case.name}, round {repetition + 1} of {rounds}, tokens/s: {shown}")
     return {key: values for key, values in seconds.items() if values}, lost
 
 
@@ -328,13 +354,12 @@ def rows_of(seconds: Seconds, limits: dict[Case, float]) -> list[dict[str, Any]]
     the machine's limits allow for the dtype."""
     rows = []
     for (name, case), values in seconds.items():
-        tokens = case.batch if case.steps else case.batch * case.context
         middle = median(values)
         rows.append(
             {
                 "case": case.name,
                 "engine": name,
-                "tokens_per_s": round(tokens / middle, 1),
+                "tokens_per_s": round(case.num_tokens / middle, 1),
                 "median_ms": round(middle * 1e3, 2),
                 "best_ms": round(min(values) * 1e3, 2),
                 "samples": len(values),
@@ -357,10 +382,9 @@ def ratios_of(seconds: Seconds) -> dict[str, Ratio]:
 
 
 def limits_of(
-    shape: Shape, cases: tuple[Case, ...], machine: dict[str, Any], dtype: str
+    shape: Shape, cases: tuple[Case, ...], machine: Limits, dtype: str
 ) -> dict[Case, float]:
     """Return the least seconds of each case at the limits that the machine has shown."""
-    operations = machine["bf16_gflop_per_s" if dtype == "bfloat16" else "fp32_gflop_per_s"] * 1e9
     limits = {}
     for case in cases:
         work = (
@@ -368,7 +392,7 @@ def limits_of(
             if case.steps
             else prefill_work(shape, NUMBER_BYTES[dtype], case.batch, case.context)
         )
-        limits[case] = work.at_limits_s(machine["read_gb_per_s"] * 1e9, operations)
+        limits[case] = work.at_limits_s(machine.read_gb_per_s * 1e9, machine.gflop_per_s * 1e9)
     return limits
 
 
@@ -392,17 +416,25 @@ def explain(running: RunningPeer, cases: tuple[Case, ...]) -> list[dict[str, Any
     return rows
 
 
-def run(arguments: argparse.Namespace, console: Console) -> Report:
+def run(arguments: argparse.Namespace) -> Report:
     """Run all peers that can be run."""
     model, shape = _model(arguments)
     machine = describe(arguments.threads)
+    limits = measure_limits(arguments.threads, arguments.dtype, load_library())
+    progress(f"limits: {limits}")
     wanted = [
         peer
         for peer in PEERS
         if peer.name in (arguments.peers or ()) or (not arguments.peers and peer.is_usual)
         if arguments.gguf is None or peer.reads_gguf
     ]
-    skipped = {peer.name: reason for peer in wanted if (reason := peer.why_not())}
+    skipped = {
+        peer.name: reason
+        for peer in wanted
+        if (reason := peer.why_not() or peer.why_slow(arguments.dtype))
+    }
+    for name, reason in skipped.items():
+        progress(f"{name} skipped: {reason}")
     cases = CASES + (MORE_CASES if arguments.full else ())
     with ExitStack() as stack:
         started = [
@@ -410,8 +442,8 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
             for peer in wanted
             if peer.name not in skipped
         ]
-        versions, running = _await_all(started, skipped, console)
-        seconds, lost = measure(running, cases, arguments.repetitions, console)
+        versions, running = _await_all(started, skipped)
+        seconds, lost = measure(running, cases, arguments.repetitions)
         parts = explain(next(r for r in running if r.peer.name == OURS), cases)
         memory = [
             {"engine": r.peer.name, "peak_mib": r.peak_mib()}
@@ -420,16 +452,17 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
         ]
     name = arguments.model if arguments.gguf is None else model.name
     described = {"dtype": arguments.dtype, "model": name, "engines": versions}
-    limits = limits_of(shape, cases, machine, arguments.dtype)
+    described |= {"limits": limits._asdict()}
     kind = "engine" if arguments.gguf is None else "engine-gguf"
     return Report(
         kind if arguments.dtype == "bfloat16" else f"{kind}-{arguments.dtype}",
         machine | described,
-        rows_of(seconds, limits),
+        rows_of(seconds, limits_of(shape, cases, limits, arguments.dtype)),
         ratios_of(seconds),
         skipped | lost,
         (("case", "engine"), "tokens_per_s"),
         {"memory": memory, **({"where_our_time_goes": parts} if parts else {})},
+        f"{kind}; limits: {limits}",
     )
 
 
@@ -448,7 +481,7 @@ def _start(peer: Peer, model: Path, arguments: argparse.Namespace) -> RunningPee
 
 
 def _await_all(
-    started: list[RunningPeer], skipped: dict[str, str], console: Console
+    started: list[RunningPeer], skipped: dict[str, str]
 ) -> tuple[dict[str, str], list[RunningPeer]]:
     """Wait until all have loaded; whoever ends instead is skipped, unless it is ours."""
     versions: dict[str, str] = {}
@@ -461,7 +494,7 @@ def _await_all(
                 raise
             skipped[name] = str(error)
             continue
-        console.print(f"[dim]{name} is ready: {versions[name]}[/dim]")
+        progress(f"{name} is ready: {versions[name]}")
     return versions, [running for running in started if running.peer.name in versions]
 
 
@@ -471,7 +504,7 @@ def main() -> int:
     parser.add_argument("--model", choices=sorted(SHAPES), default="150m")
     parser.add_argument("--gguf", type=Path, help="this file, by the engines that read it")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=sorted(NUMBER_BYTES), default="bfloat16")
+    parser.add_argument("--dtype", choices=sorted(NUMBER_BYTES), default=dtype_here())
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--full", action="store_true", help="decode at a context of 1024 as well")
     parser.add_argument(
@@ -480,9 +513,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.peers is not None:
         arguments.peers = [OURS, *arguments.peers]
-    console = Console()
-    report = run(arguments, console)
-    finish(report, console)
+    announce(__doc__)
+    finish(run(arguments))
     return 0
 
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
+from ..harness.progress import announce, progress
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -69,6 +71,7 @@ def install(
         [*_PIP, python, "install", *packages],
         *([[*_PIP, python, "uninstall", "--yes", *unwanted]] if unwanted else []),
     ]
+    progress(f"installing {', '.join(packages)} into {ENVIRONMENTS / name}, once")
     for command in commands:
         reason = _run(command, timeout_s)
         if reason is not None:
@@ -174,6 +177,7 @@ def main() -> int:
     wanted = parser.parse_args().names or names
     if unknown := set(wanted) - set(names):
         parser.error(f"no such engine: {', '.join(sorted(unknown))}")
+    announce(__doc__)
     console = Console()
     for engine in ENGINES:
         if engine.name not in wanted:

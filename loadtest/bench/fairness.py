@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx2
 import trio
 
+from ..harness.progress import announce, progress
 from ..harness.servers import on_core, running, running_server
 from ..harness.statistics import percentile
 from ..harness.streams import CHAT, COMPLETIONS, Clients, Stream
@@ -207,8 +208,11 @@ async def measure(url: str, seconds: float, found: Found) -> None:
         await trio.sleep(WARM_S)
         await ask_now_and_then(quiet, seconds, found.ttft_s.setdefault("beside a flood", []))
         nursery.cancel_scope.cancel()
+    for phase, taken in found.ttft_s.items():
+        progress(f"first token {phase}: p99 {1e3 * percentile(taken, 99):.1f} ms")
     for phase, sizes in (("by weight", dict.fromkeys(WEIGHTS, 32)), ("even", EVEN)):
         found.tokens[phase] = await compete(url, sizes, seconds)
+        progress(f"tokens {phase}: {found.tokens[phase]}")
 
 
 async def compete(url: str, sizes: Mapping[str, int], seconds: float) -> dict[str, int]:
@@ -336,6 +340,7 @@ def measure_edge(folder: Path, tenants: Path, seconds: float, rounds: int) -> li
                 port = process.port
 
                 def note(phase: str, taken: list[float]) -> None:
+                    progress(f"{phase}: p99 {percentile(taken, 99):.1f} ms")
                     found.setdefault(phase, []).append(sorted(taken))
 
                 note(TOKENS_ALONE, write_delays_ms(port, seconds, source))
@@ -442,6 +447,7 @@ async def measure_attacks(url: str, seconds: float, found: Attacked) -> None:
                 async with attacked(url, tenant, name):
                     seen = found.setdefault((name, tenant, kind), [])
                     await answered_s(client, kind, seconds, seen)
+                    progress(f"{name}, {tenant}: p99 {1e3 * percentile(seen, 99):.1f} ms")
 
 
 def attack_report(found: Attacked) -> Report:
@@ -520,6 +526,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.attack:
         trio.run(attack, *options.attack)
+    announce(__doc__)
     found, beside = Found(), Attacked()
     with TemporaryDirectory() as folder:
         tenants = write_tenants(Path(folder), PLANS)

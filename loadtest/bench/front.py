@@ -28,15 +28,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rich.console import Console
-
 from ..harness.lines import LineProcess
+from ..harness.progress import announce, progress
 from ..harness.servers import TRIOLET, ServerProcess, cost_of, cpu_s_of, on_core, running
 from ..harness.statistics import percentile
 from ..harness.streams import CHAT, Clients, Stream, post
 from .engines import install, python_of
 from .front_source import IDLE_SEED
-from .report import Ratio, Report, describe, finish
+from .report import Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -331,7 +330,6 @@ class Rounds:
       fronts: that can run.
       cases: what is measured of each.
       arguments: of the command line.
-      console: for progress.
     """
 
     def __init__(
@@ -339,14 +337,12 @@ class Rounds:
         fronts: list[Front],
         cases: tuple[Case, ...],
         arguments: argparse.Namespace,
-        console: Console,
     ) -> None:
         self.figures: dict[tuple[Front, Case], list[Figures]] = {}
         self.idle_kib: dict[Front, list[float]] = {}
         self._fronts = fronts
         self._cases = cases
         self._arguments = arguments
-        self._console = console
 
     def run(self, folder: Path) -> None:
         """Measure every front in every round."""
@@ -362,13 +358,14 @@ class Rounds:
                     with running(process, their_core):
                         time.sleep(SETTLE_S)
                         self._one(front, process, source)
-                    self._console.print(f"[dim]round {number + 1}: {front.name}[/dim]")
 
     def _one(self, front: Front, running: ServerProcess, source: Source) -> None:
         idle = measure_idle_kib(running, max(case.streams for case in self._cases))
         self.idle_kib.setdefault(front, []).append(idle)
         for case in self._cases:
-            self.figures.setdefault((front, case), []).append(measure(running, source, case))
+            figures = measure(running, source, case)
+            self.figures.setdefault((front, case), []).append(figures)
+            progress(f"{front.name}, {case.streams} streams: {line_of(figures._asdict())}")
 
 
 def rows_of(rounds: Rounds) -> list[dict[str, Any]]:
@@ -415,7 +412,7 @@ def ratios_of(rows: list[dict[str, Any]]) -> dict[str, Ratio]:
     return ratios
 
 
-def run(arguments: argparse.Namespace, console: Console) -> Report:
+def run(arguments: argparse.Namespace) -> Report:
     """Run all fronts that can be run."""
     (FOLDER / "logs").mkdir(parents=True, exist_ok=True)
     wanted = [front for front in FRONTS if not arguments.fronts or front.name in arguments.fronts]
@@ -424,7 +421,7 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     cases = (*few, Case(arguments.streams, arguments.seconds))
     machine = describe(1) | {"workers": arguments.workers, "tokens_per_s": arguments.rate}
     fronts = [front for front in wanted if front.name not in skipped]
-    rounds = Rounds(fronts, cases, arguments, console)
+    rounds = Rounds(fronts, cases, arguments)
     with tempfile.TemporaryDirectory() as folder:
         rounds.run(Path(folder))
     rows = rows_of(rounds)
@@ -444,9 +441,9 @@ def main() -> int:
     parser.add_argument(
         "--fronts", nargs="*", help="only these: " + ", ".join(front.name for front in FRONTS)
     )
-    console = Console()
-    report = run(parser.parse_args(), console)
-    finish(report, console)
+    arguments = parser.parse_args()
+    announce(__doc__)
+    finish(run(arguments))
     return 0
 
 

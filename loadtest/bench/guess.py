@@ -16,12 +16,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import httpx2
-from rich.console import Console
 
 from ..harness.metrics import total
+from ..harness.progress import announce, progress
 from ..harness.servers import running_server
 from ..harness.streams import CHAT, Clients, post
-from .report import BENCH, Ratio, Report, describe, finish
+from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,7 @@ def tasks(url: str) -> dict[str, list[Messages]]:
 
 
 def measure(
-    urls: dict[str, str], batches: Sequence[int], repetitions: int, console: Console
+    urls: dict[str, str], batches: Sequence[int], repetitions: int
 ) -> dict[tuple[str, int, str], Measured]:
     """Return what was measured by task, streams at once, and fleet.
 
@@ -156,7 +156,8 @@ def measure(
                         one.tokens_per_s += [_rate(group) for group in groups]
             for name, url in urls.items():
                 found[task, batch, name].counts = counts_of(url).since(before[name])
-            console.print(f"[dim]{task} b{batch} done[/dim]")
+            speeds = {name: median(found[task, batch, name].tokens_per_s) for name in urls}
+            progress(f"{task} b{batch}, tokens/s: {line_of(speeds)}")
     return found
 
 
@@ -201,7 +202,7 @@ def report_of(found: dict[tuple[str, int, str], Measured], machine: dict[str, An
     return Report("guess", machine, rows, ratios, {}, (("task", "guesses"), "tokens_per_s"))
 
 
-def run(arguments: argparse.Namespace, console: Console) -> Report:
+def run(arguments: argparse.Namespace) -> Report:
     """Start the fleets and compare them."""
     logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -211,7 +212,7 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
             name: stack.enter_context(_fleet(name, arguments, logs))
             for name in (PLAIN, arguments.speculate)
         }
-        found = measure(urls, arguments.batches, arguments.repetitions, console)
+        found = measure(urls, arguments.batches, arguments.repetitions)
     return report_of(found, machine | {"dtype": arguments.dtype, "model": arguments.model})
 
 
@@ -231,9 +232,9 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--repetitions", type=int, default=5)
-    console = Console()
-    report = run(parser.parse_args(), console)
-    finish(report, console)
+    arguments = parser.parse_args()
+    announce(__doc__)
+    finish(run(arguments))
     return 0
 
 

@@ -20,14 +20,14 @@ from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rich.console import Console
-
-from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running
+from ..harness.progress import announce, progress
+from ..harness.servers import TAKES_ALL, TRIOLET, ServerProcess, cpu_s_of, running
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
+from .limits import why_slow
 from .model import SAID, prompt_of, written_model
-from .report import BENCH, Ratio, Report, describe, finish
+from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,13 +45,13 @@ WARM_UP_S: Final = 2.0
 DRAIN_S: Final = 20.0
 """Prompts that arrived late in the measured time may still get their first token."""
 SEED: Final = 6
-TABLE_WIDTH: Final = 170
 ROLES: Final = ("server", "prefill", "decode", "other")
 """Whose share of a core is told; vLLM's processes are `other`."""
 MAX_GROWTH: Final = 1.5
 MAX_SHARE: Final = 0.5
 
 
+DTYPE: Final = "bfloat16"
 UNBOUNDED_TOKENS: Final = 8192
 PATIENT_STEP_S: Final = 60.0
 """A step's target that no step reaches: chunks are as large as was asked for."""
@@ -73,13 +73,13 @@ class Arrangement:
 
     def why_not(self) -> str | None:
         """Return why it cannot be measured here, or None."""
-        return why_not("vllm") if self.is_peer else None
+        return why_not("vllm") or why_slow(DTYPE) if self.is_peer else None
 
     def command(self, model: Path) -> list[str]:
         """Return what starts it."""
         if self.is_peer:
-            return vllm_command(model, "bfloat16", max_model_len=8192, max_num_seqs=16)
-        return [*TRIOLET, "serve", str(model), "--dtype", "bfloat16", *self.options]
+            return vllm_command(model, DTYPE, max_model_len=8192, max_num_seqs=16)
+        return [*TRIOLET, "serve", str(model), "--dtype", DTYPE, *TAKES_ALL, *self.options]
 
     def started(self, model: Path, log: Path) -> ServerProcess:
         """Return its process, not begun yet."""
@@ -325,7 +325,6 @@ def measure(
     arrangements: Sequence[Arrangement],
     rounds: int,
     tokens: int,
-    console: Console,
 ) -> list[dict[str, Any]]:
     """Measure each arrangement with one model, idle and loaded."""
     logs = BENCH / "logs"
@@ -340,8 +339,9 @@ def measure(
                 idle = observe(fleet, directory.name, load, 0.0, tokens)
                 loaded = observe(fleet, directory.name, load, load.prompts_per_s, tokens)
             for mode, of in ((f"{name}, idle", idle), (name, loaded)):
-                seen.setdefault(mode, []).append(row_of(model, mode, load, of, idle))
-            console.print(f"[dim]{model}, {name}, round {number + 1}: done[/dim]")
+                row = row_of(model, mode, load, of, idle)
+                seen.setdefault(mode, []).append(row)
+                progress(f"round {number + 1}: {line_of(row)}")
     modes = [mode for a in arrangements for mode in (f"{a.name}, idle", a.name)]
     return [middle(seen[mode]) for mode in modes]
 
@@ -375,7 +375,7 @@ def ratios_of(rows: Sequence[dict[str, Any]]) -> dict[str, Ratio]:
     return ratios
 
 
-def run(arguments: argparse.Namespace, console: Console) -> Report:
+def run(arguments: argparse.Namespace) -> Report:
     """Measure everything that was asked for."""
     machine = describe(2) | {"rounds": arguments.rounds, "answer_tokens": arguments.answers}
     wanted = [a for a in ALL if not arguments.modes or a.name in arguments.modes]
@@ -386,13 +386,13 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
         load = LOADS[model]
         if arguments.seconds:
             load = load._replace(seconds=arguments.seconds)
-        console.print(
+        progress(
             f"{model}: {load.prompts_per_s} prompts of {LONG_PROMPT} tokens per second, "
             f"{NUM_STREAMS} streams of {arguments.answers} tokens; objectives: gaps <= "
             f"{load.max_gap_s * 1e3:.0f} ms, first token <= {load.max_ttft_s:.0f} s; goodput "
             "counts tokens of seconds without a longer gap"
         )
-        rows += measure(model, load, able, arguments.rounds, arguments.answers, console)
+        rows += measure(model, load, able, arguments.rounds, arguments.answers)
     objectives = {model: LOADS[model]._asdict() for model in arguments.models}
     return Report(
         "interference",
@@ -417,9 +417,9 @@ def main() -> int:
         default=STREAM_TOKENS,
         help=f"tokens of a stream, which another follows ({STREAM_TOKENS})",
     )
-    console = Console(width=TABLE_WIDTH)
-    report = run(parser.parse_args(), console)
-    finish(report, console)
+    arguments = parser.parse_args()
+    announce(__doc__)
+    finish(run(arguments))
     return 0
 
 

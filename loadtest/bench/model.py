@@ -20,6 +20,8 @@ from safetensors.torch import save_file
 from triolet.gguf.config import model_config
 from triolet.gguf.container import read_gguf
 
+from ..harness.progress import progress
+
 if TYPE_CHECKING:
     import random
 
@@ -118,6 +120,7 @@ def shape_of_gguf(path: Path) -> Shape:
 
 def write_model(directory: Path, shape: Shape) -> None:
     """Write a complete directory; the same bytes each time."""
+    progress(f"writing a model with random weights, once: {directory}")
     directory.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(SEED)
     weights: dict[str, Tensor] = {}

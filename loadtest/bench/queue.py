@@ -19,6 +19,7 @@ from server.scheduling.queue import FairQueue, Place
 from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 
+from ..harness.progress import announce, progress
 from ..harness.statistics import percentile
 from .report import Ratio, Report, describe, finish
 
@@ -56,8 +57,8 @@ class Timed:
         return result
 
     def rows(self, what: str, size: int) -> list[dict[str, Any]]:
-        """Return a row for each name."""
-        rows = []
+        """Return a row for each name, and print the slowest."""
+        rows: list[dict[str, Any]] = []
         for name, taken in self.taken_ns.items():
             rows.append(
                 {
@@ -69,6 +70,8 @@ class Timed:
                     "p99_us": percentile(taken, 99) / 1000,
                 }
             )
+        slowest_us = max(row["mean_us"] for row in rows)
+        progress(f"{what}, {size:,} waiting: mean of the slowest step {slowest_us:.1f} us")
         return rows
 
 
@@ -132,6 +135,7 @@ def plain(size: int) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure, write and show it."""
     argparse.ArgumentParser(description=__doc__).parse_args()
+    announce(__doc__)
     rows = [
         row for size in SIZES for row in (*plain(size), *fair(size, 1), *fair(size, NUM_TENANTS))
     ]

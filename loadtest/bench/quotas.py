@@ -30,11 +30,12 @@ from triolet.config import QuotaConfig
 from ..campaign.answers import key_headers
 from ..campaign.limits import Taken, take_all
 from ..harness.metrics import total
+from ..harness.progress import announce, progress
 from ..harness.redis import is_installed, own_redis
-from ..harness.servers import running_server
+from ..harness.servers import TAKES_ALL, running_server
 from ..harness.statistics import percentile
 from ..harness.tenants import key_of, write_tenants
-from .report import Ratio, Report, describe, finish
+from .report import Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,13 +48,6 @@ LIMIT: Final = 1500.0
 TENANTS: Final = ("before", "meanwhile", "afterwards")
 """One for each time, so that each begins with all that it may have."""
 OPERATOR: Final = "operator"
-OPTIONS: Final = (
-    *("--set", "server.overload.admission.is_on=false"),
-    *("--set", "server.overload.brownout.is_on=false"),
-    *("--set", "server.overload.guard.is_on=false"),
-    *("--log-level", "info"),
-)
-"""Only limits refuse anything."""
 PATIENCE_S: Final = 60.0
 POLL_S: Final = 0.05
 
@@ -64,9 +58,11 @@ def measure(redis: OwnRedis, seconds: float) -> list[dict[str, Any]]:
         folder = Path(name)
         limit = f"tokens_per_minute = {LIMIT}"
         tenants = write_tenants(folder, dict.fromkeys(TENANTS, limit), OPERATOR)
-        options = [*OPTIONS, "--tenants", str(tenants), "--limits", redis.url]
+        options = ["--log-level", "info", "--tenants", str(tenants), "--limits", redis.url]
         urls = [
-            running.enter_context(running_server(options, folder / f"server-{n}.log"))
+            running.enter_context(
+                running_server([*TAKES_ALL, *options], folder / f"server-{n}.log")
+            )
             for n in range(2)
         ]
         _wait(lambda: all(_metric(url, "servers") == 2 for url in urls), "they know each other")
@@ -142,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         admitted = trio.run(_ask_for, options.child, options.seconds)
         sys.stdout.write(f"\n{ADMITTED}{admitted}\n")
         return 0
+    announce(__doc__)
     console = Console(highlight=False)
     if not is_installed():
         console.print("error: there is no redis-server here", style="red")
@@ -151,7 +148,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trio.run(_time_store, "memory", "", options.requests),
             trio.run(_time_store, "redis", redis.url, options.requests),
         ]
+        for row in rows:
+            progress(line_of(row))
         admitted, limit, shares = _two_servers(redis.url, options.seconds)
+    progress(f"two servers' accounts admitted {admitted:,} of {limit:,.0f}; next: whole servers")
     with own_redis() as redis:
         whole = measure(redis, options.whole)
     found = {"admitted by two servers' accounts that share Redis / limit": admitted / limit}

@@ -6,40 +6,29 @@ import json
 import os
 import platform
 import re
+import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
+from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from engine.native.library import load_library
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 _INTERESTING: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-_READ_BYTES: Final = 256 * 2**20
-_SIDE: Final = 2048
-_REPETITIONS: Final = 8
-_ROUNDS: Final = 2_000
-_SLICE_BYTES: Final = 32 * 2**20
-"""Both limits are taken in pieces of about a millisecond, of which the best one counts: so a busy
-machine shows them too. A slice is read again only after all others, so no cache helps."""
 
 
 def describe(threads: int) -> dict[str, Any]:
-    """Return the machine, its load, and its two limits as just now they are reached at best, by
-    torch or by our kernels' innermost loops."""
+    """Return the machine and its load."""
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"^model name\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
     flags = set(cpuinfo.partition("\nflags")[2].partition("\n")[0].split())
-    torch.set_num_threads(threads)
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": model[1] if model else platform.processor(),
@@ -49,46 +38,12 @@ def describe(threads: int) -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         "system": platform.platform(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "read_gb_per_s": round(_read_speed(), 1),
-        "bf16_gflop_per_s": round(_product_speed(torch.bfloat16)),
-        "fp32_gflop_per_s": round(_product_speed(torch.float32)),
+        "torch": version("torch"),
     }
 
 
-def _best_s(call: Any, repetitions: int = _REPETITIONS) -> float:  # noqa: ANN401 - any callable
-    times = []
-    for _ in range(repetitions):
-        began_at = perf_counter()
-        call()
-        times.append(perf_counter() - began_at)
-    return min(times)
-
-
-def _read_speed() -> float:
-    memory = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
-    speeds = [_READ_BYTES / _best_s(memory.sum)]
-    if (library := load_library()) is not None:
-        speeds += [
-            library.read_speed(memory.data_ptr() + first, _SLICE_BYTES, torch.get_num_threads())
-            for _ in range(_REPETITIONS)
-            for first in range(0, _READ_BYTES, _SLICE_BYTES)
-        ]
-    return max(speeds) / 1e9
-
-
-def _product_speed(dtype: torch.dtype) -> float:
-    left, right = (torch.randn(_SIDE, _SIDE).to(dtype) for _ in range(2))
-    speeds = [2 * _SIDE**3 / _best_s(lambda: left @ right)]
-    if (library := load_library()) is not None:
-        speeds += [
-            library.product_speed(dtype is torch.bfloat16, _ROUNDS, torch.get_num_threads())
-            for _ in range(10 * _REPETITIONS)
-        ]
-    return float(max(speeds) / 1e9)
-
-
 BENCH: Final = Path(__file__).parents[2] / "build" / "bench"
+TABLE_WIDTH: Final = 170
 BAR_HEIGHT: Final = 16
 BAR_WIDTH: Final = 480
 LABEL_WIDTH: Final = 320
@@ -139,6 +94,7 @@ class Report:
       skipped: peers that did not run, and why.
       plotted: the fields of a row that label its bar, and the one that is its length.
       more: further tables by name; written under their names.
+      title: of the table of rows; its name if empty.
     """
 
     name: str
@@ -148,6 +104,7 @@ class Report:
     skipped: dict[str, str]
     plotted: tuple[tuple[str, ...], str]
     more: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    title: str = ""
 
     def write(self, folder: Path) -> Path:
         """Write NAME.json and NAME.svg; return the former's path."""
@@ -173,7 +130,7 @@ class Report:
             f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, "
             f"{' '.join(machine['instructions'])}, load {machine['load_average']:.1f}"
         )
-        for name, rows in {self.name: self.rows, **self.more}.items():
+        for name, rows in {self.title or self.name: self.rows, **self.more}.items():
             table = Table(*rows[0], title=name.replace("_", " "), title_justify="left")
             for row in rows:
                 table.add_row(*(show_value(value) for value in row.values()))
@@ -188,10 +145,18 @@ class Report:
 
 def finish(report: Report, console: Console | None = None) -> int:
     """Print a report and write it into build/bench/; return 1 if one of its goals is missed."""
-    console = console or Console(highlight=False)
+    # A pipe has no width, and rich would take it for a narrow terminal.
+    console = console or Console(
+        highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH
+    )
     report.show(console)
     console.print(str(report.write(BENCH)))
     return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1
+
+
+def line_of(row: Mapping[str, object]) -> str:
+    """Return a row of a table as a line of progress."""
+    return ", ".join(f"{name} {show_value(value)}" for name, value in row.items())
 
 
 def show_value(value: object) -> str:

@@ -23,15 +23,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
-from rich.console import Console
 
-from ..harness.servers import TRIOLET, ServerDidNotStartError, ServerProcess
+from ..harness.progress import announce, progress
+from ..harness.servers import TAKES_ALL, TRIOLET, ServerDidNotStartError, ServerProcess
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, StreamBrokenError, completion, post
 from ..overload.arrivals import Arrival, Scale, Sizes, fitted, poisson, read_rows, requests
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
+from .limits import why_slow
 from .model import SAID, SHAPES, prompt_of, written_model
-from .report import BENCH, Ratio, Report, describe, finish
+from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +74,7 @@ class Server:
     name: str
     options: tuple[str, ...] = ()
 
-    def why_not(self) -> str | None:
+    def why_not(self, dtype: str) -> str | None:
         """Return why it cannot run here, or None if it can."""
         if self.name == LLAMA:
             return (
@@ -81,7 +82,7 @@ class Server:
                 "compares what it computes"
             )
         if self.name == VLLM:
-            return why_not(VLLM)
+            return why_not(VLLM) or why_slow(dtype)
         return None
 
     def process(self, model: Path, dtype: str, logs: Path) -> ServerProcess:
@@ -91,7 +92,9 @@ class Server:
             command = vllm_command(model, dtype, max_model_len=4096, max_num_seqs=MAX_NUM_SEQS)
             return ServerProcess(command, log, vllm_environment(CORES), VLLM_READY)
         serve = [*TRIOLET, "serve", str(model), "--dtype", dtype]
-        return ServerProcess([*serve, "--max-num-seqs", str(MAX_NUM_SEQS), *self.options], log)
+        return ServerProcess(
+            [*serve, "--max-num-seqs", str(MAX_NUM_SEQS), *TAKES_ALL, *self.options], log
+        )
 
 
 SERVERS: Final = (
@@ -262,7 +265,7 @@ def ratios_of(rows: Sequence[dict[str, Any]], ours: str, peers: Sequence[str]) -
     return ratios
 
 
-def loads_of(arguments: argparse.Namespace, console: Console) -> list[Load]:
+def loads_of(arguments: argparse.Namespace) -> list[Load]:
     """Return what is to be asked."""
     loads = [
         Load(f"{count} at once", at_once(count, PROMPT_TOKENS, OUTPUT_TOKENS)) for count in STREAMS
@@ -271,19 +274,21 @@ def loads_of(arguments: argparse.Namespace, console: Console) -> list[Load]:
     if arguments.rate * arguments.seconds >= 1:
         name, arrivals = shape_of(arguments.trace, scale, arguments.divisor)
         loads.append(Load(name, arrivals))
-        console.print(f"{name}, lengths / {arguments.divisor:g}: {lengths_in_words(arrivals)}")
+        progress(f"{name}, lengths / {arguments.divisor:g}: {lengths_in_words(arrivals)}")
     return loads
 
 
-def run(arguments: argparse.Namespace, console: Console) -> Report:
+def run(arguments: argparse.Namespace) -> Report:
     """Start whoever can be started, and measure."""
     model = written_model(arguments.model)
     logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     machine = describe(CORES) | {"dtype": arguments.dtype, "model": arguments.model}
     wanted = [s for s in SERVERS if not arguments.servers or s.name in arguments.servers]
-    skipped = {server.name: reason for server in wanted if (reason := server.why_not())}
-    loads = loads_of(arguments, console)
+    skipped = {
+        server.name: reason for server in wanted if (reason := server.why_not(arguments.dtype))
+    }
+    loads = loads_of(arguments)
     with ExitStack() as stack:
         running = [
             Running(server, server.process(model, arguments.dtype, logs))
@@ -293,8 +298,8 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
         for one in running:
             stack.enter_context(closing(one.process))
             one.process.start()
-        ready = [one for one in running if _is_ready(one, skipped, console)]
-        measure(loads, ready, model.name, arguments.rounds, console)
+        ready = [one for one in running if _is_ready(one, skipped)]
+        measure(loads, ready, model.name, arguments.rounds)
     rows = [load.row(one.server.name) for load in loads for one in ready]
     names = [one.server.name for one in ready]
     ours, peers = names[0], [name for name in names if not name.startswith("triolet")]
@@ -302,22 +307,20 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     return Report("serve", machine, rows, ratios_of(rows, ours, peers), skipped, label)
 
 
-def _is_ready(one: Running, skipped: dict[str, str], console: Console) -> bool:
+def _is_ready(one: Running, skipped: dict[str, str]) -> bool:
     try:
         one.process.wait_ready()
     except ServerDidNotStartError as error:
         if one.server.name.startswith("triolet"):
             raise
         skipped[one.server.name] = str(error).splitlines()[0]
-        console.print(str(error), style="red", markup=False)
+        progress(str(error))
         return False
-    console.print(f"[dim]{one.server.name} is ready[/dim]")
+    progress(f"{one.server.name} is ready")
     return True
 
 
-def measure(
-    loads: Sequence[Load], ready: list[Running], model: str, rounds: int, console: Console
-) -> None:
+def measure(loads: Sequence[Load], ready: list[Running], model: str, rounds: int) -> None:
     """Ask everybody everything, in turns; the trace, which is long, once."""
     warm_up = Load("warm-up", at_once(4, PROMPT_TOKENS, 8))
     for one in ready:
@@ -329,7 +332,8 @@ def measure(
             for one in turn:
                 time.sleep(SETTLE_S)
                 load.measure(one, model, seed=1 + number)
-        console.print(f"[dim]{load.name} done[/dim]")
+        for one in ready:
+            progress(line_of(load.row(one.server.name)))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -352,9 +356,9 @@ def _names() -> list[str]:
 
 def main() -> int:
     """Measure, print, write. A missed floor is said, and is no failure of the benchmark."""
-    console = Console()
-    report = run(parse(sys.argv[1:]), console)
-    finish(report, console)
+    arguments = parse(sys.argv[1:])
+    announce(__doc__)
+    finish(run(arguments))
     return 0
 
 

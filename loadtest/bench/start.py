@@ -30,10 +30,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
-from rich.console import Console
 
 from ..harness.control import admin_of
 from ..harness.lines import LineProcess
+from ..harness.progress import announce, progress
 from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running, seconds_of, wait_until
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .engine import PEERS
@@ -200,15 +200,14 @@ def llama(model: Path, log: Path) -> Wait:
 class Measured:
     """Seconds by what was measured and of what."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self) -> None:
         self.waits: defaultdict[tuple[str, str], list[Wait]] = defaultdict(list)
-        self._console = console
 
     def add(self, what: str, kind: str, wait: Wait) -> None:
         """Note one measurement."""
         self.waits[what, kind].append(wait)
         load = os.getloadavg()[0]
-        self._console.print(f"[dim]{what}, {kind}: {wait.seconds:.2f} s (load {load:.1f})[/dim]")
+        progress(f"{what}, {kind}: {wait.seconds:.2f} s (load {load:.1f})")
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each."""
@@ -246,13 +245,13 @@ def rests(count: int) -> Iterator[float]:
         yield least + (most - least) * number / max(1, count - 1)
 
 
-def run(arguments: argparse.Namespace, console: Console) -> Report:
+def run(arguments: argparse.Namespace) -> Report:
     """Measure everything."""
     machine = describe(threads=len(os.sched_getaffinity(0)))
     logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     model: Path = arguments.model or written_model("150m")
-    measured, skipped = Measured(console), {}
+    measured, skipped = Measured(), {}
     peer = next(peer for peer in PEERS if peer.name == LLAMA)
     why_not = peer.why_not()
     if why_not is not None:
@@ -321,8 +320,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="directory (default: the 150M model)")
     parser.add_argument("--repetitions", type=int, default=5)
-    console = Console(highlight=False)
-    return finish(run(parser.parse_args(), console), console)
+    arguments = parser.parse_args()
+    announce(__doc__)
+    return finish(run(arguments))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import jsonschema
 import trio
 from rich.console import Console
 
+from ..harness.progress import announce, progress
 from ..harness.servers import running_server
 from ..harness.statistics import percentile
 from ..schemas import Schema, costly, hostile, random_schema
@@ -198,6 +199,8 @@ async def wear(client: httpx2.AsyncClient, rounds: int, found: Found) -> None:
                     gaps.append(await gaps_of(client, canary, token_ids))
                     nursery.cancel_scope.cancel()
                 found.is_changed |= token_ids != expected
+        p99_s = statistics.median(percentile(gaps, 99) for gaps in attack.beside)
+        progress(f"{name}: gaps p99 {p99_s * 1e3:.2f} ms beside it")
 
 
 async def _send_again(
@@ -217,7 +220,9 @@ async def measure(url: str, arguments: argparse.Namespace) -> Found:
     async with httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
         await client.post(CHAT, json=asked(0, random_schema(0)))
         await validate_all(client, arguments.count, arguments.first, arguments.clients, found)
+        progress(f"{found.num_valid} answers are valid, {found.num_cut} cut by max_tokens")
         await compare(client, arguments.rounds, found)
+        progress("streams with and without a schema are timed; next: hostile schemas")
         await attack(client, found)
         await wear(client, arguments.rounds, found)
     return found
@@ -270,6 +275,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5, help="of the comparison")
     arguments = parser.parse_args()
+    announce(__doc__)
     with TemporaryDirectory() as directory:
         log = Path(directory) / "fleet.log"
         with running_server(["--kv-pool", "64MiB"], log) as url:

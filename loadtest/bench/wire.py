@@ -20,7 +20,6 @@ from time import process_time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
-from rich.console import Console
 
 from transport.codec import decode_message, encode_message
 from transport.digest import payload_digest
@@ -30,8 +29,9 @@ from triolet.config import KvWire
 from triolet.units import MIB
 
 from ..harness.lines import LineProcess
+from ..harness.progress import announce, progress
 from .model import SHAPES, written_model
-from .report import Ratio, Report, describe, finish
+from .report import Ratio, Report, describe, finish, line_of
 from .wire_sockets import ZMQ
 from .wire_worker import BLOCK_SIZE, StoredEngine
 
@@ -308,6 +308,7 @@ class Throughput:
         num_bytes = PROMPTS * PROMPT_TOKENS * SHAPES["150m"].kv_bytes_per_token
         make_keys(self._keys)
         for frame_bytes in FRAMES:
+            progress(f"{frame_bytes // MIB} MiB: starting workers and bare sockets")
             with ExitStack() as stack:
                 raws = {k: stack.enter_context(SocketPair(k, self._socket())) for k in KINDS}
                 bare = stack.enter_context(SocketPair(ZMQ))
@@ -363,6 +364,8 @@ class Throughput:
         return median(moved.gb_per_s for moved in self.moved[name, frame_bytes])
 
     def _note(self, name: str, frame_bytes: int, moved: Moved, repetition: int) -> None:
+        speed = f"{moved.gb_per_s:.2f} GB/s" if repetition else "warm"
+        progress(f"{name}, {frame_bytes // MIB} MiB: {speed}")
         if repetition:  # the first one warms up
             self.moved.setdefault((name, frame_bytes), []).append(moved)
 
@@ -426,6 +429,7 @@ def rounded(sockets: Path, repetitions: int) -> tuple[list[dict[str, Any]], tupl
         for repetition in range(repetitions + 1):
             for kv_wire, pair in pairs.items():
                 moved = pair.ship(1, PROMPT_TOKENS, num_bytes)
+                progress(f"{kv_wire}: {moved.seconds * 1e3:.0f} ms")
                 if repetition:  # the first one warms up
                     seconds[kv_wire].append(moved.seconds)
     rows = [
@@ -459,8 +463,11 @@ def run(arguments: argparse.Namespace) -> Report:
         rows += throughput.rows()
         ratios |= throughput.ratios()
         rows += measure_costs("150m", 1 * MIB)
+        progress("what a chunk meets on its way is timed; next: prompts with KV shipped")
         for size in arguments.models:
             times, (name, ratio) = time_of_prompts(size, Path(sockets), arguments.repetitions)
+            for row in times:
+                progress(line_of(row))
             rows += times
             ratios[name] = ratio
     return _report(machine, rows, ratios)
@@ -482,9 +489,9 @@ def main() -> int:
     parser.add_argument(
         "--rounded", action="store_true", help="only KV over tcp as it is and as int8, in turns"
     )
-    console = Console()
-    report = run(parser.parse_args())
-    finish(report, console)
+    arguments = parser.parse_args()
+    announce(__doc__)
+    finish(run(arguments))
     return 0
 
 

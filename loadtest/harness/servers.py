@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 # Not the script `triolet`: where dependencies come from PYTHONPATH there is none.
 TRIOLET = (sys.executable, "-m", "ops.cli")
+TAKES_ALL = (
+    *("--set", "server.overload.admission.is_on=false"),
+    *("--set", "server.overload.brownout.is_on=false"),
+    *("--set", "server.overload.guard.is_on=false"),
+)
+"""Of a server whose speed is measured: on a slow machine it would refuse what has to wait long."""
 START_DEADLINE_S = 300.0
 """Loading a large checkpoint takes a while, and vLLM compiles for a minute and a half at first."""
 STOP_DEADLINE_S = 30.0

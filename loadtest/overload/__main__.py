@@ -19,6 +19,7 @@ import trio
 from rich.console import Console
 
 from ..bench.report import BENCH, Report, describe
+from ..harness.progress import announce
 from . import plan
 from .goals import Line, Panel, draw, ratios, row
 from .lab import in_virtual_time, on_real_processes, real_capacity, virtual_capacity
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2, help="side by side, in virtual time")
     parser.add_argument("--images", type=Path, help="gets the curves, too")
     options = parser.parse_args(arguments)
+    announce(__doc__)
     console = Console(highlight=False, soft_wrap=True, width=WIDTH)
     began_at = time.monotonic()
     machine = describe(1)

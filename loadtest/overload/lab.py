@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ops.simulation.campaign import keep_quiet
 from ops.simulation.fleet import FleetShape
 
+from ..harness.progress import progress
 from . import real as real_run
 from . import virtual as virtual_run
 from .lab_process import NOTHING, configured
@@ -56,7 +57,12 @@ def in_virtual_time(experiments: Sequence[Experiment], num_processes: int) -> li
         return [_one(experiment) for experiment in experiments]
     context = multiprocessing.get_context("spawn")
     with context.Pool(num_processes, initializer=keep_quiet) as pool:
-        return pool.map(_one, experiments, chunksize=1)
+        results = []
+        for result in pool.imap(_one, experiments):
+            results.append(result)
+            one = result.experiment
+            progress(f"{one.mechanisms}: {one.kind} {one.case} {one.load:.2f}x")
+        return results
 
 
 def _one(experiment: Experiment) -> Result:

@@ -32,6 +32,7 @@ from loadtest.bench.engine import (
     rows_of,
 )
 from loadtest.bench.engines import install, why_not
+from loadtest.bench.limits import Limits
 from loadtest.bench.model import SHAPES, Shape, shape_of_gguf, write_model
 from loadtest.bench.report import Ratio, Report, plot
 from tests.gguf_files import byte_vocabulary, finish, write_header
@@ -116,10 +117,12 @@ def test_every_peer_gets_the_same_prompts_and_none_is_like_another() -> None:
 def run_fakes(
     peers: list[FakePeer], cases: tuple[Case, ...], repetitions: int
 ) -> tuple[dict[tuple[str, Case], list[float]], dict[str, str]]:
-    return measure(peers, cases, repetitions, Console(quiet=True))  # type: ignore[arg-type]
+    return measure(peers, cases, repetitions)  # type: ignore[arg-type]
 
 
-def test_peers_take_turns_and_what_warms_up_does_not_count() -> None:
+def test_peers_take_turns_and_what_warms_up_does_not_count(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     asked: list[str] = []
     peers = [FakePeer(OURS, 0.5, asked), FakePeer("vllm", 1.0, asked)]
     cases = (Case(1, 512, 0), Case(8, 128, 3))
@@ -131,6 +134,13 @@ def test_peers_take_turns_and_what_warms_up_does_not_count() -> None:
         *("vllm: decode 5", "vllm: end", "triolet: decode 5", "triolet: end"),
     ]
     assert lost == {}
+    assert capsys.readouterr().out.splitlines() == [
+        "prefill 1 x 512, round 1 of 3, tokens/s: warmed up",
+        "prefill 1 x 512, round 2 of 3, tokens/s: triolet 2, vllm 1",
+        "prefill 1 x 512, round 3 of 3, tokens/s: triolet 2, vllm 1",
+        "decode b8 at 128, round 1 of 2, tokens/s: triolet 16, vllm 8",
+        "decode b8 at 128, round 2 of 2, tokens/s: triolet 16, vllm 8",
+    ]
     assert seconds[OURS, cases[0]] == [256.0, 256.0]
     assert seconds["vllm", cases[1]] == [1.0] * 6
     rows = rows_of(seconds, {cases[0]: 64.0, cases[1]: 0.1})
@@ -178,9 +188,9 @@ def test_limits_are_those_of_memory_or_of_products() -> None:
     prompt = prefill_work(shape, 2, 1, 512)
     assert prompt.at_limits_s(1e15, 1e9) == (prompt.products + prompt.attention) / 1e9
     assert prompt.products == 2 * (512 * layer_weights(shape) + head_weights(shape))
-    machine = {"read_gb_per_s": 1.0, "bf16_gflop_per_s": 10**6, "fp32_gflop_per_s": 1}
     case = Case(1, 128, 4)
-    assert limits_of(shape, (case,), machine, "bfloat16")[case] == alone.at_limits_s(1e9, 1e15)
+    limits = Limits(1.0, 1e6, "products")
+    assert limits_of(shape, (case,), limits, "bfloat16")[case] == alone.at_limits_s(1e9, 1e15)
 
 
 def test_a_report_is_table_json_and_plot(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from array import array
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 
 from loadtest.bench import front
 from loadtest.bench.engines import install
@@ -84,7 +83,7 @@ def test_a_small_run_measures_our_own_server(monkeypatch: pytest.MonkeyPatch) ->
     arguments = argparse.Namespace(
         fronts=[OURS.name], few=[2], streams=8, seconds=1.0, rounds=1, workers=2, rate=20.0
     )
-    report = front.run(arguments, Console(quiet=True))
+    report = front.run(arguments)
     few, many = report.rows
     assert (few["streams"], many["streams"]) == (2, 8)
     assert all(row["tokens_per_s"] > 0 and row["cpu_us_per_token"] > 0 for row in report.rows)

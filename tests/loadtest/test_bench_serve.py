@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 
 from loadtest.bench.serve import (
     LIKE,
@@ -91,7 +90,7 @@ def test_without_a_trace_the_table_says_that_its_shape_is_made_up(tmp_path: Path
     assert arrivals == fitted(made_up(3), SCALE, 1.0, 1.0)
     assert 700 < sorted(prompt for _, prompt, _ in made_up(50))[25] < 1500
     options = parse(["--trace", str(tmp_path / "none.csv"), "--seconds", "6"])
-    loads = loads_of(options, Console(quiet=True))
+    loads = loads_of(options)
     assert [load.name for load in loads][-1] == name
     assert [len(load.arrivals) for load in loads] == [1, 8, 32, 6]
 
@@ -124,10 +123,16 @@ def test_figures_are_medians_of_rounds_and_percentiles_of_streams() -> None:
     assert ratios["8 at once: itl p99 of vllm vs ours"].value == 2.0
 
 
+def test_ours_refuses_nothing_however_slow_the_machine_is(tmp_path: Path) -> None:
+    process = SERVERS[0].process(SERVERS_MODEL, "bfloat16", tmp_path)
+    process.close()
+    assert "server.overload.admission.is_on=false" in process.command
+
+
 def test_every_server_is_asked_for_the_same_model(tmp_path: Path) -> None:
     for server in SERVERS:
         if server.name != LLAMA:
             process = server.process(SERVERS_MODEL, "bfloat16", tmp_path)
             assert {str(SERVERS_MODEL), str(process.port), "bfloat16"} <= set(process.command)
             process.close()
-    assert "one stream at a time" in str(SERVERS[-1].why_not())
+    assert "one stream at a time" in str(SERVERS[-1].why_not("float32"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 
 from loadtest.bench.start import GOALS, KINDS, OURS, Kind, Measured, Wait, rests
 from ops.cli.options import gather
@@ -26,7 +25,7 @@ def test_fleets_differ_in_what_they_have_to_start_with(kind: Kind, tmp_path: Pat
 
 
 def test_medians_are_held_against_their_goals_and_the_others() -> None:
-    measured = Measured(Console(quiet=True))
+    measured = Measured()
     for seconds in (0.5, 0.1, 0.2):
         measured.add("wake", OURS.name, Wait(seconds, seconds / 2))
     measured.add("wake", "without snapshots", Wait(0.8, 0.6))
