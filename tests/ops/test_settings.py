@@ -16,7 +16,7 @@ from ops.settings.form import MODELS, Settings, document, find, leaves, of_role,
 from ops.settings.sources import Sources, read_settings
 from ops.supervisor.prepare import require_auto
 from tests.house.test_layout import ROOT
-from tests.packaging.test_commands_in_documents import FENCED
+from tests.packaging.shown import FENCED
 from triolet.auto import require_tenant_ladders
 from triolet.config import (
     Dtype,
