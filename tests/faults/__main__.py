@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 import trio
@@ -84,6 +85,9 @@ class Run:
             )
             for complaint in result.complaints:
                 self._console.print(f"       {complaint}", soft_wrap=True, markup=False)
+            if result.state:
+                state = indent(result.state, " " * 9)
+                self._console.print(state, soft_wrap=True, markup=False)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -165,6 +165,19 @@ class FrameProxy:
             if link.worker == worker:
                 await self._pass_frame(link, lane, frame, None, pack_message([encode(frame)]))
 
+    def describe(self) -> list[str]:
+        """Return what is done to frames now, how often it was, and what is kept."""
+        lines = [f"blackout {dark}" for dark in self._blackouts]
+        for rule in self._rules:
+            lines.append(f"rule {rule}")
+        for held in self._held:
+            is_lifted = "" if held.rule in self._rules else ", by a rule that is lifted"
+            lines.append(
+                f"kept {type(held.frame).__name__} {held.lane.way.name.lower()} "
+                f"{held.link.client}-{held.link.worker}{is_lifted}"
+            )
+        return lines or ["no rule and no blackout"]
+
     def seen(self, kind: type[F]) -> list[tuple[Sighting, F]]:
         """Return all sightings of one kind of frame since the journal began its page."""
         return [(s, s.frame) for s in self.sightings.entries if isinstance(s.frame, kind)]
