@@ -62,6 +62,12 @@ SERVER_OPTIONS = (
     *("--set", "server.drain_timeout_s=1"),
     # Short questions go all the way, or there would be no phases to meet them in.
     *("--set", "server.routing.max_local_tokens=0"),
+    # Both questions of a cell go to one prefill worker, whose step is held, and a machine that is
+    # busy elsewhere computes less than one of their prompts in the default of 0.25 s: the second
+    # one would wait in the server until the first one had been computed.
+    *("--set", "server.routing.backlog_s=60"),
+    # Nor is the second one refused, cut short or sent away because the first one is held.
+    *("--set", "server.overload.slo.default_s=600"),
 )
 ENGINE_OPTIONS = (
     *("--set", "worker.engine.dtype=float32"),
