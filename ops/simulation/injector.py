@@ -45,7 +45,7 @@ class Injector:
             Fault.ONE_WAY: partial(self._partition, is_one_way=True),
             Fault.CRASH: self._crash,
             Fault.FREEZE: self._freeze,
-            Fault.ZOMBIE: self._freeze_for_long,
+            Fault.ZOMBIE: partial(self._freeze, is_long=True),
             Fault.WEDGE: self._wedge,
             Fault.STEP_ERROR: self._fail_step,
             Fault.DRAIN: self._drain,
@@ -155,12 +155,12 @@ class Injector:
         victim.restart_s = self._rng.choice((0.0, 0.1, 0.5, 1.0, 3.0))
         victim.kill()
 
-    async def _freeze(self) -> None:
-        await self._stop(Fault.FREEZE, self._victim(), self._rng.uniform(0.2, 1.9))
-
-    async def _freeze_for_long(self) -> None:
-        seconds = self._world.link.lease_ttl_s + self._rng.uniform(0.1, 4.0)
-        await self._stop(Fault.ZOMBIE, self._victim(), seconds)
+    async def _freeze(self, *, is_long: bool = False) -> None:
+        if is_long:
+            seconds = self._world.link.lease_ttl_s + self._rng.uniform(0.1, 4.0)
+            await self._stop(Fault.ZOMBIE, self._victim(), seconds)
+        else:
+            await self._stop(Fault.FREEZE, self._victim(), self._rng.uniform(0.2, 1.9))
 
     async def _freeze_server(self) -> None:
         victim = self._rng.choice(self._world.servers)
