@@ -75,6 +75,8 @@ class Run:
                 result = await run_cell(fleet, cell, self._references, self._number)
                 if not result.was_missed:
                     break
+                why = "; ".join(result.complaints)
+                self._console.print(f"missed {cell.name}: {why}", soft_wrap=True, markup=False)
             self.results.append(result)
             verdict = "ok" if not result.complaints else "FAILED"
             times = " ".join(f"{value * 1000:.0f}" for value in sorted(result.free_s))
