@@ -207,7 +207,7 @@ LOST: Final[tuple[tuple[Phase, type], ...]] = (
 )
 
 
-HELD_BEFORE: Final = {Prefill: Phase.QUEUED, KvManifest: Phase.RESERVED}
+HELD_BEFORE: Final[dict[type, Phase]] = {Prefill: Phase.QUEUED, KvManifest: Phase.RESERVED}
 """Where the phase's own hold is too late: the frame may have passed before the fault is there. A
 manifest follows the last chunk that was sent, whether that one was kept or not."""
 
