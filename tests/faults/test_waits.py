@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import trio
 
-from tests.faults.fleet import Fleet
+from server.scheduling.routing import Need, is_within_pace
+from server.scheduling.workers import Worker
+from tests.faults.fleet import SERVER_OPTIONS, Fleet
 from tests.faults.matches import hold_prefills
 from tests.faults.matrix import cells
 from tests.faults.phases import _ask_together, _reach
@@ -19,10 +21,23 @@ from tests.faults.rules import Fate, Link, Sighting, Way
 from tests.faults.run_cell import CellResult
 from tests.faults.state import lines_of as state_lines_of
 from tests.faults.worker import StepGate
-from transport.frames import AttemptRow, End, EndReason, KvTarget, Prefill, ServerHeartbeat
+from transport.frames import (
+    PROTOCOL_VERSION,
+    AttemptRow,
+    Capacity,
+    End,
+    EndReason,
+    KvTarget,
+    Load,
+    Prefill,
+    ServerHeartbeat,
+    Welcome,
+    WorkerHeartbeat,
+)
 from transport.parts import Peer
 from triolet.audit import AttemptAudit, FleetAudit, LeaseAudit, PoolAudit, ServerAudit, WorkerAudit
 from triolet.audit import WorkerView as View
+from triolet.config import LinkConfig, RecoveryConfig, RoutingConfig
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 
@@ -34,6 +49,7 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
 
 LINK = Link("server", "p0", "control")
+LONG_PROMPT_TOKENS = 460
 
 
 def request_id(number: int) -> bytes:
@@ -164,6 +180,26 @@ async def test_no_prompt_goes_to_prefill_before_the_last_question_is_there(tmp_p
         askers = cast("list[Client]", [Asker(fleet, number) for number in (1, 2)])
         await _ask_together(fleet, askers, readers)
     assert done == ["asked", "asked", "sent", "sent"]
+
+
+def test_a_slow_prefill_worker_is_given_the_second_prompt_while_the_first_one_is_held() -> None:
+    worker = Worker(Role.PREFILL, "ipc://p0", LinkConfig(), RecoveryConfig(), 0.0)
+    peer = Peer(Role.PREFILL, "p0", 1)
+    capacity = Capacity(681, 16, 1, 4, 1024, max_waiting_tokens=32768)
+    worker.welcomed(Welcome(peer, PROTOCOL_VERSION, "model", capacity), 0.0)
+    load = Load(prompt_tokens_per_s=200.0)
+    worker.heartbeat(WorkerHeartbeat(1, 0, False, False, load, token_credit=32768), 0.0)
+    worker.reserve(prefill(1).key, num_tokens=LONG_PROMPT_TOKENS)
+    options = dict(option.split("=") for option in SERVER_OPTIONS if "=" in option)
+    usual = RoutingConfig()
+    backlog_s = float(options.get("server.routing.backlog_s", usual.backlog_s))
+    need = Need(
+        LONG_PROMPT_TOKENS,
+        LONG_PROMPT_TOKENS,
+        backlog_s=backlog_s,
+        overtaken_s=usual.overtaken_s,
+    )
+    assert is_within_pace(worker, LONG_PROMPT_TOKENS, need)
 
 
 def test_a_gate_says_when_it_has_an_order(capfd: pytest.CaptureFixture[str]) -> None:
