@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 REACH_DEADLINE_S: Final = 60.0
 QUIET_S: Final = 0.15
 """Many round trips: credit that were to come would be here."""
+FIRST_CHANCE_S: Final = 0.5
+"""For the two workers of a cell to be given what waited, before all others have room as well; none,
+where the fault took them away."""
 MIN_TOKENS: Final = 4
 """That a client has when it is said to be decoding."""
 CHUNK: Final = 1
@@ -204,10 +207,25 @@ async def _queued(
             await until(all_wait)
 
         async def let_go() -> None:
-            fleet.proxy.lift(rule)
-            await fleet.announce()
+            await _let_in(fleet, clients, rule)
 
         yield Hold(clients, let_go)
+
+
+async def _let_in(fleet: Fleet, clients: list[Client], rule: Rule) -> None:
+    """Lift the rule that makes the fleet full: of the two workers of the cell first. Whose
+    heartbeat a server reads first is chance, and other two may have what waited."""
+
+    def are_begun() -> bool:
+        num_asked = sum(not client.is_over.is_set() for client in clients)
+        return len({frame.request_id for _, frame in fleet.proxy.seen(Reserve)}) >= num_asked
+
+    with fleet.proxy.rule(full(tuple({*WORKERS} - {PREFILLS[0], DECODES[0]}))):
+        fleet.proxy.lift(rule)
+        await fleet.announce()
+        with trio.move_on_after(FIRST_CHANCE_S):
+            await until(are_begun)
+    await fleet.announce()
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -10,10 +11,10 @@ import trio
 
 from server.scheduling.routing import Need, is_within_pace
 from server.scheduling.workers import Worker
-from tests.faults.fleet import SERVER_OPTIONS, Fleet
+from tests.faults.fleet import SERVER_OPTIONS, WORKERS, Fleet, full
 from tests.faults.matches import hold_prefills
 from tests.faults.matrix import cells
-from tests.faults.phases import _ask_together, _reach
+from tests.faults.phases import _ask_together, _let_in, _reach
 from tests.faults.processes import FaultNotInjectedError, OverdueError
 from tests.faults.proxy import Lane
 from tests.faults.report import json_of, lines_of
@@ -180,6 +181,31 @@ async def test_no_prompt_goes_to_prefill_before_the_last_question_is_there(tmp_p
         askers = cast("list[Client]", [Asker(fleet, number) for number in (1, 2)])
         await _ask_together(fleet, askers, readers)
     assert done == ["asked", "asked", "sent", "sent"]
+
+
+async def test_what_waited_in_the_queue_is_offered_to_the_two_workers_of_the_cell_first(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    del autojump_clock
+
+    class Sink:
+        async def send_all(self, raw: bytes) -> None:
+            pass
+
+    beat = WorkerHeartbeat(1, 0, False, False, Load(), token_credit=7, row_credit=7)
+    lane = Lane(Way.FROM_WORKER, cast("trio.SocketStream", Sink()))
+    asker = cast("Client", SimpleNamespace(is_over=trio.Event()))
+    async with idle_fleet(tmp_path) as fleet:
+        proxy = fleet.proxy
+        with proxy.rule(full(WORKERS)) as rule:
+            for worker in WORKERS:
+                link = Link("server", worker, "control")
+                await proxy._pass_frame(link, lane, beat, None, b"")
+            await _let_in(fleet, [asker], rule)
+    credits = [(s.link.worker, frame.row_credit) for s, frame in proxy.seen(WorkerHeartbeat)]
+    all_full = [(worker, 0) for worker in WORKERS]
+    the_two = [(worker, 7 if worker in ("p0", "d0") else 0) for worker in WORKERS]
+    assert credits == all_full + the_two + [(worker, 7) for worker in WORKERS]
 
 
 def test_a_slow_prefill_worker_is_given_the_second_prompt_while_the_first_one_is_held() -> None:
