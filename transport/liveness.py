@@ -206,10 +206,13 @@ class PeerMonitor:
             case PeerState.SUSPECT:
                 silence_s = config.peer_timeout_s
         due = self._heard_at + min(silence_s, config.peer_timeout_s)
-        return min(due, self._progressed_at + self._progress_timeout_s) if self._has_work else due
+        is_judged = self._has_work and not self.is_stuck
+        return min(due, self._progressed_at + self._progress_timeout_s) if is_judged else due
 
     def _is_wedged(self, now: float) -> bool:
-        return self._has_work and now - self._progressed_at > self._progress_timeout_s
+        """Return whether it stands still; the standstill for which it was given up counts once."""
+        is_judged = self._has_work and not self.is_stuck
+        return is_judged and now - self._progressed_at > self._progress_timeout_s
 
     def _apply(self, event: PeerEvent) -> None:
         self._state = next_state(self._state, event)

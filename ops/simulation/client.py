@@ -100,6 +100,7 @@ class Client:
       token_ids: what it has read.
       has_stalled: it stopped reading for a while.
       is_over: set at its end.
+      longest_wait_s: for its next token or its end, once it was accepted.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Client:
         self.token_ids: list[int] = []
         self.has_stalled = False
         self.is_over = trio.Event()
+        self.longest_wait_s = 0.0
         self._draw_request_id = draw_request_id
         self._report = report
         self._others = others
@@ -196,13 +198,16 @@ class Client:
 
     async def _read(self, stream: OutputStream) -> None:
         stalls_at = self.wish.stalls_at
+        waits_since = trio.current_time()
         async for events in stream:
+            self.longest_wait_s = max(self.longest_wait_s, trio.current_time() - waits_since)
             for _, event in events:
                 self._take(event)
             if stalls_at is not None and len(self.token_ids) >= stalls_at:
                 stalls_at = None
                 self.has_stalled = True
                 await trio.sleep(self.wish.stalls_s)
+            waits_since = trio.current_time()
 
     def _take(self, event: Event) -> None:
         if self.ending is not None:

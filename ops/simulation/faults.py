@@ -7,11 +7,27 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from transport.frames import (
+    End,
+    Ended,
+    FirstToken,
+    Grant,
+    KvChunk,
+    KvCredit,
+    KvDone,
+    KvManifest,
+    Prefill,
+    Reserve,
+    TokenCredit,
+    Tokens,
+)
 from transport.memory_pipe import Faults
 from triolet.units import MILLISECONDS, SECONDS
 
 if TYPE_CHECKING:
     import random
+
+    from transport.frames import AttemptFrame
 
 
 class Fault(StrEnum):
@@ -83,6 +99,49 @@ MAX_LATE_S: Final = 6 * SECONDS
 """The latest that a frame comes: far beyond leases, well within tombstones."""
 
 
+LOSABLE: Final = (
+    *(Reserve, Grant, Prefill, FirstToken, KvChunk, KvManifest, KvCredit, KvDone),
+    *(Tokens, TokenCredit, End, Ended),
+)
+MOST_SPARED: Final = 6
+"""Frames of its kind that pass before the one that is lost: of the first requests, or of a later
+one among others."""
+STANDSTILLS_S: Final = (0.4, 0.6, 0.9, 1.1, 1.4, 1.6, 1.9, 2.1, 2.6)
+"""On both sides of each bound: a heartbeat 0.5, late 1.0, silent 1.5, a lease 2.0."""
+MOST_APART_S: Final = 0.6
+"""From the loss to the standstill: a little more than one heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One frame that is lost, and a process that stands still about then.
+
+    Attributes:
+      kind: of the frame.
+      num_spared: so many of its kind pass before.
+      stops_after_s: from the loss until a process stands still.
+      stops_s: for how long; 0 for not at all.
+      victim: chooses the process, among all.
+    """
+
+    kind: type[AttemptFrame | Tokens | TokenCredit]
+    num_spared: int
+    stops_after_s: float
+    stops_s: float
+    victim: int
+
+
+def draw_loss(rng: random.Random) -> Loss:
+    """Draw which frame is lost, and what stands still then."""
+    return Loss(
+        rng.choice(LOSABLE),
+        rng.randrange(MOST_SPARED),
+        rng.uniform(0.0, MOST_APART_S),
+        rng.choice((0.0, *STANDSTILLS_S)),
+        rng.getrandbits(16),
+    )
+
+
 @dataclass(slots=True)
 class Plan:
     """What one seed suffers.
@@ -93,6 +152,7 @@ class Plan:
       every_s: mean time between two faults of the injector.
       once: the injector brings this about one time; None for nothing.
       is_mild: no client that stays may go without an answer.
+      loss: the one frame that is lost instead; None for none.
     """
 
     enabled: frozenset[Fault]
@@ -100,6 +160,7 @@ class Plan:
     every_s: float
     once: Fault | None = None
     is_mild: bool = False
+    loss: Loss | None = None
 
     @property
     def latest_s(self) -> float:

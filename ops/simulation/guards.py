@@ -20,6 +20,7 @@ from decode.speculation import Turn
 from engine.block_ledger import BlockLedger
 from engine.prefix_cache import TOKEN_BYTES, PrefixCache
 from prefill.links import KvLinks
+from prefill.shipper import PeerSender
 from server.scheduling.attempt import Attempts
 from server.scheduling.frames import Finish
 from server.scheduling.request import Step
@@ -255,6 +256,25 @@ def gaps() -> list[Exchange]:
     return [Exchange(server.scheduling.frames, "_settle", forget)]
 
 
+def stalled_receivers() -> list[Exchange]:
+    """A decode worker that answers nothing is waited for."""
+    return [Exchange(PeerSender, "is_stalled", lambda _, now: False)]
+
+
+def word_of_the_unknown() -> list[Exchange]:
+    """A server is not told that what it names is not known."""
+
+    def renew(
+        self: AttemptTable[DecodeAttempt],
+        server: PeerId,
+        named: Iterable[AttemptKey],
+        now: float,
+    ) -> None:
+        self.leases.renew(server, named, now)
+
+    return [Exchange(AttemptTable, "renew", renew)]
+
+
 def reference_counts() -> list[Exchange]:
     """Shared blocks go back with the first lease that ends."""
     release = BlockLedger.release
@@ -310,6 +330,8 @@ GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "gaps": gaps,
     "greetings": greetings,
     "broken links": broken_links,
+    "stalled receivers": stalled_receivers,
+    "word of the unknown": word_of_the_unknown,
     "reference counts": reference_counts,
     "tokens of a hit": tokens_of_a_hit,
     "finished KV": finished_kv,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Awaitable, Callable
 
-    from .faults import Plan
+    from .faults import Loss, Plan
     from .process import Process
     from .roles import WorkerProcess
     from .world import World
@@ -45,7 +45,7 @@ class Injector:
             Fault.ONE_WAY: partial(self._partition, is_one_way=True),
             Fault.CRASH: self._crash,
             Fault.FREEZE: self._freeze,
-            Fault.ZOMBIE: self._freeze_for_long,
+            Fault.ZOMBIE: partial(self._freeze, is_long=True),
             Fault.WEDGE: self._wedge,
             Fault.STEP_ERROR: self._fail_step,
             Fault.DRAIN: self._drain,
@@ -63,6 +63,8 @@ class Injector:
                 async with trio.open_nursery() as nursery:
                     if self._plan.once is not None:
                         nursery.start_soon(self._inject_once, self._plan.once, seconds)
+                    if self._plan.loss is not None:
+                        nursery.start_soon(self._lose, self._plan.loss)
                     while True:
                         await trio.sleep(self._rng.expovariate(1 / self._plan.every_s))
                         if self._timed:
@@ -74,6 +76,16 @@ class Injector:
     async def _inject_once(self, fault: Fault, within_s: float) -> None:
         await trio.sleep(self._rng.uniform(0.0, within_s))
         await self._inject[fault]()
+
+    async def _lose(self, loss: Loss) -> None:
+        await self._world.weather.lose(loss)
+        self._tell(Fault.LOSS, loss.kind.__name__)
+        if loss.stops_s:
+            await trio.sleep(loss.stops_after_s)
+            processes = self._world.processes
+            victim = processes[loss.victim % len(processes)]
+            fault = Fault.SERVER_FREEZE if victim.role is Role.SERVER else Fault.FREEZE
+            await self._stop(fault, victim if victim.is_running else None, loss.stops_s)
 
     def heal(self) -> None:
         """Let nothing more go wrong, and let everything that was stopped go on."""
@@ -143,12 +155,12 @@ class Injector:
         victim.restart_s = self._rng.choice((0.0, 0.1, 0.5, 1.0, 3.0))
         victim.kill()
 
-    async def _freeze(self) -> None:
-        await self._stop(Fault.FREEZE, self._victim(), self._rng.uniform(0.2, 1.9))
-
-    async def _freeze_for_long(self) -> None:
-        seconds = self._world.link.lease_ttl_s + self._rng.uniform(0.1, 4.0)
-        await self._stop(Fault.ZOMBIE, self._victim(), seconds)
+    async def _freeze(self, *, is_long: bool = False) -> None:
+        if is_long:
+            seconds = self._world.link.lease_ttl_s + self._rng.uniform(0.1, 4.0)
+            await self._stop(Fault.ZOMBIE, self._victim(), seconds)
+        else:
+            await self._stop(Fault.FREEZE, self._victim(), self._rng.uniform(0.2, 1.9))
 
     async def _freeze_server(self) -> None:
         victim = self._rng.choice(self._world.servers)

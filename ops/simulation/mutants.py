@@ -47,6 +47,8 @@ MUTANTS: Final = (
     Mutant(("running step",), 30),
     Mutant(("gaps",), 100),
     Mutant(("tombstones",), 100),
+    Mutant(("stalled receivers",), 30),
+    Mutant(("word of the unknown",), 60),
     Mutant(("reference counts",), 30),
     Mutant(("tokens of a hit",), 30),
     Mutant(("finished KV",), 30),

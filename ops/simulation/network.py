@@ -9,6 +9,9 @@ import random
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import trio
+
+from transport.codec import decode
 from transport.frames import SharedRing
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
@@ -16,6 +19,7 @@ from transport.shared_ring import TOKEN_BYTES, NotSharedError
 
 from .clock import ClockAlarm
 from .faults import CALM, Fault
+from .trace import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
     from transport.memory_pipe import LinkName
 
+    from .faults import Loss
     from .trace import Trace
 
 
@@ -146,6 +151,7 @@ class Weather(Conditions):
       partitions: (sender, receiver) names between which nothing gets through.
       num_delayed: frames that were sent into a slow network.
       num_cut_one_way: frames that vanished where the way back was open.
+      num_lost_alone: frames that were lost although the network is well.
     """
 
     def __init__(self, seed: int, trace: Trace) -> None:
@@ -153,11 +159,27 @@ class Weather(Conditions):
         self.partitions: set[tuple[str, str]] = set()
         self.num_delayed = 0
         self.num_cut_one_way = 0
+        self.num_lost_alone = 0
+        self._loss: Loss | None = None
+        self._num_spared = 0
+        self._is_lost = False
+        self._lost = trio.Event()
         self._trace = trace
         self._routes: dict[tuple[LinkName, str], _Route] = {}
 
+    async def lose(self, loss: Loss) -> None:
+        """Lose one frame; return once it is lost."""
+        self._loss = loss
+        await self._lost.wait()
+
     def is_cut(self, link: LinkName, direction: str) -> bool:
-        """Return whether a partition lies between sender and receiver."""
+        """Return whether this frame is the one to be lost, or a partition lies between sender and
+        receiver."""
+        if self._is_lost:
+            self._is_lost = False
+            self.num_lost_alone += 1
+            self._lost.set()
+            return True
         if not self.partitions:
             return False
         ends = self._route(link, direction).ends
@@ -177,19 +199,25 @@ class Weather(Conditions):
         if self.faults.max_delay_s > CALM.max_delay_s:
             self.num_delayed += 1
         fate = "CUT " if route.ends in self.partitions else ""
+        if self._loss is not None and isinstance(
+            decode(parts[0], MAX_FRAME_BYTES), self._loss.kind
+        ):
+            self._num_spared += 1
+            if self._num_spared > self._loss.num_spared:
+                self._loss, self._is_lost, fate = None, True, "LOST "
         self._trace.sent(route.text, parts, fate)
 
     def count(self, happened: Counter[Fault]) -> None:
         """Add what the network did."""
         counts = self.counts
-        happened[Fault.LOSS] += counts.lost
+        happened[Fault.LOSS] += counts.lost + self.num_lost_alone
         happened[Fault.DUPLICATION] += counts.duplicated
         happened[Fault.REORDER] += counts.reordered
         happened[Fault.CORRUPTION] += counts.corrupted
         happened[Fault.AFTERLIFE] += counts.outlived
         happened[Fault.DELAY] += self.num_delayed
         happened[Fault.ONE_WAY] += self.num_cut_one_way
-        happened[Fault.PARTITION] += counts.cut - self.num_cut_one_way
+        happened[Fault.PARTITION] += counts.cut - self.num_cut_one_way - self.num_lost_alone
 
     def _route(self, link: LinkName, direction: str) -> _Route:
         route = self._routes.get((link, direction))

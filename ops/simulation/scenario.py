@@ -21,7 +21,7 @@ from .checker import Checker
 from .client import Client, InputClient, Wish
 from .deterministic import run
 from .engine import VOCAB_SIZE, Cost, reference
-from .faults import Fault, Plan, Tally, draw_plan
+from .faults import Fault, Plan, Tally, draw_loss, draw_plan
 from .injector import Injector
 from .trace import Trace
 from .world import Sizes, World
@@ -58,6 +58,11 @@ NO_ANSWER: Final = ("no_worker", "quarantined", "reset")
 """Endings that no client asked for, and that too many faults may bring about all the same."""
 FIRST_INPUT: Final = 100
 """Number of the first client that wants vectors."""
+LONGEST_WAIT_S: Final = 20 * SECONDS
+"""For a token, where one frame was lost: several new attempts, with workers that leave meanwhile. A
+stream that waits for longer waits for something that nobody is going to do."""
+LOSS_SHARE: Final = 0.5
+"""Of mild seeds."""
 FORKED_SHARE: Final = 0.25
 """Of the wishes: so many are for another completion of a prompt."""
 MAX_BEGINNING: Final = 14
@@ -119,12 +124,12 @@ class _Scenario:
         self._trace = trace
         self._report = report
         self._rng = random.Random(f"scenario {seed}")
-        self._is_mild = False
+        self._is_mild = self._has_loss = False
 
     async def run(self) -> None:
-        plan = draw_plan(self._rng)
+        plan = _with_loss(draw_plan(self._rng), self._seed)
         report = self._report
-        self._is_mild = plan.is_mild
+        self._is_mild, self._has_loss = plan.is_mild, plan.loss is not None
         report.tally.asked.update(plan.enabled)
         sizes = _sizes(plan, self._rng)._replace(
             has_guesses=self._seed % GUESSING_ONE_IN == GUESSING_ONE_IN - 2,
@@ -192,6 +197,8 @@ class _Scenario:
         happened[Fault.STALL] += client.has_stalled
         if self._is_mild and client.ending in NO_ANSWER:
             world.report(f"{client} went without an answer, for little: {client.ending}")
+        if self._has_loss and client.longest_wait_s > LONGEST_WAIT_S:
+            world.report(f"{client} waited {client.longest_wait_s:.1f} s, for little")
         if client.ending is None:
             world.report(f"{client} was stuck with {len(client.token_ids)} tokens")
 
@@ -268,6 +275,15 @@ class _Scenario:
         """Return tokens that no other prompt has: their KV in a wrong place must show."""
         length = self._rng.randint(0, 24 - MAX_BEGINNING)
         return (1 + number, *(self._rng.randrange(1, VOCAB_SIZE) for _ in range(length)))
+
+
+def _with_loss(plan: Plan, seed: int) -> Plan:
+    """Let every second mild seed lose one frame, and have its one fault be a standstill about then;
+    drawn apart, so that all else stays as it was."""
+    rng = random.Random(f"loss {seed}")
+    if plan.is_mild and rng.random() < LOSS_SHARE:
+        plan = replace(plan, once=None, loss=draw_loss(rng))
+    return plan
 
 
 def _sizes(plan: Plan, rng: random.Random) -> Sizes:

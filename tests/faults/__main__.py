@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 import trio
@@ -74,6 +75,8 @@ class Run:
                 result = await run_cell(fleet, cell, self._references, self._number)
                 if not result.was_missed:
                     break
+                why = "; ".join(result.complaints)
+                self._console.print(f"missed {cell.name}: {why}", soft_wrap=True, markup=False)
             self.results.append(result)
             verdict = "ok" if not result.complaints else "FAILED"
             times = " ".join(f"{value * 1000:.0f}" for value in sorted(result.free_s))
@@ -84,6 +87,9 @@ class Run:
             )
             for complaint in result.complaints:
                 self._console.print(f"       {complaint}", soft_wrap=True, markup=False)
+            if result.state:
+                state = indent(result.state, " " * 9)
+                self._console.print(state, soft_wrap=True, markup=False)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

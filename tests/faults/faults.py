@@ -205,7 +205,7 @@ def gate(role: str, order: str, for_s: float) -> Injector:
             return sum(line.event == "step_reached" for line in worker.lines.entries)
 
         before = reached()
-        worker.order(order)
+        await fleet.arm(worker.name, order)
         await hold.let_go()
         with trio.move_on_after(PROOF_DEADLINE_S):
             await until(lambda: reached() > before)
@@ -229,7 +229,7 @@ def poison(role: str) -> Injector:
     @asynccontextmanager
     async def inject(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
         worker = fleet.processes[_name(role, hold)]
-        worker.order("poison 1")
+        await fleet.arm(worker.name, "poison 1")
         await hold.let_go()
         await worker.wait_ended(EXIT_DEVICE_LOST)
         yield

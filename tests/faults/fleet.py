@@ -21,12 +21,14 @@ from transport.frames import WorkerHeartbeat
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 
-from .processes import RoleProcess
+from .processes import RoleProcess, within
 from .proxy import FrameProxy, Place
 from .rules import Fate, Rule, Way, with_fields
+from .state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from transport.frames import AnyFrame
 
@@ -46,6 +48,9 @@ SETTLE_DEADLINE_S = 120.0
 POLL_S = 0.05
 """For an audit each of four workers reads its whole pool."""
 
+ARM_DEADLINE_S = 30.0
+"""For a thread of a worker that has its core for itself only where nobody else wants it."""
+
 STALL_TIMEOUT_S = 4.0
 """The default of 10 s would make each cell with a silent client take that long. As there, longer
 than any process is stopped: a server's standstill is not its clients' silence."""
@@ -57,6 +62,15 @@ SERVER_OPTIONS = (
     *("--set", "server.drain_timeout_s=1"),
     # Short questions go all the way, or there would be no phases to meet them in.
     *("--set", "server.routing.max_local_tokens=0"),
+    # Both questions of a cell go to one prefill worker, whose step is held, and a machine that is
+    # busy elsewhere computes less than one of their prompts in the default of 0.25 s: the second
+    # one would wait in the server until the first one had been computed.
+    *("--set", "server.routing.backlog_s=60"),
+    # A pair that lost one another is left out for the rest of a partition (3 s, noticed after 2 s),
+    # not for the next cells, too, which hurt that pair.
+    *("--set", "server.recovery.path_avoid_s=1"),
+    # Nor is a question refused, cut short or sent away because another one is held.
+    *("--set", "server.overload.slo.default_s=600"),
 )
 ENGINE_OPTIONS = (
     *("--set", "worker.engine.dtype=float32"),
@@ -167,6 +181,10 @@ class Fleet:
                 await trio.sleep(POLL_S)
         raise FleetUnwellError("; ".join(wrong))
 
+    def within(self, limit_s: float, what: str) -> AbstractAsyncContextManager[None]:
+        """Bound what is waited for in the body; if it does not come, tell how things stand."""
+        return within(limit_s, what, lambda: state_of(self))
+
     async def audit(self) -> FleetAudit:
         """Return every process's account of itself.
 
@@ -177,6 +195,15 @@ class Fleet:
         if status != 200:
             raise ConnectionError(f"no audit: {body.decode()}")
         return FleetAudit.from_json(body)
+
+    async def arm(self, worker: str, order: str) -> None:
+        """Give the gate of a worker an order, and wait until it has it: steps do not wait."""
+        process = self.processes[worker]
+        process.order(order)
+        async with self.within(ARM_DEADLINE_S, f"the gate of {worker} to take {order!r}"):
+            await process.wait_line(
+                lambda line: line.event == "order_taken" and line.fields["order"] == order
+            )
 
     def new_page(self) -> None:
         """Forget what was seen and logged."""

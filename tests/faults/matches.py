@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transport.frames import KvChunk, Prefill, Tokens
+from transport.frames import KvChunk, Prefill, ServerHeartbeat, Tokens
 
-from .rules import Fate, Link, Rule, Way
+from .rules import Fate, Link, Rule, Way, with_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transport.frames import AnyFrame
+    from triolet.ids import AttemptKey
 
     from .rules import Wants
 
@@ -39,9 +40,28 @@ def first_of_each(*kinds: type) -> Wants:
     return wants
 
 
-def hold_prefills() -> Rule:
-    """Keep every PREFILL: decode has a reservation, prefill knows nothing."""
-    return Rule(Fate.HOLD, frames(Prefill))
+def hold_prefills() -> tuple[Rule, Rule]:
+    """Keep every PREFILL: decode has a reservation, prefill knows nothing. A second rule lets no
+    heartbeat name what is kept: prefill would answer that it does not know it, and half a second
+    later the attempt would be another one."""
+    kept: set[tuple[str, AttemptKey]] = set()
+
+    def is_prefill(link: Link, way: Way, frame: AnyFrame) -> bool:
+        if isinstance(frame, Prefill):
+            kept.add((link.worker, frame.key))
+        return isinstance(frame, Prefill)
+
+    def names_kept(link: Link, way: Way, frame: AnyFrame) -> bool:
+        live = frame.live if isinstance(frame, ServerHeartbeat) else ()
+        return any((link.worker, row.key) in kept for row in live)
+
+    def without_kept(frame: AnyFrame) -> AnyFrame:
+        assert isinstance(frame, ServerHeartbeat)
+        keys = {key for _, key in kept}
+        return with_fields(frame, live=tuple(row for row in frame.live if row.key not in keys))
+
+    rewrite = Rule(Fate.REWRITE, names_kept, rewrite=without_kept)
+    return Rule(Fate.HOLD, is_prefill), rewrite
 
 
 def hold_chunk(index: int) -> Rule:

@@ -207,11 +207,14 @@ LOST: Final[tuple[tuple[Phase, type], ...]] = (
 )
 
 
+HELD_BEFORE: Final[dict[type, Phase]] = {Prefill: Phase.QUEUED, KvManifest: Phase.RESERVED}
+"""Where the phase's own hold is too late: the frame may have passed before the fault is there. A
+manifest follows the last chunk that was sent, whether that one was kept or not."""
+
+
 def _losses() -> Iterator[Cell]:
     """Yield each frame lost once, in the phase in which it is due."""
     for phase, kind in LOST:
-        # Held one step earlier, or the frame would be there already.
-        earlier = Phase.QUEUED if kind is Prefill else phase
         yield Cell(
             phase,
             f"one {kind.__name__} lost",
@@ -219,7 +222,7 @@ def _losses() -> Iterator[Cell]:
             Outcome.EXACT,
             QUESTIONS[phase],
             bound=Bound.NONE,
-            hold=earlier,
+            hold=HELD_BEFORE.get(kind, phase),
         )
     for name, limit, outcome in (
         ("one chunk corrupt", 1, Outcome.EXACT),

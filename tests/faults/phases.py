@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from loadtest.harness.http import get
-from transport.frames import Ended, Prefill, Reserve, TokenCredit, Tokens
+from transport.frames import (
+    AttemptFrame,
+    End,
+    Ended,
+    KvChunk,
+    Prefill,
+    Reserve,
+    TokenCredit,
+    Tokens,
+)
 
 from .client import Question
 from .fleet import DECODES, PREFILLS, WORKERS, cordon, full
@@ -25,7 +34,7 @@ from .processes import FaultNotInjectedError, until
 from .rules import Fate, Sighting
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from triolet.ids import AttemptKey
 
@@ -36,6 +45,9 @@ if TYPE_CHECKING:
 REACH_DEADLINE_S: Final = 60.0
 QUIET_S: Final = 0.15
 """Many round trips: credit that were to come would be here."""
+FIRST_CHANCE_S: Final = 0.5
+"""For the two workers of a cell to be given what waited, before all others have room as well; none,
+where the fault took them away."""
 MIN_TOKENS: Final = 4
 """That a client has when it is said to be decoding."""
 CHUNK: Final = 1
@@ -131,6 +143,7 @@ async def held(
 
 def _check_places(fleet: Fleet, hold: Hold) -> None:
     """Prove that what is done to the two workers is done to these questions, and in time."""
+    _check_first(fleet.proxy.sightings.entries)
     begun = [*fleet.proxy.seen(Reserve), *fleet.proxy.seen(Prefill)]
     places = {sighting.link.worker for sighting, _ in begun} - {hold.prefill, hold.decode}
     if places:
@@ -139,23 +152,42 @@ def _check_places(fleet: Fleet, hold: Hold) -> None:
         raise FaultNotInjectedError("an answer was over before its fault came")
 
 
-async def _ask(clients: list[Client], readers: trio.Nursery) -> None:
+def _check_first(sightings: Sequence[Sighting]) -> None:
+    """Prove that every question still has its first attempt. The product bears a held phase for a
+    second or two; on a machine that is busy elsewhere that may be over before the fault comes."""
+    for sighting in sightings:
+        frame = sighting.frame
+        if isinstance(frame, End) or (isinstance(frame, Reserve) and frame.attempt):
+            worker = sighting.link.worker
+            raise FaultNotInjectedError(f"attempt {frame.key} on {worker} was not left in peace")
+
+
+async def _ask(fleet: Fleet, clients: list[Client], readers: trio.Nursery) -> None:
     for client in clients:
-        await client.ask()
+        async with fleet.within(REACH_DEADLINE_S, f"the server to take {client.name}"):
+            await client.ask()
         readers.start_soon(client.read)
 
 
-async def _reach(fleet: Fleet, count: int, wants: Callable[[Sighting], int]) -> None:
-    """Wait until sightings that are wanted add up to `count`."""
-    found = 0
+async def _reach(
+    fleet: Fleet, clients: list[Client], what: str, wants: Callable[[Sighting], bool]
+) -> None:
+    """Wait until something that is wanted was seen of every question.
 
-    def enough(sighting: Sighting) -> bool:
-        nonlocal found
-        found += wants(sighting)
-        return found >= count
+    Raises:
+      FaultNotInjectedError: the product gave an attempt up before: it will not be seen.
+    """
+    found: set[bytes] = set()
 
-    with trio.fail_after(REACH_DEADLINE_S):
-        await fleet.proxy.sightings.wait_for(enough)
+    def is_last(sighting: Sighting) -> bool:
+        _check_first([sighting])
+        if wants(sighting):
+            assert isinstance(sighting.frame, AttemptFrame)
+            found.add(sighting.frame.request_id)
+        return len(found) == len(clients)
+
+    async with fleet.within(REACH_DEADLINE_S, f"{what} of {len(clients)} questions"):
+        await fleet.proxy.sightings.wait_for(is_last)
 
 
 @asynccontextmanager
@@ -165,8 +197,8 @@ async def _queued(
     """No worker has room, as a full fleet announces it."""
     with fleet.proxy.rule(full(WORKERS)) as rule:
         await fleet.announce()
-        await _ask(clients, readers)
-        with trio.fail_after(REACH_DEADLINE_S):
+        await _ask(fleet, clients, readers)
+        async with fleet.within(REACH_DEADLINE_S, "all questions to be in the queue"):
 
             async def all_wait() -> bool:
                 _, body = await get(fleet.url, "/load")
@@ -175,20 +207,48 @@ async def _queued(
             await until(all_wait)
 
         async def let_go() -> None:
-            fleet.proxy.lift(rule)
-            await fleet.announce()
+            await _let_in(fleet, clients, rule)
 
         yield Hold(clients, let_go)
+
+
+async def _let_in(fleet: Fleet, clients: list[Client], rule: Rule) -> None:
+    """Lift the rule that makes the fleet full: of the two workers of the cell first. Whose
+    heartbeat a server reads first is chance, and other two may have what waited."""
+
+    def are_begun() -> bool:
+        num_asked = sum(not client.is_over.is_set() for client in clients)
+        return len({frame.request_id for _, frame in fleet.proxy.seen(Reserve)}) >= num_asked
+
+    with fleet.proxy.rule(full(tuple({*WORKERS} - {PREFILLS[0], DECODES[0]}))):
+        fleet.proxy.lift(rule)
+        await fleet.announce()
+        with trio.move_on_after(FIRST_CHANCE_S):
+            await until(are_begun)
+    await fleet.announce()
 
 
 @asynccontextmanager
 async def _reserved(
     fleet: Fleet, clients: list[Client], readers: trio.Nursery
 ) -> AsyncIterator[Hold]:
-    with fleet.proxy.rule(hold_prefills()) as rule:
-        await _ask(clients, readers)
-        await _reach(fleet, len(clients), lambda s: isinstance(s.frame, Prefill))
-        yield Hold(clients, _releasing(fleet, rule))
+    rule, silence = hold_prefills()
+    with fleet.proxy.rule(rule), fleet.proxy.rule(silence):
+        await _ask(fleet, clients, readers)
+        await _reach(fleet, clients, "PREFILL", lambda s: isinstance(s.frame, Prefill))
+
+        async def let_go() -> None:
+            await fleet.proxy.release(rule)
+            fleet.proxy.lift(silence)
+
+        yield Hold(clients, let_go)
+
+
+async def _ask_together(fleet: Fleet, clients: list[Client], readers: trio.Nursery) -> None:
+    """Ask, and let prompts go to prefill once all are there. What comes then is over soon: it must
+    not be for the first question before the last one has come."""
+    async with _reserved(fleet, clients, readers) as hold:
+        await hold.let_go()
 
 
 @asynccontextmanager
@@ -196,12 +256,20 @@ async def _prefilling(
     fleet: Fleet, clients: list[Client], readers: trio.Nursery
 ) -> AsyncIterator[Hold]:
     worker = fleet.processes[PREFILLS[0]]
-    worker.order("hold 1")
     try:
-        await _ask(clients, readers)
-        await _reach(fleet, len(clients), lambda s: isinstance(s.frame, Prefill))
-        with trio.fail_after(REACH_DEADLINE_S):
+        async with _reserved(fleet, clients, readers) as reserved:
+            await fleet.arm(worker.name, "hold 1")
+            await reserved.let_go()
+        async with fleet.within(REACH_DEADLINE_S, "a step of prefill to be held"):
             await worker.wait_line(lambda line: line.event == "step_reached")
+
+        async def has_all() -> bool:
+            views = (await fleet.audit()).workers
+            audits = [view.audit for view in views if view.name == worker.name and view.audit]
+            return any(audit.num_leases == len(clients) for audit in audits)
+
+        async with fleet.within(REACH_DEADLINE_S, "prefill to have every prompt"):
+            await until(has_all)
 
         async def let_go() -> None:
             worker.order("go")
@@ -216,8 +284,13 @@ async def _transferring(
     fleet: Fleet, clients: list[Client], readers: trio.Nursery
 ) -> AsyncIterator[Hold]:
     with fleet.proxy.rule(hold_chunk(CHUNK)) as rule:
-        await _ask(clients, readers)
-        await _reach(fleet, len(clients), lambda s: s.fate is Fate.HOLD)
+        await _ask_together(fleet, clients, readers)
+        await _reach(
+            fleet,
+            clients,
+            "a kept chunk",
+            lambda s: isinstance(s.frame, KvChunk) and s.fate is Fate.HOLD,
+        )
         yield Hold(clients, _releasing(fleet, rule))
 
 
@@ -226,8 +299,8 @@ async def _decoding(
     fleet: Fleet, clients: list[Client], readers: trio.Nursery
 ) -> AsyncIterator[Hold]:
     """Not held: the answer is long, and the fault follows its first tokens at once."""
-    await _ask(clients, readers)
-    with trio.fail_after(REACH_DEADLINE_S):
+    await _ask_together(fleet, clients, readers)
+    async with fleet.within(REACH_DEADLINE_S, f"{MIN_TOKENS} tokens of each answer"):
         await until(lambda: all(len(c.answer.tokens) >= MIN_TOKENS for c in clients))
     yield Hold(clients, _nothing)
 
@@ -239,8 +312,8 @@ async def _paused(
     """Clients read nothing until every position that is allowed exists."""
     for client in clients:
         client.stop_reading()
-    await _ask(clients, readers)
-    with trio.fail_after(REACH_DEADLINE_S):
+    await _ask_together(fleet, clients, readers)
+    async with fleet.within(REACH_DEADLINE_S, "every token that the windows allow"):
 
         async def all_wait() -> bool:
             return len(_waiting(fleet)) == len(clients) and await _is_quiet(fleet)
@@ -260,10 +333,11 @@ async def _finishing(
 ) -> AsyncIterator[Hold]:
     rule = hold_last_tokens(QUESTIONS[Phase.FINISHING].max_tokens)
     with fleet.proxy.rule(rule):
-        await _ask(clients, readers)
+        await _ask_together(fleet, clients, readers)
         await _reach(
             fleet,
-            len(clients),
+            clients,
+            "ENDED of decode",
             lambda s: isinstance(s.frame, Ended) and s.link.worker in DECODES,
         )
 
@@ -271,7 +345,7 @@ async def _finishing(
             views = (await fleet.audit()).workers
             return not any(view.before for view in views if view.name in DECODES)
 
-        with trio.fail_after(REACH_DEADLINE_S):
+        async with fleet.within(REACH_DEADLINE_S, "the server to know of every end on decode"):
             await until(server_knows)
         yield Hold(clients, _releasing(fleet, rule))
 

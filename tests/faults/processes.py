@@ -1,4 +1,4 @@
-"""A list that tasks can wait on: what was seen so far, and what will be."""
+"""The processes of a fleet, and how tests wait: for entries of a list, for conditions, in time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import subprocess
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ import trio
 from tests import forked
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class Journal(Generic[T]):
         self.entries.clear()
 
     async def wait_for(self, wants: Callable[[T], bool]) -> T:
-        """Return the first entry that is wanted, once there is one. Bound it by a deadline."""
+        """Return the first entry that is wanted, once it is there; to be called `within` a time."""
         looked_at = 0
         while True:
             looked_at = min(looked_at, len(self.entries))
@@ -61,11 +62,46 @@ class Journal(Generic[T]):
             await self._changed.wait()
 
 
+class OverdueError(Exception):
+    """What was waited for did not come.
+
+    Args:
+      what: was waited for.
+      waited_s: how long.
+      state: of the fleet when the time was over and nothing had been undone; empty if unknown.
+    """
+
+    def __init__(self, what: str, waited_s: float, state: str = "") -> None:
+        super().__init__(f"waited {waited_s:g} s for {what}")
+        self.state = state
+
+
+@asynccontextmanager
+async def within(
+    limit_s: float, what: str, state: Callable[[], Awaitable[str]]
+) -> AsyncIterator[None]:
+    """Bound what is waited for in the body. The state is taken before the body is cancelled, which
+    lifts rules and closes clients.
+
+    Raises:
+      OverdueError: the body was not over in time; in a group, as everything that the body raises.
+    """
+
+    async def expire() -> None:
+        await trio.sleep(limit_s)
+        raise OverdueError(what, limit_s, await state())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(expire)
+        yield
+        nursery.cancel_scope.cancel()
+
+
 POLL_S = 0.005
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Return once the condition holds. Bound it by a deadline."""
+    """Return once the condition holds. To be called `within` a time."""
     while True:
         held = condition()
         if inspect.isawaitable(held):
@@ -143,6 +179,17 @@ class RoleProcess:
         has_ended = self._process is not None and self._process.poll() is not None
         return has_ended and not self._was_killed
 
+    @property
+    def state(self) -> str:
+        """The kernel's letter, R, S, D, T or Z; a word where there is no process."""
+        if self._process is None:
+            return "never started"
+        try:
+            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return "gone"
+        return text.rpartition(")")[2].split()[0]
+
     def last_words(self) -> str:
         """Return its exit code and the end of what it wrote."""
         assert self._process is not None
@@ -180,11 +227,14 @@ class RoleProcess:
 
         Raises:
           FaultNotInjectedError: it left with another one.
+          OverdueError: it does not end.
         """
         if wanted is not None:
             self._was_killed = True
-        with trio.fail_after(EXIT_DEADLINE_S):
+        with trio.move_on_after(EXIT_DEADLINE_S) as waiting:
             code = await self._wait()
+        if waiting.cancelled_caught:
+            raise OverdueError(f"{self.name} to end", EXIT_DEADLINE_S)
         if wanted not in (None, code):
             raise FaultNotInjectedError(f"{self.name} left with {code}, not with {wanted}")
         return code
@@ -257,14 +307,9 @@ class RoleProcess:
 
     async def _wait_state(self, allowed: str) -> None:
         with trio.move_on_after(STATE_DEADLINE_S):
-            await until(lambda: self._state() in allowed)
+            await until(lambda: self.state in allowed)
             return
-        raise FaultNotInjectedError(f"{self.name} is in state {self._state()}, not in {allowed}")
-
-    def _state(self) -> str:
-        """Return the kernel's letter: R, S, D, T, Z."""
-        text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return text.rpartition(")")[2].split()[0]
+        raise FaultNotInjectedError(f"{self.name} is in state {self.state}, not in {allowed}")
 
     async def _read(self, stream: trio.abc.ReceiveStream) -> None:
         rest = b""

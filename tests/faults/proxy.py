@@ -165,6 +165,26 @@ class FrameProxy:
             if link.worker == worker:
                 await self._pass_frame(link, lane, frame, None, pack_message([encode(frame)]))
 
+    def describe(self) -> list[str]:
+        """Return what is done to frames now, how often it was, what is kept, and what workers said
+        of themselves last."""
+        lines = [f"blackout {dark}" for dark in self._blackouts]
+        lines += [f"rule {rule}" for rule in self._rules]
+        for held in self._held:
+            is_lifted = "" if held.rule in self._rules else ", by a rule that is lifted"
+            lines.append(
+                f"kept {type(held.frame).__name__} {held.lane.way.name.lower()} "
+                f"{held.link.client}-{held.link.worker}{is_lifted}"
+            )
+        lines = lines or ["no rule and no blackout"]
+        for link, (_, beat) in self._beats.items():
+            lines.append(
+                f"heartbeat of {link.worker}: progress {beat.progress}, has work: {beat.has_work}, "
+                f"waiting tokens {beat.load.waiting_tokens}, "
+                f"prompt tokens/s {beat.load.prompt_tokens_per_s:.0f}"
+            )
+        return lines
+
     def seen(self, kind: type[F]) -> list[tuple[Sighting, F]]:
         """Return all sightings of one kind of frame since the journal began its page."""
         return [(s, s.frame) for s in self.sightings.entries if isinstance(s.frame, kind)]

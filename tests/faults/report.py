@@ -36,6 +36,7 @@ class Line:
     runs: int = 0
     complaints: list[str] = field(default_factory=list)
     free_s: list[float] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
@@ -56,6 +57,7 @@ def lines_of(results: Iterable[CellResult]) -> list[Line]:
         line.runs += 1
         line.complaints += result.complaints
         line.free_s += result.free_s
+        line.states += [result.state] if result.state else []
     order = list(Phase)
     return sorted(lines.values(), key=lambda line: order.index(line.phase))
 
@@ -152,6 +154,7 @@ def json_of(lines: Sequence[Line], broken: Sequence[str], took_s: float) -> dict
                 "runs": line.runs,
                 "free_s": [round(value, 4) for value in line.free_s],
                 "complaints": line.complaints,
+                "states": line.states,
             }
             for line in lines
         ],

@@ -92,6 +92,11 @@ class Rule:
     rewrite: Callable[[AnyFrame], AnyFrame] | None = None
     hits: int = field(default=0)
 
+    def __str__(self) -> str:
+        most = "" if self.limit is None else f" of at most {self.limit}"
+        name = self.wants.__qualname__.partition(".")[0]
+        return f"{self.fate.name.lower()} {name}: {self.hits} hits{most}"
+
     def takes(self, link: Link, way: Way, frame: AnyFrame) -> bool:
         """Return whether this frame is hit, and count it."""
         if self.limit is not None and self.hits >= self.limit:
@@ -113,6 +118,9 @@ class Blackout:
     covers: Callable[[Link], bool]
     ways: frozenset[Way] = frozenset(Way)
     hits: int = field(default=0)
+
+    def __str__(self) -> str:
+        return f"{'+'.join(sorted(way.name.lower() for way in self.ways))}: {self.hits} pieces"
 
     def takes(self, link: Link, way: Way) -> bool:
         """Return whether nothing passes here, and count it."""

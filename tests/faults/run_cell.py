@@ -27,7 +27,8 @@ from .fleet import FleetUnwellError
 from .matrix import Bound, Cell, Release
 from .outcomes import Ending, Outcome, judge
 from .phases import IN_SERVER_LOG, held
-from .processes import FaultNotInjectedError, until
+from .processes import FaultNotInjectedError, OverdueError, until
+from .state import state_of
 
 if TYPE_CHECKING:
     from .answer import Said
@@ -42,6 +43,7 @@ CELL_DEADLINE_S: Final = 240.0
 FAILURES: Final = (
     FaultNotInjectedError,
     FleetUnwellError,
+    OverdueError,
     trio.TooSlowError,
     trio.BrokenResourceError,
     OSError,
@@ -59,6 +61,7 @@ class CellResult:
       complaints: empty if it held.
       free_s: per attempt and surviving worker, from the fault until its blocks were free.
       took_s: the whole run.
+      state: of the fleet, where something that was waited for did not come.
       was_missed: the fault did not come, or not in its phase: nothing was shown, for or against.
     """
 
@@ -66,6 +69,7 @@ class CellResult:
     complaints: list[str] = field(default_factory=list)
     free_s: list[float] = field(default_factory=list)
     took_s: float = 0.0
+    state: str = ""
     was_missed: bool = False
 
 
@@ -87,7 +91,7 @@ async def ask(fleet: Fleet, surface: Surface, question: Question) -> Said:
     """Ask one question and read its whole answer."""
     client = Client(fleet.port, surface, question, "reference")
     try:
-        with trio.fail_after(END_DEADLINE_S):
+        async with fleet.within(END_DEADLINE_S, f"an undisturbed answer over {surface.value}"):
             await client.ask()
             await client.read()
     finally:
@@ -108,9 +112,11 @@ async def run_cell(fleet: Fleet, cell: Cell, references: References, number: int
             Client(fleet.port, surface, cell.question, f"cell-{number}-{index}")
             for index, surface in enumerate(cell.surfaces)
         ]
-        with trio.fail_after(CELL_DEADLINE_S):
-            async with held(fleet, cell.hold or cell.phase, clients, cell.prefill) as hold:
-                result.free_s = await _injure(fleet, cell, hold)
+        async with (
+            fleet.within(CELL_DEADLINE_S, "the whole cell"),
+            held(fleet, cell.hold or cell.phase, clients, cell.prefill) as hold,
+        ):
+            result.free_s = await _injure(fleet, cell, hold)
         result.complaints += judge(
             cell.outcome,
             [
@@ -127,6 +133,8 @@ async def run_cell(fleet: Fleet, cell: Cell, references: References, number: int
     except* FAILURES as group:
         errors = _leaves(group)
         result.complaints += [f"{type(error).__name__}: {error}" for error in errors]
+        states = [error.state for error in errors if isinstance(error, OverdueError)]
+        result.state = "\n".join(filter(None, states)) or await state_of(fleet)
         result.was_missed = any(isinstance(error, FaultNotInjectedError) for error in errors)
     result.took_s = time.monotonic() - began
     return result
@@ -166,22 +174,24 @@ async def _wait_told(fleet: Fleet, hold: Hold) -> None:
             told.add(str(sighting.frame.key))
         return told >= {str(key) for key in hold.keys}
 
-    with trio.fail_after(END_DEADLINE_S):
+    async with fleet.within(END_DEADLINE_S, "END frames for every attempt"):
         await fleet.proxy.sightings.wait_for(all_told)
 
 
 async def _wait_over(fleet: Fleet, cell: Cell, hold: Hold) -> None:
     """Wait until every question has come to the end that it should come to."""
-    with trio.fail_after(END_DEADLINE_S):
-        if cell.outcome not in (Outcome.GONE, Outcome.STALLED):
-            for client in hold.clients:
+    if cell.outcome not in (Outcome.GONE, Outcome.STALLED):
+        for client in hold.clients:
+            async with fleet.within(END_DEADLINE_S, f"the end of the answer to {client.name}"):
                 await client.is_over.wait()
-        if cell.outcome is not Outcome.CUT:
+    if cell.outcome is not Outcome.CUT:
+        async with fleet.within(END_DEADLINE_S, "the server to log the end of every question"):
             await until(lambda: all(outcomes_of(fleet, client) for client in hold.clients))
 
 
 async def _wait_free(fleet: Fleet, held_by: set[Holder]) -> None:
-    with trio.fail_after(FREE_DEADLINE_S):
+    what = f"the end of {sorted(map(str, held_by))} on their workers"
+    async with fleet.within(FREE_DEADLINE_S, what):
         await until(lambda: held_by <= {end.holder for end in ends_of_attempts(fleet)})
 
 

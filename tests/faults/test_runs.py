@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from io import StringIO
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,7 +51,9 @@ async def test_only_what_showed_nothing_is_tried_again(
 
     monkeypatch.setattr(program, "run_cell", run_cell)
     monkeypatch.setattr(program, "running_fleet", running_fleet)
-    run = program.Run(tmp_path, num_fleets=1, console=Console(quiet=True))
+    printed = StringIO()
+    run = program.Run(tmp_path, num_fleets=1, console=Console(file=printed))
     await run.run([], [CELL])
     assert run.results == [kept]
     assert left == []
+    assert printed.getvalue().count("missed") == outcomes.count(MISSED), "each try is told"

@@ -49,6 +49,7 @@ class StepGate:
             self._armed = "" if word == "go" else word
             self._skip = int(number or 0)
             self._changed.notify_all()
+        _say("order_taken", order=order)
 
     def pass_step(self, num_rows: int) -> None:
         """Let a step pass, hold it, or raise in its place."""

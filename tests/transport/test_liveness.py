@@ -224,6 +224,26 @@ def test_a_peer_that_says_its_steps_are_long_is_given_ten_of_them() -> None:
     assert monitor.reason is PeerEvent.WEDGED
 
 
+def test_one_standstill_counts_once_however_often_its_worker_is_greeted_meanwhile() -> None:
+    monitor = PeerMonitor(CONFIG, now=0.0)
+    monitor.greeted(1, now=0.0)
+    now, num_deaths = 0.0, 0
+    while now < 10 * CONFIG.progress_timeout_s:
+        now += CONFIG.heartbeat_interval_s
+        monitor.heartbeat(1, now, progress=7, has_work=True)
+        if monitor.check(now) is PeerState.DEAD:
+            num_deaths += 1
+            monitor.greeted(1, now)
+    assert num_deaths == 1
+    assert monitor.is_stuck
+    assert monitor.due_at > now, "nothing is to be judged before it moves or falls silent"
+    monitor.heartbeat(1, now, progress=8, has_work=True)
+    while monitor.check(now) is PeerState.ALIVE:
+        now += CONFIG.heartbeat_interval_s
+        monitor.heartbeat(1, now, progress=8, has_work=True)
+    assert monitor.reason is PeerEvent.WEDGED, "the next standstill counts, too"
+
+
 def test_who_is_still_in_the_step_for_which_it_was_given_up_is_stuck_until_it_moves() -> None:
     monitor = PeerMonitor(CONFIG, now=0.0)
     monitor.greeted(1, now=0.0)
