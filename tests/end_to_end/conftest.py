@@ -38,6 +38,14 @@ PATIENT = (
 """For fleets in which no process is to be taken for dead: a busy machine lets a process stand still
 for longer than the product's 1.5 s, which would then rightly cost its attempts."""
 
+COUNTING = (
+    *("--set", "server.grammar.cpu_s=30"),
+    *("--set", "server.grammar.walk_cpu_s=30"),
+    *("--set", "server.grammar.walk_mask_cpu_s=30"),
+)
+"""Grammars are refused by what the library counts and not by processor time, which differs from
+machine to machine."""
+
 EAGER = ("--set", "link.heartbeat_interval_s=0.1")
 """For fleets that come to rest after each of many tests: at rest the server's count of free blocks
 is that of the last heartbeat, for which each test would wait half a second and look five times."""
@@ -51,9 +59,8 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProc
     # Every prompt goes all the way, however short; test_local_prefill.py has the short cut.
     # Answers are given again to tests that ask for it.
     kept = ("--set", "server.response_cache.max_bytes=1MiB")
-    fleet = FleetProcess(
-        log, *WATCHED, *PATIENT, *EAGER, *stall, *kept, "--set", "server.routing.local_prefill=off"
-    )
+    routed = ("--set", "server.routing.local_prefill=off")
+    fleet = FleetProcess(log, *WATCHED, *PATIENT, *COUNTING, *EAGER, *stall, *kept, *routed)
     try:
         fleet.wait_ready()
         yield fleet
