@@ -37,6 +37,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
     return of
 
 
+@pytest.fixture
+def kernels() -> None:
+    """Skip where the kernels are not built."""
+    if load_library() is None:
+        pytest.skip("the kernels are not built for this machine")
+
+
 @pytest.fixture(params=["native", "sdpa"])
 def backend(request: pytest.FixtureRequest) -> str:
     """Return each backend that computes on the CPU."""

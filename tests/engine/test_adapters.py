@@ -137,6 +137,7 @@ def test_a_rows_bits_depend_on_no_other_rows_adapter(
             assert generate_mixed(engine, asked) == alone
 
 
+@pytest.mark.usefixtures("kernels")
 def test_both_backends_agree(checkpoint: Callable[[str], Checkpoint], tmp_path: Path) -> None:
     base = checkpoint("qwen3").path
     adapters = [write_adapter(tmp_path / str(seed), base, seed) for seed in (1, 2)]
@@ -148,6 +149,7 @@ def test_both_backends_agree(checkpoint: Callable[[str], Checkpoint], tmp_path: 
     assert [ids(one) for one in native] == [ids(one) for one in torch_path]
 
 
+@pytest.mark.usefixtures("kernels")
 def test_weights_in_int8_take_adapters(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path
 ) -> None:
@@ -219,6 +221,7 @@ def test_a_pipe_in_place_of_weights_is_not_waited_for_and_its_adapter_is_named(
         adapter_numbers((config,), load_model_config(base))
 
 
+@pytest.mark.usefixtures("kernels")
 def test_the_memory_of_adapters_is_known_from_their_headers_and_taken_from_the_pools_share(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path
 ) -> None:

@@ -184,16 +184,23 @@ def test_a_busy_port_is_a_failure_and_a_free_one_is_not(busy_port: int) -> None:
 OK, FREE = Status.OK, "free on 127.0.0.1"
 
 
+def two_ports_in_a_row() -> tuple[socket.socket, socket.socket]:
+    while True:
+        holder, neighbour = socket.socket(), socket.socket()
+        holder.bind(("127.0.0.1", 0))
+        try:
+            neighbour.bind(("127.0.0.1", holder.getsockname()[1] + 1))
+        except (OSError, OverflowError):
+            holder.close()
+            neighbour.close()
+        else:
+            return holder, neighbour
+
+
 def test_the_next_port_is_proposed_only_if_it_is_free() -> None:
-    with socket.socket() as holder, socket.socket() as neighbour:
-        while True:
-            holder.bind(("127.0.0.1", 0))
-            port = holder.getsockname()[1]
-            try:
-                neighbour.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            break
+    holder, neighbour = two_ports_in_a_row()
+    with holder, neighbour:
+        port = holder.getsockname()[1]
         free = free_port("127.0.0.1", port)
         assert free not in (port, port + 1)
         assert claim_port("127.0.0.1", free) == free

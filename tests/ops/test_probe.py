@@ -118,7 +118,7 @@ def test_golden_tokens_and_capacity_are_kept_and_shown(
     shown = capsys.readouterr()
     assert "golden" not in shown.out, "the manifest does not change"
     assert f"golden tokens for {golden.key}: {list(golden.prompts[0].golden_ids)}" in shown.err
-    assert "capacity for native bfloat16" in shown.err
+    assert f"capacity for {golden.key.backend} bfloat16" in shown.err
     assert probe(store, packed) == 0, "the same tokens may come again"
     assert golden_of(store)[0] == golden
     assert main(("model", "verify", "--store", str(store.root))) == 0
@@ -129,6 +129,8 @@ def test_a_worker_computes_the_golden_tokens_of_its_key_and_refuses_other_ones(
 ) -> None:
     # Workers as processes: they load what the store and the folder of packed weights have.
     golden, path = golden_of(store)
+    if golden.key.backend != "native":
+        pytest.skip("the kernels are not built here: no weights are packed, whose copy is damaged")
     assert worker(store, packed, tmp_path)[0] == 0
     (snapshot,) = packed.glob("*.packed")
     flip(snapshot)
