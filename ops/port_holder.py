@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import httpx2
 import msgspec
+import trio
 
 from .http_trust import verify_for
 from .plain_text import one_line
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .running_fleets import RunningFleet
 
 TIMEOUT_S: Final = 2.0
-"""For one answer of a probe, which a server gives from memory, and for one step of reading it."""
+"""For one whole answer of a probe, which a server gives from memory."""
 MAX_ANSWER_BYTES: Final = 1024 * 1024
 """Of one answer: another program may send anything."""
 MAX_NAMES: Final = 200
@@ -51,14 +51,8 @@ def triolet_on(url: str, port: int) -> Holder | None:
         key=lambda fleet: fleet.note.url != url,
     )
     fleet = fleets[0] if fleets else None
-    with httpx2.Client(
-        base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=verify_for(url)
-    ) as client:
-        live, _ = _asked(client, "/health/live")
-        is_triolet = live.get("status") == "live" and "model" in live
-        if is_triolet:
-            ready, is_ready = _asked(client, "/health/ready")
-    if not is_triolet:
+    live, ready, is_ready = trio.run(_probed, url)
+    if not live:
         complaint = "its server does not answer: it starts or shuts down"
         return None if fleet is None else Holder(_words(fleet, "", fleet.note.models), complaint)
     several = ready.get("models")
@@ -80,14 +74,28 @@ def _words(fleet: RunningFleet | None, version: str, models: Iterable[str]) -> s
     return f"{words} ({pid}{fleet.directory})"
 
 
-def _asked(client: httpx2.Client, path: str) -> tuple[dict[str, Any], bool]:
+async def _probed(url: str) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """Return what a Triolet answers to both probes, and whether it is ready; nothing of another."""
+    async with httpx2.AsyncClient(
+        base_url=url, timeout=None, trust_env=False, verify=verify_for(url)
+    ) as client:
+        live, _ = await _asked(client, "/health/live")
+        if live.get("status") != "live" or "model" not in live:
+            return {}, {}, False
+        return live, *await _asked(client, "/health/ready")
+
+
+async def _asked(client: httpx2.AsyncClient, path: str) -> tuple[dict[str, Any], bool]:
     """Return what an address answers, if that is an object of JSON, and whether it is a success."""
-    content, until = b"", time.monotonic() + TIMEOUT_S
-    with suppress(httpx2.HTTPError, msgspec.MsgspecError):
-        with client.stream("GET", path) as answer:
-            for chunk in answer.iter_bytes():
+    content = b""
+    with (
+        trio.move_on_after(TIMEOUT_S),
+        suppress(httpx2.HTTPError, msgspec.MsgspecError),
+    ):
+        async with client.stream("GET", path) as answer:
+            async for chunk in answer.aiter_bytes():
                 content += chunk
-                if len(content) > MAX_ANSWER_BYTES or time.monotonic() > until:
+                if len(content) > MAX_ANSWER_BYTES:
                     return {}, False
         return msgspec.json.decode(content, type=dict[str, Any]), answer.is_success
     return {}, False

@@ -67,7 +67,8 @@ def is_locked_by_us(fd: int, path: Path) -> bool:
 def remove_unless_held(path: Path) -> bool:
     """Remove a file unless a process writes it or has it mapped; return whether it is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # For writing: NFS locks nothing else alone.
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     try:
@@ -87,7 +88,9 @@ def collect_packed(folder: Path) -> Collected:
     """
     num_files = num_bytes = num_in_use = 0
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.suffix in (PACKED, UNFINISHED) and OWN_STEM.fullmatch(path.stem):
+        if path.suffix not in (PACKED, UNFINISHED) or not OWN_STEM.fullmatch(path.stem):
+            continue
+        with suppress(FileNotFoundError):  # another process has removed or renamed it
             size = path.lstat().st_size
             if remove_unless_held(path):
                 num_files, num_bytes = num_files + 1, num_bytes + size

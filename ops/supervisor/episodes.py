@@ -9,6 +9,7 @@ clock is the caller's. Log files have every line.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -127,19 +128,19 @@ class Episodes:
             case "worker_refused" if HELLO not in reason:
                 return self._refused(worker, reason, now), None
             case "worker_joined" if "away_s" in entry:
-                return True, self._joined(process, worker, float(entry["away_s"]), now)
+                return True, self._joined(process, worker, _number(entry, "away_s"), now)
             case "worker_lost" if entry.get("level") == "warning":
                 one = self._of(worker, at, now)
                 one.cause = one.cause or str(entry.get("cause", ""))
                 one.lost_by.add(process)
-                one.num_requests += int(entry.get("requests", 0))
+                one.num_requests += int(_number(entry, "requests"))
             case "worker_refused":
                 self._of(worker, at, now, is_late=True).num_refusals += 1
             case "fenced":
                 self._of(worker, at, now, is_late=True).is_new_life = True
             case "stood_still":
                 one = self._of(worker, at, now, is_late=True)
-                one.stood_still_s += float(entry.get("seconds", 0.0))
+                one.stood_still_s += _number(entry, "seconds")
             case "server_gone" if process in self._episodes:
                 pass  # its server has given it up
             case _:
@@ -203,3 +204,11 @@ class Episodes:
         elif len(self._refusals) < MAX_REFUSALS:
             self._refusals[worker, reason] = _Refusal(now + self._hold_s, self._hold_s)
         return known is not None
+
+
+def _number(entry: Mapping[str, Any], name: str) -> float:
+    """Return a number of a log line, 0 where it has none: any program may have written the line."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if math.isfinite(number := float(entry.get(name, 0))):
+            return number
+    return 0.0

@@ -22,7 +22,7 @@ from triolet.status import ControlReady, ServerReady, WorkerReady
 from triolet.status import Progress as ProgressReport
 
 from ..model_directory import shown_path
-from ..plain_text import printable
+from ..plain_text import one_line, printable
 from ..quantities import show_count, show_size
 from .episodes import Episodes
 from .restart_policy import GiveUp, Restart
@@ -134,7 +134,7 @@ class TerminalView:
             is_held, told = self._episodes.take(name, entry, at, trio.current_time())
             self._waits.set()
         if told is not None:
-            self._console.print(Text(f"{at} {told}", style="yellow"))
+            self._console.print(Text(f"{at} {one_line(told)}", style="yellow"))
         if not is_held:
             self._console.print(log_line(name, line, at))
 
@@ -148,7 +148,7 @@ class TerminalView:
 
     def _tell_held(self, now: float) -> None:
         for line in [] if self._episodes is None else self._episodes.due(now):
-            self._news("yellow", line)
+            self._news("yellow", one_line(line))
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         if self._episodes is not None:
@@ -277,8 +277,8 @@ def room_for(worker: WorkerReady) -> str:
 def entry_of(line: bytes) -> dict[str, Any] | None:
     """Return a log line as what it says; None if it is no JSON object."""
     try:
-        entry = json.loads(line)
-    except ValueError:
+        entry = json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
 
@@ -287,7 +287,7 @@ def time_of(entry: dict[str, Any], otherwise: str) -> str:
     """Return the local time of day of a log line, or another one if it has none."""
     try:
         return f"{datetime.fromisoformat(str(entry.get('timestamp'))).astimezone():%H:%M:%S}"
-    except ValueError:
+    except (ValueError, OverflowError):
         return otherwise
 
 
@@ -311,6 +311,6 @@ def log_line(name: str, line: bytes, at: str) -> Text:
             f"{printable(str(entry.get('event', '')))} ",
             LEVEL_STYLES.get(str(entry.get("level")), ""),
         ),
-        (rest, "dim"),
+        (printable(rest), "dim"),
         (printable(f"\n{entry['exception']}"), "dim") if "exception" in entry else "",
     )

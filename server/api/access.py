@@ -51,6 +51,8 @@ standard lets it."""
 _ASKED_FIRST: Final = frozenset({"application/json", "multipart/form-data"})
 """Types of bodies for which a page of another origin gets a 403: a browser asks before it sends
 the first, and the second is that of files, which no other type can replace."""
+_OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
+"""What a browser calls the page that asks, beside its Origin, if it is not of this origin."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -101,6 +103,12 @@ def check_origin(
         f"pages of {echo(origin)} must send JSON with content-type: application/json, and be "
         "allowed by --allow-origin",
     )
+
+
+def _origin(headers: Headers) -> str | None:
+    """Return the Origin; `null` of a page of another site whose browser hides it."""
+    is_foreign = headers.get("sec-fetch-site") in _OTHER_SITES
+    return headers.get("origin", "null" if is_foreign else None)
 
 
 def _is_own(origin: str, host: str | None) -> bool:
@@ -297,7 +305,7 @@ async def check_request(services: Services) -> Response | None:
     if asked.method not in SAFE_METHODS:
         origins = origins_here(services, asked.path)
         media = asked.mimetype if asked.method == "POST" else None
-        check_origin(headers.get("origin"), headers.get("host"), origins, media)
+        check_origin(_origin(headers), headers.get("host"), origins, media)
     if owner is None:
         enter_line(current_tenant().name or asked.remote_addr or "")
     await let_in(services, asked)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from select import select
 from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
+from ops import port_holder
 from ops.cli.check_machine import package_problem
 from ops.cli.check_places import check_links, check_port
 from ops.cli.finding import Finding, Status
@@ -252,6 +254,16 @@ class Other(BaseHTTPRequestHandler):
         del format, args
 
 
+class Dripping(Other):
+    """Another program, whose head comes byte by byte until its reader has gone."""
+
+    def do_GET(self) -> None:
+        self.wfile.write(b"HTTP/1.0 200 OK\r\nx: ")
+        with suppress(OSError):
+            while not select([self.connection], [], [], 0.01)[0]:
+                self.wfile.write(b"x")
+
+
 @contextmanager
 def on_a_port(program: type[BaseHTTPRequestHandler]) -> Iterator[int]:
     with HTTPServer(("127.0.0.1", 0), program) as server:
@@ -301,6 +313,15 @@ def test_another_program_that_speaks_http_is_no_triolet() -> None:
         finding, free = check_port("127.0.0.1", port)
     assert finding.detail == f"port {port} on 127.0.0.1 is in use by another program"
     assert (finding.status, f"--port {free}" in finding.remedy) == (Status.FAIL, True)
+
+
+def test_a_program_that_never_ends_its_answer_is_no_triolet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(port_holder, "TIMEOUT_S", 0.1)
+    with on_a_port(Dripping) as port:
+        finding, _ = check_port("127.0.0.1", port)
+    assert finding.detail == f"port {port} on 127.0.0.1 is in use by another program"
 
 
 def test_a_server_that_is_not_ready_says_which_worker_refused_it_and_what_to_do() -> None:

@@ -219,6 +219,8 @@ def test_room_is_counted_in_whole_blocks(num_blocks: int, max_model_len: int, te
         (b'{"event":"x","exception":"Trace\\nEnd"}', "12:03:07 server     x \nTrace\nEnd"),
         (b'{"event":"\\u001b[2Jred"}', "12:03:07 server     �[2Jred "),
         (b"plain \x1b[31mwords\xff", "12:03:07 server     plain �[31mwords�"),
+        (b'{"event":"x","\\u001b[2J":1}', "12:03:07 server     x �[2J=1"),
+        (b'{"event":"x","timestamp":"0001-01-01T00:00:00+14:00"}', "12:03:07 server     x "),
         (b"[1]", "12:03:07 server     [1]"),
     ],
 )
@@ -243,6 +245,49 @@ async def test_a_worker_that_was_silent_and_is_back_is_one_line_with_its_time(
     at = datetime(2026, 1, 2, 11, 3, 7, tzinfo=UTC).astimezone()
     words = "decode-0 was silent for 1.8 s and is back; 0 requests were disturbed"
     assert line == f"{at:%H:%M:%S} {words}"
+
+
+ESCAPE = "\x1b]0;title\x07"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"event": "worker_lost", "level": "warning", "worker": f"decode-0{ESCAPE}"},
+        {"event": "worker_refused", "worker": WORKER, "reason": f"no{ESCAPE}\nserver is well"},
+        {"event": "worker_joined", "worker": f"decode-0{ESCAPE}", "away_s": 1.0},
+    ],
+)
+async def test_what_is_told_of_a_worker_moves_no_cursor_and_forges_no_line(
+    entry: dict[str, object],
+) -> None:
+    screen = io.StringIO()
+    with TerminalView(PLAN, Console(file=screen, width=110), noon) as view:
+        for _ in range(2):
+            view.logged("server", line_of(entry))
+    assert screen.getvalue()
+    assert "\x1b" not in screen.getvalue()
+    assert not any(line.startswith("server is") for line in screen.getvalue().splitlines())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"event":"worker_joined","away_s":null}',
+        b'{"event":"worker_lost","level":"warning","requests":"many"}',
+        b'{"event":"stood_still","seconds":[]}',
+        b'{"event":"stood_still","seconds":1e999}',
+        b'{"event":"x","timestamp":"0001-01-01T00:00:00+14:00"}',
+        b"[" * 50_000,
+        b'{"\\ud800":1}',
+    ],
+    ids=lambda line: line[:40].decode(),
+)
+async def test_no_line_of_a_process_ends_the_view(line: bytes) -> None:
+    screen = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with TerminalView(PLAN, Console(file=screen, width=110), noon) as view:
+        view.logged("server", line)
+    assert screen.tell()
 
 
 async def test_debug_shows_every_line_of_an_episode() -> None:

@@ -91,6 +91,21 @@ async def test_no_page_posts_across_sites_without_a_preflight() -> None:
         assert not server.fleet.generations
 
 
+@pytest.mark.parametrize(
+    ("site", "status"),
+    [("cross-site", 415), ("same-site", 415), ("same-origin", 200), ("none", 200)],
+)
+async def test_a_browser_that_hides_the_origin_of_a_page_is_asked_for_its_site(
+    site: str, status: int
+) -> None:
+    async with surface() as server:
+        headers = {"Content-Type": "text/plain", "Sec-Fetch-Site": site}
+        answer = await server.request(
+            "POST", "/tokenize", body=b'{"prompt": "Hi"}', headers=headers
+        )
+    assert answer.status == status
+
+
 async def test_a_form_of_several_parts_is_no_json() -> None:
     async with surface() as server:
         headers = {"Content-Type": "multipart/form-data; boundary=b"}
