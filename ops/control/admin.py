@@ -161,7 +161,9 @@ async def _refuse_pages() -> None:
       Refusal: 403.
     """
     name = request.host.rsplit(":", 1)[0] if request.host[-1:] != "]" else request.host
-    if "origin" in request.headers or name not in LOCAL_NAMES:
+    # A browser may hide the Origin of a page; that it is one it still says.
+    is_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
+    if is_browser or name not in LOCAL_NAMES:
         raise Refusal(
             403, "not_local", "web pages may not ask the admin routes; use curl or `triolet model`"
         )

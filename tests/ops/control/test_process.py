@@ -131,7 +131,11 @@ async def test_what_cannot_be_is_refused_with_the_reason() -> None:
         answer = await ask_soon(folder, "POST", "/models/load", content=b'{"model":"\xff"}')
         assert answer[0] == 400
         supervisor.failures["chat"] = "never"
-        for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}):
+        for headers in (
+            {"origin": "https://evil.example"},
+            {"sec-fetch-site": "cross-site"},
+            {"host": "evil.example"},
+        ):
             answer = await ask_soon(folder, "GET", "/admin/models", headers=headers)
             assert answer[0] == 403
 
