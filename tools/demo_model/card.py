@@ -99,7 +99,7 @@ hold. Temperature 0 is the most exact.
 python -m tools.demo_model.train --rows 4 --tokens 32784384
 python -m tools.demo_model.train --rows 4 --tokens 36913152 --cooldown 0.08 --shares sums
 python -m tools.demo_model.export
-python -m tools.demo_model.mistakes
+python -m tools.demo_model.evaluate triolet/demo --mistakes build/demo_model/mistakes.json
 python -m tools.demo_model.train --rows 4 --tokens {tokens_plain} --cooldown 0.0487 \\
     --shares sums --practise build/demo_model/mistakes.json
 python -m tools.demo_model.export

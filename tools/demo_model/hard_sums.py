@@ -3,12 +3,17 @@
 Of numbers, none is kept out of training: where the tables end is learned by heart.
 """
 
+import json
+from pathlib import Path
 from random import Random
 
+from . import arithmetic
 from .arithmetic import ask, follow_up, has_answer, tell
-from .samples import Exchange, Split, fill, pick_allowed, weighted
+from .samples import Draw, Exchange, Split, fill, pick_allowed, weighted
 
 SKILL = "declining sums"
+PRACTICE, PRACTICE_SHARE = "practised sums", 0.5
+"""Sums that the model got wrong; their share beside those of the skills, which add up to 1."""
 REPLY = "That sum is too hard for me. Ask me an easier one."
 """One short reply: what is hard to learn is when to give it."""
 
@@ -136,3 +141,16 @@ def odd(rng: Random, split: Split) -> Exchange:
 def draw(rng: Random, split: Split) -> Exchange:
     """Draw any sum that the model declines."""
     return weighted(rng, [(78, plain), (8, story_problem), (14, odd)])(rng, split)
+
+
+def practice(file: Path) -> Draw:
+    """Return the skill that asks the sums of a file, as `evaluate.py` wrote it."""
+    sums: list[tuple[int, str, int]] = [(a, op, b) for a, op, b in json.loads(file.read_text())]
+
+    def draw(rng: Random, split: Split) -> Exchange:
+        a, op, b = rng.choice(sums)
+        if has_answer(a, op, b):
+            return arithmetic.reply_to(rng, a, op, b)
+        return reply_to(rng, a, op, b)
+
+    return draw

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from . import mistakes
+from . import hard_sums
 from .corpus import DEFAULT_SHARES, SKILLS, SUMS_SHARES
 from .model import Llama, ModelConfig
 from .packing import batches
@@ -205,7 +205,7 @@ def main(
     threads: Annotated[int, typer.Option(help="Processor threads.")] = 2,
     save_every_s: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 120.0,
     shares: Annotated[str, typer.Option(help="Of the skills: `sums`, or JSON.")] = "",
-    practise: Annotated[str, typer.Option(help="File of sums, as `mistakes` writes it.")] = "",
+    practise: Annotated[str, typer.Option(help="File of sums, from `evaluate --mistakes`.")] = "",
     compiled: Annotated[
         bool, typer.Option(help="Compile: 1.8 x as fast; needs a compiler.")
     ] = True,
@@ -217,8 +217,8 @@ def main(
         start_from(Path(start), build)
     chosen = SUMS_SHARES if shares == "sums" else json.loads(shares) if shares else None
     if practise:
-        SKILLS[mistakes.SKILL] = mistakes.practice(Path(practise))
-        chosen = (chosen or DEFAULT_SHARES) | {mistakes.SKILL: mistakes.SHARE}
+        SKILLS[hard_sums.PRACTICE] = hard_sums.practice(Path(practise))
+        chosen = (chosen or DEFAULT_SHARES) | {hard_sums.PRACTICE: hard_sums.PRACTICE_SHARE}
     limit_s = minutes * 60.0
     run(build, tokens, limit_s, cooldown, length, rows, save_every_s, chosen, compiled)
 

@@ -12,8 +12,8 @@ import pytest
 from tools.demo_model import hard_sums
 from tools.demo_model.arithmetic import has_answer
 from tools.demo_model.corpus import conversations
+from tools.demo_model.evaluate import is_honest
 from tools.demo_model.generate import Speaker
-from tools.demo_model.mistakes import is_honest, practice
 from tools.demo_model.samples import Split
 
 DEMO = Path(__file__).parents[3] / "triolet" / "demo"
@@ -134,6 +134,6 @@ def test_a_result_of_a_sum_that_is_to_be_declined_is_not_honest() -> None:
 def test_mistakes_are_practised_with_the_reply_that_each_needs(tmp_path: Path) -> None:
     file = tmp_path / "mistakes.json"
     file.write_text('[[6, "x", 8], [17, "x", 3]]')
-    draw, rng = practice(file), Random(1)
+    draw, rng = hard_sums.practice(file), Random(1)
     drawn = {(one.key, one.expect) for one in (draw(rng, Split.TRAIN) for _ in range(40))}
     assert drawn == {("sum:6x8", ("6 x 8 = 48",)), ("hard:17x3", ("too hard for me",))}
