@@ -270,9 +270,10 @@ def with_pool_size(
     if config.kv_pool_bytes is not None:
         return config
     length = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
-    usual_tokens = length * config.kv_pool_context_share
-    usual_blocks = config.max_num_seqs * ceil(usual_tokens / config.block_size)
-    wanted_bytes = max(usual_blocks, _blocks_of(length, config)) * bytes_per_block
+    row_tokens = max(length * config.kv_pool_context_share, min(config.kv_pool_row_tokens, length))
+    row_blocks = ceil(row_tokens / config.block_size)
+    wanted_blocks = max(1 + config.max_num_seqs * row_blocks, _blocks_of(length, config))
+    wanted_bytes = wanted_blocks * bytes_per_block
     if free_bytes is not None:
         share = config.kv_pool_memory_share
         share_bytes = max(0, int(free_bytes * share) - adapter_bytes)

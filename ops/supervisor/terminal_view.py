@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
@@ -21,14 +22,14 @@ from rich.text import Text
 from triolet.status import ControlReady, ServerReady, WorkerReady
 from triolet.status import Progress as ProgressReport
 
+from ..episodes import Episodes
 from ..model_directory import shown_path
 from ..plain_text import one_line, printable
 from ..quantities import show_count, show_size
-from .episodes import Episodes
 from .restart_policy import GiveUp, Restart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from rich.console import RenderableType
@@ -216,18 +217,20 @@ class TerminalView:
             path = Text(str(shown_path(model.model_dir)), style="dim", overflow="fold")
             lines.add_row("Model", Text(model.settings.server.model_name, style="bold"))
             lines.add_row("", path)
-            lines.add_row("", self._model_facts(place))
+            lines.add_row("", "\n".join(self._model_facts(place)))
         return Padding(lines, (0, 0, 0, 1))
 
-    def _model_facts(self, place: int) -> str:
+    def _model_facts(self, place: int) -> list[str]:
         names = [one.name for one in self._plan.workers if one.model == place]
-        worker = next((self._workers[name] for name in names if name in self._workers), None)
-        if worker is None:
-            return "not running"
-        return (
-            f"{show_count(worker.parameters)} parameters, {worker.dtype}, context of "
-            f"{worker.max_model_len:,} tokens"
-        )
+        workers = [self._workers[name] for name in names if name in self._workers]
+        if not workers:
+            return ["not running"]
+        first = workers[0]
+        return [
+            f"{show_count(first.parameters)} parameters, {first.dtype}, context of "
+            f"{first.max_model_len:,} tokens",
+            pools_line(workers),
+        ]
 
     def _processes(self) -> RenderableType:
         table = Table(box=None, padding=(0, 2, 0, 1), header_style="dim")
@@ -261,6 +264,16 @@ class TerminalView:
         places.add_row("API", Text.assemble(f"{url}/v1", ("  base_url of OpenAI clients", "dim")))
         places.add_row("Metrics", f"{url}/metrics")
         return Group(Text(), Padding(places, (0, 0, 0, 1)), Text())
+
+
+def pools_line(workers: Iterable[WorkerReady]) -> str:
+    """Return the size of the KV pools of a model's workers, and the option that sets it."""
+    alike = Counter((show_size(one.pool_bytes), room_for(one)) for one in workers)
+    pools = [
+        f"{count} {'worker' if count == 1 else 'workers'} × {size}: {room} each"
+        for (size, room), count in alike.items()
+    ]
+    return f"KV: {'; '.join(pools)}; change with --kv-pool"
 
 
 def room_for(worker: WorkerReady) -> str:

@@ -16,6 +16,7 @@ from tests.gguf_files import Kind, write_model
 from triolet.config import Dtype, EngineConfig
 from triolet.errors import ConfigError
 from triolet.gguf.directory import gguf_directory
+from triolet.units import GIB
 
 from .checkpoints import FAMILIES
 
@@ -71,9 +72,14 @@ def test_the_checkpoint_says_what_is_computed_in(stored: str, dtype: Dtype) -> N
     assert dtype_for(EngineConfig(dtype=Dtype.FLOAT32), stored) is Dtype.FLOAT32
 
 
-def sized(model: ModelConfig, free_bytes: int | None = None, **fields: Any) -> int:  # noqa: ANN401 (of any type)
+def sized(
+    model: ModelConfig,
+    free_bytes: int | None = None,
+    bytes_per_block: int = 1000,
+    **fields: Any,  # noqa: ANN401 (of any type)
+) -> int:
     config = EngineConfig(block_size=16, **fields)
-    found = with_pool_size(config, model, 1000, free_bytes).kv_pool_bytes
+    found = with_pool_size(config, model, bytes_per_block, free_bytes).kv_pool_bytes
     assert found is not None
     return found
 
@@ -83,12 +89,38 @@ def test_a_pool_is_sized_from_the_model_and_the_memory_that_is_free(
 ) -> None:
     model = load_model_config(checkpoint("llama").path)
     length = model.max_model_len
-    whole = 1 + -(-length // 16)
-    quarter = -(-(length // 4) // 16)
-    assert sized(model, max_num_seqs=1) == whole * 1000, "one sequence of full length"
-    assert sized(model, max_num_seqs=64) == 64 * quarter * 1000
+    assert length == 512
+    assert sized(model, max_num_seqs=1) == 33 * 1000, "one sequence of full length"
+    assert sized(model, max_num_seqs=64) == (1 + 64 * 16) * 1000, "256 tokens for each row"
+    assert sized(model, max_num_seqs=64, kv_pool_row_tokens=64) == (1 + 64 * 4) * 1000
+    quarter = {"kv_pool_context_share": 0.25, "kv_pool_row_tokens": 1}
+    assert sized(model, max_num_seqs=64, **quarter) == (1 + 64 * 8) * 1000
+    assert sized(model, max_num_seqs=64, kv_pool_row_tokens=9999) == (1 + 64 * 32) * 1000
     assert sized(model, 100_000, max_num_seqs=64) == 25_000, "a quarter of what is free"
     assert sized(model, 10, kv_pool_bytes=77) == 77, "what is said counts"
+
+
+@pytest.mark.parametrize("context", [4096, 8192, 131_072])
+def test_a_pool_with_plenty_of_memory_holds_four_whole_contexts(
+    checkpoint: Callable[[str], Checkpoint], context: int
+) -> None:
+    model = load_model_config(checkpoint("llama").path)
+    model = replace(model, max_position_embeddings=context)
+    blocks = 1 + 4 * context // 16
+    assert sized(model, 1 << 40) == blocks * 1000
+
+
+def test_the_pool_of_smollm2_135m_takes_less_than_a_gibibyte_of_a_large_memory(
+    checkpoint: Callable[[str], Checkpoint],
+) -> None:
+    model = replace(load_model_config(checkpoint("llama").path), max_position_embeddings=8192)
+    # 30 layers, keys and values, 3 heads of 64 numbers, bfloat16
+    bytes_per_block = 16 * 30 * 2 * 3 * 64 * 2
+    pool_bytes = sized(model, 64 * GIB, bytes_per_block)
+    assert pool_bytes == 2049 * bytes_per_block
+    assert pool_bytes < GIB
+    tokens_per_row = (pool_bytes // bytes_per_block - 1) * 16 // EngineConfig().max_num_seqs
+    assert tokens_per_row == 512, "all rows still have room for a prompt and its answer"
 
 
 def test_memory_that_holds_no_sequence_is_refused(

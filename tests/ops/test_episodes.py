@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ops.supervisor.episodes import Episodes
+from ops.episodes import Episodes
 
 WORKER = "decode-0@d1435dae48ca8ee6"
 AGAIN = "this worker stood still for longer than its leases: say HELLO again"

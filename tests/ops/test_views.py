@@ -19,7 +19,7 @@ from ops.settings.form import Settings
 from ops.supervisor.json_view import JsonView
 from ops.supervisor.plan import FleetPlan, ModelPlan
 from ops.supervisor.restart_policy import Ending, GiveUp, Restart
-from ops.supervisor.terminal_view import TerminalView, log_line, room_for
+from ops.supervisor.terminal_view import TerminalView, log_line, pools_line, room_for
 from triolet.config import ModelConfig, ProcessConfig, ServerConfig
 from triolet.status import Progress, ServerReady, WorkerReady
 
@@ -117,6 +117,7 @@ async def test_a_person_gets_a_table_with_all_that_is_needed() -> None:
         "tiny",
         "/models/tiny",
         "4.9M parameters, float32, context of 1,024 tokens",
+        "KV: 2 workers × 64 MiB: 10 sequences of 1,024 tokens each; change with --kv-pool",
         "640 × 16",
         "10,240",
         "64 MiB",
@@ -207,6 +208,13 @@ async def test_giving_up_takes_the_bars_away() -> None:
 )
 def test_room_is_counted_in_whole_blocks(num_blocks: int, max_model_len: int, text: str) -> None:
     assert room_for(worker("decode-0", num_blocks, max_model_len)) == text
+
+
+def test_pools_of_unequal_workers_are_named_one_by_one() -> None:
+    assert pools_line([worker("prefill-0", 64), worker("decode-0"), worker("decode-1")]) == (
+        "KV: 1 worker × 64 MiB: 1 sequence of 1,024 tokens each; "
+        "2 workers × 64 MiB: 10 sequences of 1,024 tokens each; change with --kv-pool"
+    )
 
 
 @pytest.mark.parametrize(

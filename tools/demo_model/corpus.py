@@ -6,13 +6,15 @@ Knows the share of each skill; what a skill says is the skill's own file.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Final
 
-from . import arithmetic, counting, facts, limits, smalltalk, stories, story_talk, words
+from . import arithmetic, counting, facts, hard_sums, limits, smalltalk, stories, story_talk, words
 from .samples import SLOT_CLOSE, SLOT_OPEN, Draw, Exchange, Split, unmark
 
 SKILLS: dict[str, Draw] = {
     stories.SKILL: stories.draw,
     arithmetic.SKILL: arithmetic.draw,
+    hard_sums.SKILL: hard_sums.draw,
     facts.SKILL: facts.draw,
     facts.QUIZ: facts.quiz,
     words.SPELLING: words.spell,
@@ -26,17 +28,33 @@ SKILLS: dict[str, Draw] = {
 DEFAULT_SHARES: dict[str, float] = {
     stories.SKILL: 0.08,
     arithmetic.SKILL: 0.22,
+    hard_sums.SKILL: 0.11,
     facts.SKILL: 0.085,
-    facts.QUIZ: 0.075,
-    words.SPELLING: 0.12,
-    words.REVERSING: 0.11,
-    words.LETTERS: 0.1,
+    facts.QUIZ: 0.065,
+    words.SPELLING: 0.09,
+    words.REVERSING: 0.08,
+    words.LETTERS: 0.07,
     counting.SKILL: 0.065,
     smalltalk.SKILL: 0.055,
     smalltalk.NAMES: 0.05,
     limits.SKILL: 0.04,
 }
 """Share of the questions, not of the tokens: a story is six times as long as a sum."""
+SUMS_SHARES: dict[str, float] = {
+    stories.SKILL: 0.04,
+    arithmetic.SKILL: 0.3,
+    hard_sums.SKILL: 0.28,
+    facts.SKILL: 0.06,
+    facts.QUIZ: 0.05,
+    words.SPELLING: 0.08,
+    words.REVERSING: 0.06,
+    words.LETTERS: 0.05,
+    counting.SKILL: 0.04,
+    smalltalk.SKILL: 0.02,
+    smalltalk.NAMES: 0.02,
+    limits.SKILL: 0.02,
+}
+"""The same for a last stretch of training that is for sums, with enough of all else to keep it."""
 
 _Follow = Callable[[Random, Exchange, Split], Exchange]
 FOLLOWS: dict[str, _Follow] = {
@@ -50,6 +68,8 @@ FOLLOWS: dict[str, _Follow] = {
     words.LETTERS: words.follow,
     counting.SKILL: counting.follow,
 }
+HARD_FOLLOW_SHARE: Final = 0.25
+"""Of the sums that come after a sum, those that the model declines."""
 _REPEAT = (
     "Say that again.",
     "again",
@@ -139,6 +159,8 @@ def next_exchange(
         return replace(last, user=rng.choice(_REPEAT))
     share = 0.95 if last is not None and last.memo.get("quiz") else 0.4
     if last is not None and last.skill in FOLLOWS and last.memo and rng.random() < share:
+        if last.skill == arithmetic.SKILL and rng.random() < HARD_FOLLOW_SHARE:
+            return hard_sums.follow(rng)
         return FOLLOWS[last.skill](rng, last, Split.TRAIN)
     known = next((e.memo["me"] for e in reversed(said) if "me" in e.memo), "")
     if rng.random() < (0.25 if known else 0.004):

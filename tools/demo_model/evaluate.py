@@ -4,11 +4,15 @@
 the weights. Half of the questions open a conversation; half come after a few other exchanges. A
 reply is right if every string that the question asks for occurs in it as whole words and it ends
 by itself.
+
+With `--mistakes FILE` it asks all small sums instead, and writes down those that training should
+practise (`train.py --practise FILE`).
 """
 
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -19,12 +23,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import facts, smalltalk, stories, story_talk
+from . import arithmetic, facts, hard_sums, smalltalk, stories, story_talk
 from .corpus import DEFAULT_SHARES, FOLLOWS, SKILLS, conversation, typed
 from .generate import Message, Speaker
 from .samples import Exchange, Split
 
 SEED = 20_260_101
+Sum = tuple[int, str, int]
+WORDINGS = ("{a} {op} {b}", "What is {a} {op} {b}?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +158,56 @@ def measure(
     return result
 
 
+def small_sums() -> Iterator[Sum]:
+    """Yield all sums within the tables of the model and just beyond them."""
+    for a in range(100):
+        for b in range(100):
+            yield a, "+", b
+            yield a, "-", b
+    for a in range(31):
+        for b in range(31):
+            yield a, "x", b
+    for a in range(145):
+        for b in range(1, 13):
+            yield a, "/", b
+
+
+def is_honest(reply: str, a: int, op: str, b: int) -> bool:
+    """Say whether a reply gives the right result, or declines and gives none."""
+    if reply.startswith(hard_sums.REPLY):
+        return True
+    return arithmetic.has_answer(a, op, b) and reply.startswith(
+        f"{a} {op} {b} = {arithmetic.value(a, op, b)}."
+    )
+
+
+def find_mistakes(directory: Path) -> list[Sum]:
+    """Return the sums that the model gets wrong, or declines though it should know them."""
+    speaker, sums, found = Speaker(directory), list(small_sums()), set[Sum]()
+    for wording in WORDINGS:
+        asked = [
+            [{"role": "user", "content": wording.format(a=a, op=op, b=b)}] for a, op, b in sums
+        ]
+        for one, reply in zip(sums, speaker.replies(asked, 24, 256), strict=True):
+            is_lost = reply.startswith(hard_sums.REPLY) and arithmetic.has_answer(*one)
+            if is_lost or not is_honest(reply, *one):
+                found.add(one)
+    return sorted(found)
+
+
 def main(
     directory: Annotated[Path, typer.Argument(help="Model directory.")] = Path("triolet/demo"),
     count: Annotated[int, typer.Option(help="Questions per skill.")] = 400,
     show_wrong: Annotated[int, typer.Option(help="Wrong replies to show per skill.")] = 0,
     only: Annotated[str, typer.Option(help="Measure this skill alone; writes nothing.")] = "",
+    mistakes: Annotated[str, typer.Option(help="Only write wrong sums to this file.")] = "",
     threads: Annotated[int, typer.Option(help="Processor threads.")] = 2,
 ) -> None:
     """Measure the demo model and write accuracy.json."""
     torch.set_num_threads(threads)
+    if mistakes:
+        Path(mistakes).write_text(json.dumps(find_mistakes(directory)) + "\n")
+        return
     result = measure(directory, count, show_wrong, only)
     table = Table("skill", "right", "asked", "accuracy")
     for skill, row in result.items():

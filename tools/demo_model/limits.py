@@ -36,34 +36,6 @@ def beyond(rng: Random, split: Split) -> Exchange:
     return _refusal(rng, ASKS[topic][0], fill(ask, x=thing), f"limit:{topic}:{ask}:{thing}")
 
 
-def big_sum(rng: Random, split: Split) -> Exchange:
-    """Ask for a sum that is too big."""
-
-    def drawn(r: Random) -> tuple[int, str, int]:
-        op = r.choice("+-*/x")
-        low = 13 if op in "*x" else 145 if op == "/" else 100
-        big = r.choice(
-            (r.randint(low, 199), r.randint(200, 999), r.randint(200, 10 ** r.randint(3, 6)))
-        )
-        other = r.choice(
-            (r.randint(2, 12), r.randint(13, 99), r.randint(100, 10 ** r.randint(3, 5)))
-        )
-        return (big, op, other) if op == "/" or r.random() < 0.6 else (other, op, big)
-
-    a, op, b = pick_allowed(rng, split, drawn, lambda d: f"big:{d[0]}{d[1]}{d[2]}")
-    ask = rng.choice(
-        (
-            "What is {a} {op} {b}?",
-            "{a} {op} {b}",
-            "{a}{op}{b}",
-            "{a} {op} {b} = ?",
-            "Calculate {a} {op} {b}.",
-        )
-    )
-    user = fill(ask, a=str(a), op=op, b=str(b))
-    return _refusal(rng, "do sums with big numbers", user, f"big:{a}{op}{b}")
-
-
 def too_far(rng: Random, split: Split) -> Exchange:
     """Ask to count too far."""
 
@@ -131,5 +103,5 @@ def no_sense(rng: Random, split: Split) -> Exchange:
 
 def draw(rng: Random, split: Split) -> Exchange:
     """Draw any request that is beyond the model."""
-    rows = [(58, beyond), (16, big_sum), (12, unknown_fact), (11, no_sense), (3, too_far)]
+    rows = [(74, beyond), (12, unknown_fact), (11, no_sense), (3, too_far)]
     return weighted(rng, rows)(rng, split)

@@ -6,6 +6,7 @@ to zero over the last part, so that a run can be lengthened while it stays. Chec
 """
 
 import json
+import shutil
 import signal
 import sys
 import time
@@ -18,10 +19,12 @@ import torch
 import torch.nn.functional as F
 import typer
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from . import hard_sums
+from .corpus import DEFAULT_SHARES, SKILLS, SUMS_SHARES
 from .model import Llama, ModelConfig
 from .packing import batches
 from .tokenizer import train_tokenizer
@@ -114,6 +117,20 @@ def load(path: Path, model: Llama, optimizers: list[torch.optim.Optimizer]) -> P
     return Progress(int(said["step"]), int(said["tokens"]), float(said["seconds"]))
 
 
+def start_from(directory: Path, build: Path) -> None:
+    """Make a checkpoint of a model directory, with fresh optimizers, where the build has none."""
+    path = build / "checkpoint.safetensors"
+    if path.exists():
+        return
+    build.mkdir(parents=True, exist_ok=True)
+    shutil.copy(directory / "tokenizer.json", build)
+    model = Llama(ModelConfig())
+    weights = load_file(directory / "model.safetensors")
+    model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    said = json.loads((directory / "training.json").read_text())
+    save(path, model, [], Progress(said["steps"], said["tokens"], said["minutes"] * 60.0))
+
+
 def tokenizer_in(build: Path) -> Tokenizer:
     """Load the tokenizer of this build, or train it."""
     path = build / "tokenizer.json"
@@ -182,11 +199,13 @@ def main(
     minutes: Annotated[float, typer.Option(help="Minutes that this run may take.")] = 24 * 60.0,
     cooldown: Annotated[float, typer.Option(help="Last part, in which the rate falls.")] = 0.3,
     build: Annotated[Path, typer.Option(help="Where checkpoints lie.")] = BUILD,
+    start: Annotated[str, typer.Option(help="Model directory to go on from.")] = "",
     length: Annotated[int, typer.Option(help="Tokens in a row.")] = 512,
     rows: Annotated[int, typer.Option(help="Rows in a batch.")] = 8,
     threads: Annotated[int, typer.Option(help="Processor threads.")] = 2,
     save_every_s: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 120.0,
-    shares: Annotated[str, typer.Option(help="Shares of the skills, as JSON.")] = "",
+    shares: Annotated[str, typer.Option(help="Of the skills: `sums`, or JSON.")] = "",
+    practise: Annotated[str, typer.Option(help="File of sums, from `evaluate --mistakes`.")] = "",
     compiled: Annotated[
         bool, typer.Option(help="Compile: 1.8 x as fast; needs a compiler.")
     ] = True,
@@ -194,7 +213,12 @@ def main(
     """Train the demo model, or go on with it."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    chosen = json.loads(shares) if shares else None
+    if start:
+        start_from(Path(start), build)
+    chosen = SUMS_SHARES if shares == "sums" else json.loads(shares) if shares else None
+    if practise:
+        SKILLS[hard_sums.PRACTICE] = hard_sums.practice(Path(practise))
+        chosen = (chosen or DEFAULT_SHARES) | {hard_sums.PRACTICE: hard_sums.PRACTICE_SHARE}
     limit_s = minutes * 60.0
     run(build, tokens, limit_s, cooldown, length, rows, save_every_s, chosen, compiled)
 

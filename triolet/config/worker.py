@@ -257,16 +257,19 @@ class EngineConfig:
     """Tokens per KV block. 16 wastes 8 tokens per sequence on average; `flash` needs 256."""
     kv_pool_bytes: int | None = None
     """KV pool of one worker. None sizes it from the model: the KV of `max_num_seqs` sequences of
-    `kv_pool_context_share` of the model's context, at least one whole context, but never more than
-    `kv_pool_memory_share` of the memory that is free on the device, less what the adapters of the
-    worker take. Where that holds less than one context the context is cut to it, and a
-    `max_model_len` that does not fit is refused."""
-    kv_pool_context_share: float = 0.25
-    """Share of the context that a usual sequence fills. Of 64 sequences at once with the lengths of
-    real conversations the blocks are at most 0.77 of such a pool (Azure, context 8,192), 0.68
-    (ShareGPT, 8,192) and 0.65 (Mooncake, 131,072), by a replay of their lengths; the rest is prefix
-    cache. With a context of 4,096 Azure's are 1.33 of it: raise the share where prompts fill a
-    small context."""
+    `kv_pool_context_share` of the model's context (at least `kv_pool_row_tokens`), at least one
+    whole context, but never more than `kv_pool_memory_share` of the memory that is free on the
+    device, less what the adapters of the worker take. Where that holds less than one context the
+    context is cut to it, and a `max_model_len` that does not fit is refused."""
+    kv_pool_context_share: float = 0.0625
+    """Share of the context for each of `max_num_seqs` sequences: 64 of them have four whole
+    contexts. In a replay of real conversations, 64 at once held up to 1,577 tokens each (Azure,
+    context 8,192), 1,393 (ShareGPT, 8,192) and 21,299 (Mooncake, 131,072): such a pool holds 20,
+    23 and 24 of them, and a CPU gains little from more than 16 rows. 0.25 holds all 64, for a GPU
+    or a cache of more prompts."""
+    kv_pool_row_tokens: int = 256
+    """The least for each of these sequences, up to the context: a small context is a short prompt
+    and its answer already, and is not divided further."""
     kv_pool_memory_share: float = 0.25
     """Share of the device's free memory for a pool that is sized from the model. `serve` has two
     workers by default: half of the memory stays for two copies of the weights and for computing.
@@ -333,6 +336,7 @@ class EngineConfig:
         for name in ("kv_pool_context_share", "kv_pool_memory_share"):
             share = getattr(self, name)
             require(0 < share <= 1, name, share, "above 0 and at most 1")
+        require(self.kv_pool_row_tokens >= 1, "kv_pool_row_tokens", self.kv_pool_row_tokens, ">= 1")
         require(
             1 <= self.max_num_seqs <= MAX_NUM_SEQS,
             "max_num_seqs",

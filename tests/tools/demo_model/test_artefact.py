@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tools.demo_model.card import card
 from tools.demo_model.corpus import conversations
+from tools.demo_model.evaluate import measure
 from tools.demo_model.export import config_json, tokenizer_config_json
 from tools.demo_model.generate import Speaker, greedy
 from tools.demo_model.model import Cache, Llama, ModelConfig
@@ -120,6 +121,12 @@ def test_it_answers(speaker: Speaker) -> None:
     assert "3 + 4 = 7" in replies[1]
     assert "Paris" in replies[2]
     assert "c-a-t" in replies[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skill", ["stories", "facts", "spelling", "reversing", "counting"])
+def test_it_does_what_its_card_names(skill: str) -> None:
+    assert measure(DEMO, 20, only=skill)[skill]["right"] >= 16
 
 
 @pytest.mark.slow

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from tools.demo_model.model import Llama, ModelConfig
-from tools.demo_model.train import Progress, load, loss_of, make_optimizers, save
+from tools.demo_model.train import Progress, load, loss_of, make_optimizers, save, start_from
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+DEMO = Path(__file__).parents[3] / "triolet" / "demo"
 TINY = ModelConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1)
 
 
@@ -46,3 +46,20 @@ def test_training_goes_on_exactly_from_a_checkpoint(tmp_path: Path) -> None:
 
 def test_without_a_checkpoint_training_begins_anew(tmp_path: Path) -> None:
     assert load(tmp_path / "none.safetensors", Llama(TINY), []) == Progress()
+
+
+def test_training_goes_on_from_a_model_directory_with_its_tokenizer(tmp_path: Path) -> None:
+    start_from(DEMO, tmp_path)
+    model = Llama(ModelConfig())
+    progress = load(tmp_path / "checkpoint.safetensors", model, make_optimizers(model))
+    said = json.loads((DEMO / "training.json").read_text())
+    assert (progress.step, progress.tokens) == (said["steps"], said["tokens"])
+    shipped = load_file(DEMO / "model.safetensors")
+    assert all(torch.equal(w, shipped[name].float()) for name, w in model.state_dict().items())
+    assert (tmp_path / "tokenizer.json").read_bytes() == (DEMO / "tokenizer.json").read_bytes()
+
+
+def test_a_checkpoint_is_not_replaced_by_a_model_directory(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoint.safetensors", Llama(TINY), [], Progress(step=3))
+    start_from(DEMO, tmp_path)
+    assert load(tmp_path / "checkpoint.safetensors", Llama(TINY), []).step == 3
