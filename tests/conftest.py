@@ -108,9 +108,11 @@ def whole(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Commands record what they do; no test appends to the audit log of the user that runs it."""
+    """Commands record what they do and keep what they made; no test appends to the audit log of the
+    user that runs it, or shares packed weights and read GGUF files with other runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

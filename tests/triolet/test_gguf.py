@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +207,27 @@ def test_a_directory_is_written_once_and_goes_with_its_file(tmp_path: Path) -> N
     assert moved != directory
     assert not directory.exists()
     assert [p.name for p in moved.parents[1].iterdir()] == [moved.parent.name]
+
+
+def test_directories_that_another_process_removes_meanwhile_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = [tmp_path / name for name in ("one", "two", "three")]
+    for folder in gone:
+        folder.mkdir()
+        directory_of = gguf_directory(written(folder))
+    for folder in gone:
+        (folder / "tiny.gguf").unlink()
+    caches = directory_of.parents[1]
+    remove = shutil.rmtree
+
+    def remove_all(_: Path, ignore_errors: bool) -> None:
+        for path in tuple(caches.iterdir()):
+            remove(path, ignore_errors)
+
+    monkeypatch.setattr("triolet.gguf.directory.shutil.rmtree", remove_all)
+    assert gguf_directory(written(tmp_path)).is_dir()
+    assert len(list(caches.iterdir())) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_named(

@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -106,6 +107,8 @@ def _write(caches: Path, directory: Path, path: Path, documents: Mapping[str, An
 
 def _remove_orphans(caches: Path) -> None:
     """Remove directories whose file is gone, so that there are never more than files."""
-    for directory in caches.glob("*/*/"):
-        if (directory / WEIGHTS).is_symlink() and not (directory / WEIGHTS).exists():
-            shutil.rmtree(directory.parent, ignore_errors=True)
+    for keyed in tuple(caches.iterdir()):
+        with suppress(FileNotFoundError, NotADirectoryError):  # another process removed it first
+            weights = [directory / WEIGHTS for directory in keyed.iterdir()]
+            if any(link.is_symlink() and not link.exists() for link in weights):
+                shutil.rmtree(keyed, ignore_errors=True)
