@@ -138,7 +138,8 @@ class Starter:
             for fd in fds:
                 os.close(fd)
             ended.set_result(process.wait())
-            asking.send(str(ended.result()).encode())
+            with suppress(BrokenPipeError):  # the shell that asked has been killed
+                asking.send(str(ended.result()).encode())
 
 
 class Reader:
