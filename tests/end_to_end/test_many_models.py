@@ -40,7 +40,7 @@ DIGESTS = {name: "sha256:" + digit * 64 for name, digit in (("old", "0"), ("new"
 NUM_TOKENS = 16
 PROMPTS = [[3 + (7 * i + 31 * n) % 250 for i in range(20 + 9 * n)] for n in range(4)]
 ENGINE = EngineConfig(kv_pool_bytes=4 * MIB, dtype=Dtype.FLOAT32)
-NOISE = 0.02
+NOISE = 0.2
 """Of each weight, in the place of training: the versions differ, and both are models."""
 WORKER = """
 import sys

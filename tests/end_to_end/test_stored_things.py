@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import stat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -157,11 +158,15 @@ def test_no_file_of_a_fleet_is_for_others(place: Place) -> None:
 def test_a_disk_that_fills_up_under_a_batch_charges_no_line_twice(place: Place) -> None:
     fleet, state, _ = place
     before = charged(fleet)
-    batch = begin_batch(fleet, NUM_LINES)
-    (server,) = fleet.pids("server")
+    (server,), (decode,) = fleet.pids("server"), fleet.pids("decode")
     limits = resource.prlimit(server, resource.RLIMIT_FSIZE)
     journal = state / "new" / "jobs" / "batches.sqlite3-wal"
-    resource.prlimit(server, resource.RLIMIT_FSIZE, (journal.stat().st_size, limits[1]))
+    os.kill(decode, signal.SIGSTOP)  # no line ends before the disk is full
+    try:
+        batch = begin_batch(fleet, NUM_LINES)
+        resource.prlimit(server, resource.RLIMIT_FSIZE, (journal.stat().st_size, limits[1]))
+    finally:
+        os.kill(decode, signal.SIGCONT)
     paused = wait_for(fleet, batch, "paused")
     assert paused["status"] in ("validating", "in_progress")
     assert paused["errors"]["data"][0]["code"] == "batches_paused"
