@@ -29,15 +29,15 @@ class _Episode:
 
     Attributes:
       began: the time of day of the first line.
-      due_at: when it is told unless it is over, or, once it is told, forgotten if it is.
-      cause: for which servers gave it up; empty while none has.
-      lost_by: processes that have given it up and not greeted it again.
-      num_requests: that needed it then.
-      stood_still_s: as it says itself.
-      is_new_life: it dropped everything.
-      num_refusals: HELLO was asked for so often.
+      due_at: when its line is printed unless it ended before; an ended one is forgotten then.
+      cause: why servers declared it lost; empty while none has.
+      lost_by: servers that declared it lost and have not greeted it again.
+      num_requests: requests that used it at that moment.
+      stood_still_s: duration of the standstills that the worker reported.
+      is_new_life: it fenced itself: it dropped all leases and took a new epoch.
+      num_refusals: frames that were refused with "say HELLO".
       is_over: it is back.
-      is_told: a line said so much already.
+      is_told: a line about it has been printed.
     """
 
     began: str
@@ -69,8 +69,8 @@ class _Episode:
             state = "silent" if self.cause == SILENT else f"away ({self.cause})"
             return f"{worker} is {state} since {self.began}; {self.disturbed()}{asked}"
         still = f"stood still for {self.stood_still_s:.1f} s" if self.stood_still_s else ""
-        anew = "dropped what it had and began a new life" if self.is_new_life else ""
-        seen = " and ".join(filter(None, (still, anew))) or "was not known"
+        fenced = "dropped what it had and began a new life" if self.is_new_life else ""
+        seen = " and ".join(filter(None, (still, fenced))) or "was not known"
         return f"{worker} {seen} at {self.began}; no server has given it up{asked}"
 
 

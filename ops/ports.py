@@ -14,6 +14,8 @@ from .port_holder import triolet_on
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .port_holder import Holder
+
 PORTS_TRIED: Final = 100
 """Behind a port that is in use, for one that is free and easy to remember."""
 
@@ -23,16 +25,15 @@ class PortTaken(ConfigError):
 
     Attributes:
       holder: the Triolet that has it; None if it is another program.
-      free: a port that can be had.
+      free: a free port.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self.holder = triolet_on(base_url(host, port), port)
-        self.free = free_port(host, port)
-        who = "another program" if self.holder is None else self.holder.words
+    def __init__(self, host: str, port: int, holder: Holder | None, free: int) -> None:
+        self.holder, self.free = holder, free
+        who = "another program" if holder is None else holder.words
         super().__init__(
             f"port {port} on {host} is in use by {who}; stop it, or choose a port that is free: "
-            f"triolet serve --port {self.free}"
+            f"triolet serve --port {free}"
         )
 
 
@@ -71,7 +72,7 @@ def bind_ports(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def free_port(host: str, port: int) -> int:
-    """Return a port that is free, a little above one that is in use where there is such a one.
+    """Return a free port: the next one above `port` if one of the next `PORTS_TRIED` is free.
 
     Raises:
       OSError: this host can listen nowhere.
@@ -138,7 +139,7 @@ def _share(unbound: socket.socket) -> None:
 
 def _refusal(host: str, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
-        return PortTaken(host, port)
+        return PortTaken(host, port, triolet_on(base_url(host, port), port), free_port(host, port))
     if error.errno == errno.EACCES:
         return ConfigError(
             f"port {port} needs more rights than this user has; choose one above 1023"

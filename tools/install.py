@@ -84,7 +84,7 @@ def environment(of_pip: dict[str, str]) -> dict[str, str]:
 
 
 def say(text: str) -> None:
-    """Writes a line for whoever waits."""
+    """Writes a line of progress to stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

@@ -34,7 +34,7 @@ class Limits(NamedTuple):
     Attributes:
       read_gb_per_s: of memory.
       gflop_per_s: of products.
-      source: whose products, of which numbers.
+      source: the library that computed the products, and their dtype.
     """
 
     read_gb_per_s: float

@@ -32,7 +32,7 @@ TAKES_ALL = (
     *("--set", "server.overload.brownout.is_on=false"),
     *("--set", "server.overload.guard.is_on=false"),
 )
-"""Of a server whose speed is measured: on a slow machine it would refuse what has to wait long."""
+"""For servers under measurement: on a slow machine overload control would refuse requests."""
 START_DEADLINE_S = 300.0
 """Loading a large checkpoint takes a while, and vLLM compiles for a minute and a half at first."""
 STOP_DEADLINE_S = 30.0

@@ -475,7 +475,7 @@ def show_config(
     sources: Sources,
     models: ModelsArgument = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Those alone that have not their defaults.")
+        bool, typer.Option("--changed", help="Show only settings that differ from their defaults.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:

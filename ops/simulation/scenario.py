@@ -60,7 +60,7 @@ FIRST_INPUT: Final = 100
 """Number of the first client that wants vectors."""
 LONGEST_WAIT_S: Final = 20 * SECONDS
 """For a token, where one frame was lost: several new attempts, with workers that leave meanwhile. A
-stream that waits for longer waits for something that nobody is going to do."""
+stream that waits for longer is stuck."""
 LOSS_SHARE: Final = 0.5
 """Of mild seeds."""
 FORKED_SHARE: Final = 0.25

@@ -317,8 +317,8 @@ async def _announce(
 async def _last_objection(
     servers: Readiness, supervisor: Supervisor, config: SupervisorConfig
 ) -> str | None:
-    """Wait until servers have every model whose workers run, or for so long that one of them is
-    enough; return what keeps them from that."""
+    """Wait until the servers serve every model that has running workers. After `ready_timeout_s`
+    one served model is enough. Return the reason why they are not ready, None if they are."""
     with trio.move_on_after(config.ready_timeout_s):
         while not supervisor.stopping.is_set():
             running = running_models(supervisor)

@@ -106,7 +106,7 @@ def check_origin(
 
 
 def _origin(headers: Headers) -> str | None:
-    """Return the Origin; `null` of a page of another site whose browser hides it."""
+    """Return the Origin; `null` for a page of another site if its browser hides the Origin."""
     is_foreign = headers.get("sec-fetch-site") in _OTHER_SITES
     return headers.get("origin", "null" if is_foreign else None)
 

@@ -91,7 +91,7 @@ function askForKey() {
 }
 
 function useKey() {
-  connection.isRefused = false; // nobody knows yet of this one
+  connection.isRefused = false; // the new key has not been tried yet
   connection.connect();
 }
 

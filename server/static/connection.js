@@ -58,7 +58,7 @@ export class Connection {
     return this.#isRefused;
   }
 
-  /** Note whether it does; nobody needs to wait for a server that refuses. */
+  /** Set whether the server refuses this page. If it does, pending waits end at once. */
   set isRefused(isRefused) {
     this.#isRefused = isRefused;
     if (isRefused) for (const waiter of [...this.#waiters]) waiter(false);

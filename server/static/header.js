@@ -8,7 +8,7 @@ const WORDS = {
   [ConnectionState.WAITING]: "Reconnecting",
 };
 const NO_KEY = "Needs a key"; // in the place of the last two, where the server refuses the page
-const NOBODY = "No connection to the server. Trying again…";
+const UNREACHABLE = "No connection to the server. Trying again…";
 
 export class Header {
   #page;
@@ -72,11 +72,11 @@ export class Header {
     this.#link.textContent = this.#isRefused ? NO_KEY : WORDS[state];
   }
 
-  /** Say why there is no connection. @param {string|null} refusal the server's, null where nobody answers. */
+  /** Say why there is no connection. @param {string|null} refusal the server's, null if it does not answer. */
   showTrouble(refusal) {
     this.#isRefused = refusal !== null;
     if (this.#isRefused) this.#link.textContent = NO_KEY;
-    const reason = refusal ?? NOBODY;
+    const reason = refusal ?? UNREACHABLE;
     if (this.#reason.textContent !== reason) this.#reason.textContent = reason;
     this.#reconnect.hidden = this.#isRefused;
     this.#enterKey.hidden = !this.#isRefused;

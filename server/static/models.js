@@ -1,7 +1,7 @@
 // Asks the server which models it serves, once per connection. Knows no chat and no page.
 
 const ANSWER_DEADLINE_MS = 8_000;
-const REFUSED = [401, 403]; // no key or a wrong one; one whose tenant is disabled
+const REFUSED = [401, 403]; // no key or a wrong one; or a disabled tenant
 
 export class Models {
   #asked = null;

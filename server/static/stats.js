@@ -58,7 +58,7 @@ export class Meter {
   /** Tokens per second after the first one, null while the interval is too short to measure. */
   get tokensPerSecond() {
     const intervalMs = this.#lastMs - this.#firstMs;
-    if (this.#sentMs === null) return this.#before?.tokensPerSecond ?? null; // what it said while nobody looked comes at once
+    if (this.#sentMs === null) return this.#before?.tokensPerSecond ?? null; // a replay after a reload arrives in one burst
     if (this.tokens < 2 || intervalMs < SHORTEST_MS) return null;
     return ((this.tokens - 1) * 1000) / intervalMs;
   }

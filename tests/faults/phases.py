@@ -213,8 +213,8 @@ async def _queued(
 
 
 async def _let_in(fleet: Fleet, clients: list[Client], rule: Rule) -> None:
-    """Lift the rule that makes the fleet full: of the two workers of the cell first. Whose
-    heartbeat a server reads first is chance, and other two may have what waited."""
+    """Lift the rule that makes the fleet full, for the cell's two workers first: which heartbeat a
+    server reads first is chance, and queued requests could go to other workers."""
 
     def are_begun() -> bool:
         num_asked = sum(not client.is_over.is_set() for client in clients)

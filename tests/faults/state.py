@@ -1,7 +1,7 @@
 """What a fleet is doing at this moment, in lines for a person: read where a wait has expired.
 
-Everything is looked at while it still stands as it did for the one who waits: no rule is lifted, no
-client gone. Whoever does not answer is named as such, so that a state can always be told.
+The state is read before anything is undone: rules are still active and clients still connected. A
+process that does not answer is listed as silent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a benchmark takes for the machine's limits, and whom it leaves out on which CPUs."""
+"""How benchmarks measure the machine's limits, and which peers they skip on which CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What uv is told of pip's settings, and what whoever waits is told."""
+"""How pip's settings reach uv, and what an installation prints."""
 
 import re
 import subprocess
