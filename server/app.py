@@ -18,6 +18,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from triolet.errors import RequestError, server_error
 
+from .api.absent import advice_on
 from .api.access import check_request, check_websocket, origins_here, page_headers
 from .api.anthropic.messages import MESSAGES, count_message_tokens, create_message, message_error
 from .api.body import current_scope, shown_request_id
@@ -293,11 +294,9 @@ def _shown(error: Exception) -> RequestError:
 
 def _advice(error: HTTPException) -> str:
     path = (request if has_request_context() else websocket).path
-    if has_request_context() and path.startswith(f"{RESPONSES}/"):
-        return "responses are not stored; what POST or the WebSocket at /v1/responses says is all"
     if isinstance(error, MethodNotAllowed):
         also = ", and WebSockets" if has_request_context() and path == RESPONSES else ""
         return f"this path takes {', '.join(sorted(error.valid_methods or ()))}{also}"
     if error.code == 404:
-        return f"there is nothing at {echo(path)}; the API is below /v1, the chat page at /"
+        return f"there is nothing at {echo(path)}: {advice_on(path)}"
     return f"{echo(path)}: {error.name}"

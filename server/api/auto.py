@@ -232,6 +232,16 @@ def context_on(model: ServedModel, services: Services) -> int:
     return most if declared is None else min(declared, most)
 
 
+def widest_context(fields: GenerationFields, services: Services) -> int:
+    """Return the longest context of the models that may answer a request; 0 for one that names its
+    model."""
+    if not is_auto(fields.model, services):
+        return 0
+    rungs = [_rung(model, services) for model in current_ladder(services)]
+    able = candidates(rungs, Asked(_has_tools(fields), _has_form(fields)))
+    return max((rung.context_tokens for rung in rungs if rung.model in able), default=0)
+
+
 def _rung(model: ServedModel, services: Services) -> Rung:
     """Return a model as the choice sees it."""
     status = model.fleet.status()

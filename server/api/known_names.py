@@ -11,46 +11,52 @@ IGNORED: Final = frozenset(
 """Bookkeeping of the client's, or hints that change no promise."""
 
 UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
-    "tools": ("calling tools", ([],)),
-    "tool_choice": ("calling tools", ("none", "auto")),
-    "functions": ("calling functions", ([],)),
-    "function_call": ("calling functions", ("none", "auto")),
+    "tools": ("calling tools (chats do, at /v1/chat/completions)", ([],)),
+    "tool_choice": ("calling tools (chats do, at /v1/chat/completions)", ("none", "auto")),
+    "functions": ("this name (it is tools, at /v1/chat/completions)", ([],)),
+    "function_call": ("this name (it is tool_choice)", ("none", "auto")),
     "guided_decoding_backend": ("choosing what constrains output", ("auto", "guidance")),
     "guided_whitespace_pattern": ("choosing the whitespace of JSON", ()),
     "structural_tag": ("a structural tag", ()),
     "grammar": ("this name (it is structured_outputs.grammar)", ("",)),
     "regex": ("this name (it is structured_outputs.regex)", ()),
-    "modalities": ("a modality other than text", (["text"],)),
-    "audio": ("audio", ()),
-    "prediction": ("predicted output", ()),
-    "moderation": ("moderation", ()),
-    "web_search_options": ("web search", ()),
-    "store": ("storing completions", (False,)),
-    "best_of": ("best_of other than 1", (1,)),
+    "modalities": (
+        'a modality other than text (ask for ["text"], and speak the answer yourself)',
+        (["text"],),
+    ),
+    "audio": ("spoken output (leave it out, and speak the text of the answer yourself)", ()),
+    "prediction": ("predicted output (leave it out: it only saves time)", ()),
+    "moderation": ("moderation (ask a model to judge the text, in a request of its own)", ()),
+    "web_search_options": (
+        "web search (offer a function in tools, and search when it is called)",
+        (),
+    ),
+    "store": ("storing completions (send false, and keep the answer yourself)", (False,)),
+    "best_of": ("best_of other than 1 (ask for n answers with logprobs, and choose)", (1,)),
     "use_beam_search": ("beam search", (False,)),
-    "suffix": ("a suffix", ("",)),
+    "suffix": ("a suffix (write it into prompt, as the model expects it)", ("",)),
     "prompt_logprobs": ("logprobs of the prompt", ()),
     "continue_final_message": ("continuing the last message", (False,)),
     "chat_template": ("a chat template in the request (it comes with the model)", ()),
-    "background": ("answering in the background", (False,)),
-    "conversation": ("a stored conversation", ()),
-    "context_management": ("compaction", ([],)),
-    "max_tool_calls": ("calling tools", ()),
-    "truncation": ("truncating the input", ("disabled",)),
+    "background": ("answering in the background (stream the answer, or use /v1/batches)", (False,)),
+    "conversation": ("a stored conversation (send all of its turns)", ()),
+    "context_management": ("compaction (send fewer turns, or a summary of them)", ([],)),
+    "max_tool_calls": ("a bound of calls (none is made here: your program runs the functions)", ()),
+    "truncation": ("truncating the input (leave out the oldest turns)", ("disabled",)),
     "generate": ("a request without an answer", (True,)),
     # Extensions of vLLM, SGLang and llama.cpp that change what is generated or how it is written.
     "adaptive_target": ("adaptive sampling", (-1, -1.0)),
     "allowed_token_ids": ("a list of allowed tokens", ([],)),
     "bad_words": ("forbidden words", ([],)),
     "custom_logit_processor": ("a processor of logits", ()),
-    "documents": ("documents beside the messages", ([],)),
+    "documents": ("documents beside the messages (put their text into a message)", ([],)),
     "dry_multiplier": ("DRY sampling", (0, 0.0)),
     "dynatemp_range": ("dynamic temperature", (0, 0.0)),
     "early_stopping": ("beam search", (False,)),
     "ebnf": ("this name (it is structured_outputs.grammar)", ()),
     "generation_prompt": ("another opening of the assistant's turn", ("",)),
     "id_slot": ("choosing a slot", (-1,)),
-    "image_data": ("images", ([],)),
+    "image_data": ("images (describe them in the text)", ([],)),
     "input_ids": ("a prompt of token ids beside messages (see POST /v1/completions)", ()),
     "input_embeds": ("a prompt of vectors", ()),
     "json_schema": ("this name (it is response_format or structured_outputs.json)", ()),
@@ -81,6 +87,13 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "xtc_probability": ("XTC sampling", (0, 0.0)),
 }
 """By name: what it would be, and the values that ask for nothing more than happens anyway."""
+
+OWN_FUNCTION: Final = " (offer a function, and do in your program what it is called for)"
+PARTS: Final = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "describe the image in a text part"),
+    **dict.fromkeys(("audio", "input_audio"), "send what is said as a text part"),
+}
+"""By the type of a part that is no text: what to send. Of all others, their text."""
 
 EXTENSIONS: Final = frozenset(
     # vLLM

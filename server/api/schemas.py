@@ -43,6 +43,8 @@ from .fields import (
 )
 from .known_names import EXTENSIONS as EXTENSIONS
 from .known_names import IGNORED as IGNORED
+from .known_names import OWN_FUNCTION as OWN_FUNCTION
+from .known_names import PARTS
 from .known_names import UNSUPPORTED as UNSUPPORTED
 
 if TYPE_CHECKING:
@@ -141,7 +143,8 @@ def joined_text(value: object) -> object:
         if not isinstance(kind, str):
             raise ValueError("parts must be objects with a type")
         if kind not in TEXT_PARTS:
-            raise PydanticCustomError("unsupported", f"content of type {echo(kind)}")
+            advice = PARTS.get(kind, "send its text as a text part")
+            raise PydanticCustomError("unsupported", f"content of type {echo(kind)} ({advice})")
         text = part.get("text")
         if not isinstance(text, str):
             raise ValueError("a text part must hold a text")
@@ -374,7 +377,7 @@ TemplateKwargs = Annotated[
         description="Switches of the chat template: enable_thinking, thinking; default: its own."
     ),
 ]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model should reason. `none` turns it off; the others are told to templates that read
 them, and are hints elsewhere."""
 

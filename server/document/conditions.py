@@ -256,8 +256,6 @@ def add_limits(schemas: dict[str, Schema], services: Services) -> None:
             _narrow_bias(fields["logit_bias"], ids)
         if "n" in fields:
             _narrow(fields["n"], "integer", maximum=config.max_choices)
-        if "num_ctx" in fields:
-            _narrow(fields["num_ctx"], "integer", maximum=room + 1)
     _narrow_lists(schemas, services)
     if "BatchFields" in schemas:
         most = {unit: min(MAX_WINDOW_S // size, MAX_WINDOW_NUMBER) for unit, size in _UNITS_S}
@@ -309,11 +307,7 @@ def _narrow_lists(schemas: dict[str, Schema], services: Services) -> None:
         return  # what vectors may be like depends on the model
     for component in ("EmbeddingFields", "OllamaEmbed"):
         dimensions = schemas.get(component, {}).get("properties", {}).get("dimensions", {})
-        if model.sizes is not None:
-            sizes = sorted({*model.sizes, model.size} - {0})
-            bounds: Schema = {"enum": sizes} if sizes else {"not": {}}
-            _narrow(dimensions, "integer", **bounds)
-        elif model.size:
+        if model.size:
             _narrow(dimensions, "integer", maximum=model.size)
 
 

@@ -169,7 +169,6 @@ class EmbeddingModel:
       is_normalized: vectors have length 1.
       size: numbers of a whole vector; 0 if the directory does not say.
       max_input_tokens: the longest input; None for the context.
-      sizes: what `dimensions` may be, beside `size`; None for anything up to it.
       objection: why no vectors are made with this model; empty if they are.
     """
 
@@ -177,7 +176,6 @@ class EmbeddingModel:
     is_normalized: bool = True
     size: int = 0
     max_input_tokens: int | None = None
-    sizes: frozenset[int] | None = frozenset()
     objection: str = ""
 
 
@@ -192,7 +190,6 @@ def read_embedding_model(model_dir: str | Path) -> EmbeddingModel:
     size = config.get("hidden_size")
     plain = EmbeddingModel(
         size=size if isinstance(size, int) else 0,
-        sizes=_sizes(config),
         max_input_tokens=_max_input_tokens(folder),
     )
     path = folder / "modules.json"
@@ -217,9 +214,7 @@ def read_embedding_model(model_dir: str | Path) -> EmbeddingModel:
                     objection = found
             case _:
                 objection = f"its module {kind[:64]!r} is not computed here"
-    return EmbeddingModel(
-        pooling, is_normalized, plain.size, plain.max_input_tokens, plain.sizes, objection
-    )
+    return EmbeddingModel(pooling, is_normalized, plain.size, plain.max_input_tokens, objection)
 
 
 def _pooling(folder: Path, module: JsonObject) -> Pooling | str:
@@ -239,13 +234,6 @@ def _pooling(folder: Path, module: JsonObject) -> Pooling | str:
     if len(wanted) != 1 or len(known) != 1:
         return f"its pooling, {', '.join(wanted)[:128] or 'none'}, is not computed here"
     return known[wanted[0]]
-
-
-def _sizes(config: JsonObject) -> frozenset[int] | None:
-    sizes = config.get("matryoshka_dimensions")
-    if isinstance(sizes, list):
-        return frozenset(size for size in sizes if type(size) is int and size > 0)
-    return None if config.get("is_matryoshka") is True else frozenset()
 
 
 def _max_input_tokens(folder: Path) -> int | None:

@@ -60,6 +60,14 @@ def test_vectors_are_those_of_transformers_in_every_form(fleet: FleetProcess) ->
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, ids))
         by_ids = client.embeddings.create(model=MODEL, input=ids, encoding_format="float")
         assert [i.embedding for i in by_ids.data] == [i.embedding for i in answer.data]
+        cut = client.embeddings.create(model=MODEL, input=TEXTS[1], dimensions=16)
+        beginning = np.array(expected[1][:16])
+        wanted = beginning / np.linalg.norm(beginning)
+        np.testing.assert_allclose(cut.data[0].embedding, wanted, rtol=0, atol=1e-5)
+        as_numbers = client.embeddings.create(
+            model=MODEL, input=TEXTS[1], dimensions=16, encoding_format="float"
+        )
+        assert as_numbers.data[0].embedding == cut.data[0].embedding
         of_one = client.embeddings.create(model=MODEL, input=ids[1], encoding_format="float")
         assert of_one.data[0].embedding == answer.data[1].embedding
 
@@ -71,7 +79,8 @@ BAD: list[tuple[str, dict[str, object]]] = [
     ("input", {"input": [10**6]}),
     ("input", {"input": ["x"] * 2049}),
     ("input", {"input": [[7] * 100_000]}),
-    ("dimensions", {"input": "x", "dimensions": 7}),
+    ("dimensions", {"input": "x", "dimensions": 0}),
+    ("dimensions", {"input": "x", "dimensions": 257}),
     ("encoding_format", {"input": "x", "encoding_format": "hex"}),
 ]
 

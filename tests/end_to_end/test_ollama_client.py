@@ -54,6 +54,11 @@ def test_a_chat_is_the_same_whole_and_streamed_and_as_openai_s(
     assert 0 < end.eval_duration < end.total_duration
 
 
+def test_a_context_beyond_the_models_is_cut_to_it(client: Any) -> None:  # noqa: ANN401
+    answer = client.chat(**ASKED | {"options": {"num_ctx": 1_000_000, "num_predict": 4}})
+    assert answer.eval_count == 4
+
+
 def test_a_prompt_is_continued_raw_and_within_a_format(client: Any) -> None:  # noqa: ANN401
     raw = client.generate(model="demo:latest", prompt="Once upon a", raw=True, options={"seed": 1})
     assert raw.response
@@ -73,6 +78,9 @@ def test_vectors_and_the_model_s_facts(client: Any) -> None:  # noqa: ANN401
     older = client.embeddings(model="demo", prompt="a cat").embedding
     assert len(first) == len(second) == 256
     assert older == pytest.approx(first)
+    (cut,) = client.embed(model="demo", input="a cat", dimensions=16).embeddings
+    length = sum(number**2 for number in first[:16]) ** 0.5
+    assert cut == pytest.approx([number / length for number in first[:16]])
     (model,) = client.list().models
     assert (model.model, model.details.family) == ("demo:latest", "llama")
     assert model.size > 1_000_000
@@ -86,8 +94,8 @@ def test_errors_say_what_is_wrong(client: Any) -> None:  # noqa: ANN401
     with pytest.raises(ollama.ResponseError, match="there is no model") as refused:
         client.chat(**ASKED | {"model": "another"})
     assert refused.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match=r"options\.num_ctx"):
-        client.chat(**ASKED | {"options": {"num_ctx": 1_000_000}})
+    with pytest.raises(ollama.ResponseError, match=r"dimensions: is 257; .* have 256 numbers"):
+        client.embed(model="demo", input="a cat", dimensions=257)
     with pytest.raises(ollama.ResponseError, match="models are not pulled"):
         client.pull("llama3")
 

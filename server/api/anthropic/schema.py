@@ -16,6 +16,7 @@ from ..schemas import (
     IGNORED,
     MAX_INT,
     MAX_MESSAGES,
+    OWN_FUNCTION,
     UNSUPPORTED,
     CacheFields,
     Message,
@@ -106,7 +107,9 @@ def _result(block: dict[str, Any]) -> tuple[str, str]:
         raise ValueError("tool_result needs a tool_use_id")
     text = joined_text(content)
     if not isinstance(text, str):
-        raise PydanticCustomError("unsupported", f"a tool_result of {echo(content)}")
+        raise PydanticCustomError(
+            "unsupported", f"a tool_result of {echo(content)} (send its text)"
+        )
     return call_id, text
 
 
@@ -115,15 +118,18 @@ _IGNORED: Final = IGNORED | frozenset(
 )
 _UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     **UNSUPPORTED,
-    "container": ("a container", ()),
-    "mcp_servers": ("calling other servers", ([],)),
+    "container": ("a container (offer a function in tools, and run code when it is called)", ()),
+    "mcp_servers": (
+        "calling MCP servers (list their tools in tools, and call them from your program)",
+        ([],),
+    ),
     "thread": ("a conversation that the server keeps (send all messages, without a thread)", ()),
 }
 
 
 def _own_tool(value: object) -> object:
     if value not in (None, "custom"):
-        raise PydanticCustomError("unsupported", f"a tool of type {echo(value)}")
+        raise PydanticCustomError("unsupported", f"a tool of type {echo(value)}{OWN_FUNCTION}")
     return value
 
 

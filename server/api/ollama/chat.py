@@ -22,7 +22,7 @@ from triolet.errors import RequestError, invalid_request
 from ...contract.generation import Delta, Event, Failed, Finished
 from ...text.reasoning import Thinking, reader_of
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
-from ..auto import is_auto, plan_request
+from ..auto import is_auto, plan_request, widest_context
 from ..body import current_scope, note_ignored, read_fields
 from ..cascade import Prepared
 from ..constraints import parsed_arguments, read_grammar
@@ -340,10 +340,21 @@ async def _answer(
     *,
     is_chat: bool,
 ) -> Response:
-    """Run what was asked for and write it as lines, or whole."""
+    """Run what was asked for and write it as lines, or whole.
+
+    `num_ctx` chooses among the models of `auto`, as far as one has so much; a named model has the
+    context that it has.
+    """
+    wanted = (fields.options or OllamaOptions()).num_ctx or 0
+    num_ctx = min(wanted, widest_context(asked, services))
 
     async def plan_on(model: ServedModel) -> Plan:
-        check_context(fields.options, model)
+        if num_ctx > model.fleet.max_model_len:
+            raise invalid_request(
+                f"is more than the context of model {model.name}",
+                "options.num_ctx",
+                code="context_length_exceeded",
+            )
         plan = await (
             plan_chat(asked, model, services)
             if isinstance(asked, ChatRequest)
@@ -425,17 +436,6 @@ def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
     return common
 
 
-def check_context(options: OllamaOptions | None, model: ServedModel) -> None:
-    """Raise the RequestError, 400, for a context that the model does not have."""
-    most, wanted = model.fleet.max_model_len, None if options is None else options.num_ctx
-    if wanted is not None and wanted > most:
-        raise invalid_request(
-            f"is {wanted}; the model's context has {most} tokens",
-            "options.num_ctx",
-            code="context_length_exceeded",
-        )
-
-
 def check_options(options: OllamaOptions, services: Services) -> None:
     """Refuse an option that cannot be kept, and tell the client which have no effect.
 
@@ -499,7 +499,6 @@ async def embed_inputs(services: Services) -> Response:
     fields = await read_fields(OllamaEmbed, services)
     name = untagged(fields.model, services.models)
     model = named_model(name, services)
-    check_context(fields.options, model)
     check_options(fields.options or OllamaOptions(), services)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
     if len(texts) > (most := services.config.embedding.max_inputs):
@@ -533,7 +532,7 @@ async def embed_prompt(services: Services) -> Response:
     """Return the vector of one prompt; of an empty one, an empty one."""
     fields = await read_fields(OllamaEmbeddings, services)
     name = untagged(fields.model, services.models)
-    check_context(fields.options, named_model(name, services))
+    named_model(name, services)
     check_options(fields.options or OllamaOptions(), services)
     if not fields.prompt:
         return json_response({"embedding": []})

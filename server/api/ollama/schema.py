@@ -37,7 +37,7 @@ Unsupported = dict[str, tuple[str, tuple[Any, ...]]]
 
 _NOTHING: Final[Unsupported] = {}
 _SHARED: Final[Unsupported] = {
-    "images": ("images", ([],)),
+    "images": ("images (describe them in prompt)", ([],)),
     "logprobs": ("logprobs in this API (they are in /v1/chat/completions)", (False,)),
     "top_logprobs": ("logprobs in this API (they are in /v1/chat/completions)", (0,)),
 }
@@ -55,12 +55,12 @@ _Name = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
 ModelName = Annotated[_Name, Field(description=MODEL)]
 KeepAlive = Annotated[float | str | None, Field(description=NO_EFFECT)]
 """How long the model should stay loaded; it always does."""
-Think = bool | Literal["low", "medium", "high"] | None
+Think = bool | Literal["low", "medium", "high", "max"] | None
 
 
 def _no_images(value: object) -> object:
     if value not in (None, []):
-        raise ValueError("are not supported by this server")
+        raise ValueError("are not supported by this server (describe them in content)")
     return None
 
 
@@ -100,7 +100,8 @@ class OllamaOptions(OllamaModel, CommonSamplingFields):
         description="Longest answer, in tokens, cut to what fits; -1, -2 and default: what fits.",
     )
     num_ctx: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
-        default=None, description="Accepted without effect, up to the model's context."
+        default=None,
+        description="Accepted without effect: the context is the model's. auto looks for as much.",
     )
     # Served only where they change nothing.
     mirostat: Annotated[int, Field(ge=0, le=0)] | None = None
@@ -189,7 +190,7 @@ class OllamaGenerate(AnyRequest):
 
     unsupported: ClassVar[Unsupported] = _SHARED | {
         "context": ("a context of token ids (it is raw with the whole prompt)", ([],)),
-        "suffix": ("a suffix", ("",)),
+        "suffix": ("a suffix (write it into prompt, as the model expects it)", ("",)),
         "template": ("a template in the request (it comes with the model)", ("",)),
     }
 

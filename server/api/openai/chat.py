@@ -72,7 +72,7 @@ def up_to_mark(prompt: ChatPrompt, mark: str) -> ChatPrompt:
 
 _ROLES = {"developer": "system"}
 """Templates were written before the name `developer` was."""
-TEMPLATE_EFFORTS: Final = {"minimal": "low", "xhigh": "high"}
+TEMPLATE_EFFORTS: Final = {"minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that templates do not know, and the nearest that they do."""
 
 

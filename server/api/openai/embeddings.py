@@ -132,19 +132,13 @@ def _form(fields: EmbeddingFields, served: ServedModel) -> VectorForm:
         raise invalid_request(
             f"model {served.name} makes no vectors here: {model.objection}", "model"
         )
-    dimensions = fields.dimensions
-    if dimensions is not None and dimensions != model.size:
-        if model.size and dimensions > model.size:
-            raise invalid_request(
-                f"vectors of model {served.name} have {model.size} numbers", "dimensions"
-            )
-        if model.sizes is not None and dimensions not in model.sizes:
-            allowed = ", ".join(map(str, sorted({*model.sizes, model.size})))
-            raise invalid_request(
-                f"vectors of model {served.name} may have {allowed} numbers", "dimensions"
-            )
-    cut = dimensions if dimensions is not None and dimensions != model.size else 0
-    return VectorForm(model.pooling, cut, model.is_normalized)
+    dimensions = fields.dimensions or 0
+    if 0 < model.size < dimensions:
+        raise invalid_request(
+            f"is {dimensions}; vectors of model {served.name} have {model.size} numbers",
+            "dimensions",
+        )
+    return VectorForm(model.pooling, dimensions, model.is_normalized)
 
 
 async def _input_ids(

@@ -17,6 +17,7 @@ from ..fields import MAX_INT, MAX_TOOLS, NamedSchema, ResponseFormat, ToolName
 from ..schemas import (
     IGNORED,
     MAX_MESSAGES,
+    OWN_FUNCTION,
     UNSUPPORTED,
     CacheFields,
     Effort,
@@ -41,13 +42,15 @@ def _messages(value: object) -> object:
 
 def _known_item(value: object) -> object:
     if isinstance(value, str) and value not in _NEEDED:
-        raise PydanticCustomError("unsupported", f"an item of type {echo(value)}")
+        raise PydanticCustomError(
+            "unsupported", f"an item of type {echo(value)} (send what it says as a message)"
+        )
     return value
 
 
 def _own_tool(value: object) -> object:
     if isinstance(value, str) and value != "function":
-        raise PydanticCustomError("unsupported", f"a tool of type {echo(value)}")
+        raise PydanticCustomError("unsupported", f"a tool of type {echo(value)}{OWN_FUNCTION}")
     return value
 
 
@@ -194,8 +197,8 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields)
     ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         **UNSUPPORTED,
-        "prompt": ("a stored prompt", ()),
-        "store": ("storing responses", (False,)),
+        "prompt": ("a stored prompt (send its text as instructions or input)", ()),
+        "store": ("storing responses (send false, and keep the answer yourself)", (False,)),
     }
 
     model: ServedName = None

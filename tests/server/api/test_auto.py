@@ -168,12 +168,19 @@ async def test_a_model_is_tried_once_though_its_context_shrinks_meanwhile() -> N
 
 async def test_a_context_that_an_ollama_client_asks_for_is_part_of_the_choice() -> None:
     async with ladder() as models:
-        for num_ctx, shown in ((256, MODEL), (257, CODE), (4096, CODE), (4097, None)):
+        for num_ctx, shown in ((256, MODEL), (257, CODE), (4096, CODE), (4097, CODE)):
             options = {"num_ctx": num_ctx}
             body = {"model": "auto:latest", "messages": [TURN], "stream": False}
             answer = await models.server.post("/api/chat", body | {"options": options})
             assert answer.json.get("model") == shown
-    assert "is 4097; the model's context has 4096 tokens" in answer.json["error"]
+
+
+async def test_a_context_that_no_model_with_tools_has_is_cut_to_what_one_has() -> None:
+    auto = replace(LADDER, limits=(ModelLimits(CODE, tools=False),))
+    async with ladder(auto) as models:
+        body = {"model": "auto", "messages": [TURN], "stream": False, "tools": [TOOL]}
+        answer = await models.server.post("/api/chat", body | {"options": {"num_ctx": 4096}})
+    assert answer.json.get("model") == MODEL
 
 
 async def test_a_completion_that_is_not_bounded_keeps_to_the_declared_context() -> None:

@@ -23,6 +23,8 @@ PYTHON: Final = re.compile(
     r"\bb'|\bb\"|bytearray|<class|object at 0x|\bNone\b|\bTrue\b|\bFalse\b|NoneType|\w+Error\b"
     r"|' object'|pydantic|\btuple\b|\bdict\b|\bstr\b"
 )
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+HI: Final = {"role": "user", "content": "hi"}
 WRONG: Final[tuple[Any, ...]] = (True, None, -1, 1e9, "x", [], [[]], [None], {}, {"a": [True]})
 
 
@@ -32,6 +34,11 @@ def kind_of(path: str) -> type[StrictModel]:
     assert isinstance(body, type)
     assert issubclass(body, StrictModel)
     return body
+
+
+def user(**part: object) -> list[dict[str, Any]]:
+    """Return a turn with one part."""
+    return [{"role": "user", "content": [part]}]
 
 
 def field_names(kind: type[StrictModel]) -> list[str]:
@@ -92,6 +99,85 @@ async def test_what_is_not_there_is_named(path: str, subject: str) -> None:
         answer = await server.request("GET", path)
     assert answer.status == 404
     assert subject in answer.error["message"]
+
+
+PICTURE: Final = [{"type": "image_url", "image_url": {"url": "data:"}}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "advice"),
+    [
+        (CHAT, {"prediction": {"type": "content"}}, "leave it out"),
+        (CHAT, {"modalities": ["text", "audio"]}, "speak the answer yourself"),
+        (CHAT, {"audio": {"voice": "x"}}, "speak the text of the answer yourself"),
+        (CHAT, {"web_search_options": {}}, "offer a function in tools"),
+        (CHAT, {"store": True}, "keep the answer yourself"),
+        (CHAT, {"messages": [{"role": "user", "content": PICTURE}]}, "describe the image"),
+        (CHAT, {"messages": user(type="input_audio")}, "send what is said as a text part"),
+        (CHAT, {"messages": user(type="file")}, "send its text as a text part"),
+        (RESPONSES, {"background": True}, "/v1/batches"),
+        (RESPONSES, {"conversation": "conv_1"}, "send all of its turns"),
+        (RESPONSES, {"input": user(type="input_image")}, "describe the image"),
+        (RESPONSES, {"input": user(type="input_file")}, "send its text as a text part"),
+        (RESPONSES, {"input": [{"type": "item_reference"}]}, "send what it says as a message"),
+        (RESPONSES, {"tools": [{"type": "web_search"}]}, "offer a function"),
+        (MESSAGES, {"container": "c"}, "offer a function in tools"),
+        (MESSAGES, {"mcp_servers": [{"type": "url"}]}, "list their tools in tools"),
+        (MESSAGES, {"messages": user(type="image")}, "describe the image"),
+        (MESSAGES, {"messages": user(type="document")}, "send its text as a text part"),
+        (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "offer a function"),
+        ("/api/generate", {"images": ["a"]}, "describe them in prompt"),
+        ("/api/chat", {"messages": [HI | {"images": ["a"]}]}, "describe them in content"),
+    ],
+)
+def test_what_is_not_served_is_refused_with_what_to_do_instead(
+    path: str, fields: dict[str, Any], advice: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        read_request(kind_of(path), BODIES[path] | fields)
+    assert "not supported by this server" in refused.value.told
+    assert advice in refused.value.told
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/v1/moderations", "let a model judge"),
+        ("/v1/uploads/upload_1/parts", "POST /v1/files takes a whole file"),
+        ("/v1/audio/speech", "no speech"),
+        ("/v1/audio/transcriptions", "no speech"),
+        ("/v1/images/generations", "no images"),
+        ("/v1/fine_tuning/jobs", "MODEL:ADAPTER"),
+        ("/v1/vector_stores", "POST /v1/embeddings"),
+        ("/v1/assistants", "send all turns"),
+        ("/v1/threads/thread_1/runs", "send all turns"),
+        ("/v1/realtime/sessions", "over a WebSocket"),
+        ("/v1/responses/resp_1", "responses are not stored"),
+        ("/v1/chat/completions/chatcmpl-1", "chats are not stored"),
+        ("/v1/containers", "run them in your program"),
+        ("/v1/organization/usage/completions", "/v1/usage"),
+        ("/v1/v1/messages", "without /v1"),
+        ("/v1/audiobooks", "the API is below /v1"),
+    ],
+)
+async def test_a_path_of_a_client_that_is_not_served_says_what_to_use(
+    path: str, advice: str
+) -> None:
+    async with surface() as server:
+        answer = await server.post(path, {})
+    assert (answer.status, answer.error["code"]) == (404, "not_found")
+    assert f"there is nothing at '{path}'" in answer.error["message"]
+    assert advice in answer.error["message"]
+
+
+async def test_a_path_that_is_not_served_is_told_in_the_words_of_its_api() -> None:
+    async with surface() as server:
+        of_messages = await server.post("/v1/messages/batches", {"requests": []})
+        of_ollama = await server.post("/api/blobs/sha256:0", {})
+    assert (of_messages.status, of_messages.json["error"]["type"]) == (404, "not_found_error")
+    assert "/v1/batches takes the OpenAI form" in of_messages.json["error"]["message"]
+    assert of_ollama.status == 404
+    assert "models are not uploaded" in of_ollama.json["error"]
 
 
 async def test_a_broken_body_is_told_without_bytes() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from anthropic import types
-    from openai.types import responses
+    from openai.types import responses, shared
 
     from server.text.tokenizer import TextModel
     from tests.server.support.fakes import FakeGeneration
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 else:
     types = lazily("anthropic.types")
     responses = lazily("openai.types.responses")
+    shared = lazily("openai.types.shared")
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
@@ -268,10 +269,31 @@ async def test_other_apis_turn_it_off_in_their_own_words(path: str, body: dict[s
 
 async def test_an_effort_is_told_to_a_template_that_reads_it() -> None:
     template = QWEN + "{{ reasoning_effort }}"
-    for effort, told in (("minimal", "low"), ("medium", "medium"), ("xhigh", "high")):
-        body = {"messages": HI, "reasoning_effort": effort}
-        prompt, _ = await asked(CHAT, body, template)
-        assert prompt.endswith(f"[assistant]{told}")
+    nearest = {"minimal": "low", "medium": "medium", "xhigh": "high", "max": "high"}
+    for effort, told in nearest.items():
+        of_ollama = {"model": MODEL, "messages": HI, "think": effort, "stream": False}
+        for path, body in (
+            (CHAT, {"messages": HI, "reasoning_effort": effort}),
+            (RESPONSES, {"input": "hi", "reasoning": {"effort": effort}}),
+            *([("/api/chat", of_ollama)] if effort in ("medium", "max") else []),
+        ):
+            prompt, _ = await asked(path, body, template)
+            assert prompt.endswith(f"[assistant]{told}"), path
+
+
+async def test_each_level_of_the_official_clients_is_taken() -> None:
+    levels = get_args(get_args(shared.ReasoningEffort)[0])
+    assert {"none", "max"} < set(levels)
+    fleet, text = thinking()
+    async with surface(fleet, text=text) as server:
+        for effort in levels:
+            for path, body in (
+                (CHAT, {"messages": HI, "reasoning_effort": effort}),
+                (RESPONSES, {"input": "hi", "reasoning": {"effort": effort}}),
+                (MESSAGES, {"messages": HI, "max_tokens": 9, "output_config": {"effort": effort}}),
+            ):
+                answer = await server.post(path, body)
+                assert answer.status == 200, (path, effort, answer.body)
 
 
 async def test_a_grammar_is_the_answers() -> None:

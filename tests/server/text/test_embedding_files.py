@@ -85,13 +85,6 @@ def test_what_is_not_computed_is_said(
     assert said in read_embedding_model(tmp_path).objection
 
 
-def test_the_config_says_how_far_vectors_may_be_cut(tmp_path: Path) -> None:
-    config = {"hidden_size": 64, "matryoshka_dimensions": [16, 32, "x", True]}
-    assert read_embedding_model(write(tmp_path, config=config)).sizes == {16, 32}
-    config = {"hidden_size": 64, "is_matryoshka": True}
-    assert read_embedding_model(write(tmp_path, config=config)).sizes is None
-
-
 @pytest.mark.parametrize("path", ["../other", "/etc", "..", "", "a/b", None])
 def test_a_pooling_module_elsewhere_is_refused(tmp_path: Path, path: str | None) -> None:
     listed = [{"type": TYPE + "Pooling", "path": path}]

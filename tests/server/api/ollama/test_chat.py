@@ -103,9 +103,25 @@ async def test_options_are_applied_and_those_without_effect_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat", CHAT | WHOLE),
+        ("generate", TEXT | WHOLE),
+        ("embed", {"model": MODEL, "input": "hi"}),
+        ("embeddings", {"model": MODEL, "prompt": "hi"}),
+    ],
+)
+async def test_a_context_beyond_the_models_is_cut_to_it_and_named(
+    path: str, body: dict[str, Any]
+) -> None:
+    async with surface() as server:
+        answer = await server.post(f"/api/{path}", body | {"options": {"num_ctx": 1 << 20}})
+    assert (answer.status, answer.headers["x-triolet-ignored"]) == (200, "options.num_ctx")
+
+
+@pytest.mark.parametrize(
     ("path", "more", "said"),
     [
-        ("chat", {"options": {"num_ctx": 1 << 20}}, "options.num_ctx"),
         ("chat", {"options": {"mirostat": 2}}, "options.mirostat"),
         ("chat", {"options": {"temprature": 2}}, "options.temprature"),
         ("chat", {"options": {"temperature": 3}}, "options.temperature"),
