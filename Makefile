@@ -110,15 +110,18 @@ test-slow: ready-to-test  ## all other tests: fleets of real processes, browsers
 # and what conflicts with the others a folder that goes before it.
 CLIENTS := build/clients
 INSTRUCTOR := instructor==1.17.0
+LITELLM := litellm[proxy]==1.108.7
 CLIENT_TESTS := tests/end_to_end/clients
 
 $(CLIENTS)/.installed: pyproject.toml constraints.txt constraints-clients.txt Makefile
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet $(CONSTRAINTS) \
 	  --constraint constraints-clients.txt --editable '.[dev,clients]'
-	rm -rf $(CLIENTS)/instructor
+	rm -rf $(CLIENTS)/instructor $(CLIENTS)/litellm
 	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet --no-warn-conflicts \
 	  --target $(CLIENTS)/instructor '$(INSTRUCTOR)' 'openai>=3.0'
+	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet --no-warn-conflicts \
+	  --target $(CLIENTS)/litellm '$(LITELLM)'
 	@touch $@
 
 .PHONY: clients proofs

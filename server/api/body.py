@@ -249,8 +249,9 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
 async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
     """Return the fields in the request's body, which is JSON whatever its content-type says.
 
-    Clients name others (curl's default is a form's, LiteLLM's is text/plain). What a page of
-    another origin may send is decided before, by `check_origin`.
+    Clients name others (curl's default is a form's, LiteLLM's text/plain or, in newer versions,
+    application/octet-stream). What a page of another origin may send is decided before, by
+    `check_origin`.
 
     Args:
       kind: what they are read with.

@@ -66,7 +66,9 @@ def settings(url: str) -> str:
         "openai": {"model": f"openai/{MODEL}"} | own,
         # OpenAI's client asks for base64, which LiteLLM does not know of Ollama.
         "ollama-vectors": {"model": f"ollama/{MODEL}", "drop_params": True} | ollama,
-        "openai-vectors": {"model": f"openai/{MODEL}"} | own,
+        # Of OpenAI's it knows dimensions only where a model has a name of OpenAI's.
+        "openai-vectors": {"model": f"openai/{MODEL}", "allowed_openai_params": ["dimensions"]}
+        | own,
     }
     listed = [{"model_name": name, "litellm_params": one} for name, one in models.items()]
     return json.dumps({"model_list": listed, "router_settings": {"num_retries": 0}})

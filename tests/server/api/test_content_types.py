@@ -38,7 +38,8 @@ NOT_TESTED_HERE: Final = "/v1/batches"
 NAMES: Final = {
     "none": "",
     "curl's": "application/x-www-form-urlencoded",
-    "LiteLLM's": "text/plain; charset=utf-8",
+    "LiteLLM's": "application/octet-stream",
+    "older LiteLLM's": "text/plain; charset=utf-8",
     "another": "application/vnd.x+json",
     "nonsense": "json",
 }
