@@ -18,6 +18,8 @@ from tests.lazily import lazily
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tests.end_to_end.fleet_process import FleetProcess
+
 NODE: Final = Path(__file__).parents[3] / "build" / "clients" / "node" / "node_modules"
 """Where packages of npm are."""
 PROGRAM_TIMEOUT_S: Final = 180.0
@@ -25,6 +27,7 @@ PROGRAM_TIMEOUT_S: Final = 180.0
 NOWHERE: Final = "http://127.0.0.1:9"
 """A proxy that is not there: what a program asks of other machines fails at once."""
 REASON = "{} is not installed: `make clients` installs it"
+PAGE: Final = "docs/CLIENTS.md"
 MODEL = "scripted"
 QUESTION = "How is the weather in Rome?"
 SUNNY = "It is sunny in Rome."
@@ -59,6 +62,11 @@ def needed(module: str, package: str = "") -> Any:  # noqa: ANN401
         # What a client warns of at import is not about what it sends.
         warnings.simplefilter("ignore")
         return pytest.importorskip(module, reason=REASON.format(package or module))
+
+
+def here(text: str, fleet: FleetProcess) -> str:
+    """Return what the page shows, with a fleet and its model in place of those that it names."""
+    return text.replace("http://127.0.0.1:8000", fleet.url).replace("coder", MODEL)
 
 
 def needed_program(name: str, package: str) -> Path:

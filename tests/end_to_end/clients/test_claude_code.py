@@ -1,4 +1,5 @@
-"""Claude Code, the program, against the fleet: an answer, its tools, and a tool that it searches.
+"""Claude Code, the program, against the fleet: an answer, its tools, a tool that it searches, and a
+conversation that outgrows the context.
 
 Its first request ends with a system message about its environment, behind the question.
 """
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.end_to_end.scripted_model import Rule, tool_call
+from tests.packaging.shown import shown
 
 from .conftest import CONTEXT
-from .installed import MODEL, needed_program, run_agent
+from .installed import PAGE, here, needed_program, run_agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,25 +26,45 @@ CLAUDE = needed_program("claude", "@anthropic-ai/claude-code")
 pytestmark = pytest.mark.slow
 
 FIRST = "# Environment"
+UNKNOWN_MODELS = 1_000_000
+"""The context that it thinks a model has which it does not know."""
 ERRORS = "triolet_http_errors_total"
 
 
-def claude(fleet: FleetProcess, directory: Path, prompt: str, *tools: str) -> str:
-    """Return the answer to a prompt; none of the program's requests may have been refused."""
+def documented(fleet: FleetProcess, context: int) -> dict[str, str]:
+    """Return the variables that the documents name, for this fleet."""
+    exports = " ".join(one.text for one in shown(PAGE))
+    text = here(exports, fleet).replace(str(CONTEXT), str(context))
+    return dict(word.split("=", 1) for word in text.split() if word != "export")
+
+
+def claude(
+    fleet: FleetProcess,
+    directory: Path,
+    prompt: str,
+    *tools: str,
+    context: int = CONTEXT,
+    refused: int = 0,
+) -> str:
+    """Return the answer to a prompt, which it may use tools for.
+
+    Args:
+      fleet: that answers.
+      directory: it works in.
+      prompt: for it.
+      tools: that it may use.
+      context: as long as it thinks that the context is.
+      refused: that many of its requests have to be.
+    """
     allowed = ("--allowedTools", ",".join(tools)) if tools else ()
-    refused = fleet.metric(ERRORS)
+    before = fleet.metric(ERRORS)
     answer = run_agent(
         [str(CLAUDE), "--print", prompt, *allowed],
         directory,
-        ANTHROPIC_BASE_URL=fleet.url,
-        ANTHROPIC_API_KEY="none",
-        ANTHROPIC_MODEL=MODEL,
-        CLAUDE_CODE_MAX_CONTEXT_TOKENS=str(CONTEXT),
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        **documented(fleet, context),
         CLAUDE_CONFIG_DIR=str(directory / "home" / "claude"),
-        DISABLE_AUTOUPDATER="1",
     )
-    assert fleet.metric(ERRORS) == refused
+    assert fleet.metric(ERRORS) - before == refused
     return answer
 
 
@@ -81,3 +103,18 @@ def test_claude_code_searches_a_tool_and_calls_it(
     )
     answer = claude(fleet, tmp_path, "What is planned", "ToolSearch", "CronList")
     assert answer == "Nothing is planned."
+
+
+def test_claude_code_compacts_a_conversation_that_is_refused_as_too_long(
+    wide_script: Callable[..., FleetProcess], tmp_path: Path
+) -> None:
+    counting = tool_call("Bash", command="seq -s ' ' 1 6000")
+    fleet = wide_script(
+        Rule(FIRST, counting, shown=("Count on and on",)),
+        Rule("detailed summary", "<summary>It was counted far.</summary>"),
+        Rule("", "Enough is counted.", shown=("It was counted far.",)),
+        Rule("", counting, shown=("Count on and on",)),
+    )
+    asked = ("Count on and on", "Bash")
+    answer = claude(fleet, tmp_path, *asked, context=UNKNOWN_MODELS, refused=1)
+    assert answer == "Enough is counted."

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.end_to_end.scripted_model import Rule, tool_call
+from tests.packaging.shown import files
 
-from .conftest import CONTEXT
-from .installed import MODEL, needed_program, run_agent
+from .installed import PAGE, here, needed_program, run_agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,28 +20,13 @@ if TYPE_CHECKING:
 CODEX = needed_program("codex", "@openai/codex")
 pytestmark = pytest.mark.slow
 
-CONFIG = """\
-model = "{model}"
-model_provider = "triolet"
-model_context_window = {context}
-check_for_update_on_startup = false
-
-[model_providers.triolet]
-name = "Triolet"
-base_url = "{url}/v1"
-wire_api = "responses"
-
-[analytics]
-enabled = false
-"""
-
 
 def codex(fleet: FleetProcess, directory: Path, prompt: str) -> str:
     """Return the answer to a prompt. What is run may do anything: a container has no sandbox."""
     home = directory / "home"
     home.mkdir()
-    config = CONFIG.format(model=MODEL, context=CONTEXT, url=fleet.url)
-    (home / "config.toml").write_text(config, encoding="utf-8")
+    (config,) = files(PAGE)
+    (home / "config.toml").write_text(here(config, fleet), encoding="utf-8")
     command = [str(CODEX), "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access"]
     return run_agent([*command, prompt], directory, CODEX_HOME=str(home))
 
