@@ -120,10 +120,10 @@ def completion_budget(
     room = context.tokens - prompt_tokens
     place = "the prompt" if param == "prompt" else f"the prompt ({param})"
     if room < 1:
-        # Agents shorten their conversation on these words, which they know from Anthropic's API.
+        # Claude Code compacts its conversation on these words, which are Anthropic's.
         too_long = (
             f"prompt is too long: {prompt_tokens} tokens > {context.tokens - 1} maximum; "
-            f"{context.source} is {context.tokens} tokens, with one of the answer at least. "
+            f"{context.source} is {context.tokens} tokens, at least one of them for the answer. "
             f"Shorten {place}"
         )
     elif wanted is not None and wanted > room:

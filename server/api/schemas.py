@@ -155,12 +155,12 @@ class StrictModel(StrictFields):
     Attributes:
       ignored: names that this endpoint accepts without effect.
       unsupported: names that it refuses (see UNSUPPORTED).
-      hosted_tools: types of tools that run at their maker's, and are left out.
+      skipped_tools: types of tools that it leaves out.
     """
 
     ignored: ClassVar[frozenset[str]] = IGNORED
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = UNSUPPORTED
-    hosted_tools: ClassVar[tuple[str, ...]] = ()
+    skipped_tools: ClassVar[tuple[str, ...]] = ()
 
 
 _Call = TypeVar("_Call", bound=StrictFields)
@@ -479,7 +479,7 @@ server (`max_new_tokens`): ignoring it would change the answer."""
 
 
 def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ...]:
-    """Remove from a body what its endpoint ignores, extensions and hosted tools; return the names.
+    """Remove from a body what its endpoint ignores, extensions and some tools; return their names.
 
     A name that is a parameter of chat or completions, resembles one of this endpoint, or is no word
     stays and is refused by `read_request`: it would change the answer, or cannot be told.
@@ -487,10 +487,10 @@ def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ..
     Raises:
       RequestError: 400, there are more than MAX_UNKNOWN.
     """
-    hosted = _take_tools(kind.hosted_tools, body)
+    skipped = _take_tools(kind.skipped_tools, body)
     unknown = body.keys() - _known_names(kind)
     if not unknown:
-        return hosted
+        return skipped
     if len(unknown) > MAX_UNKNOWN:
         raise http_error(
             400,
@@ -510,7 +510,7 @@ def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ..
     )
     for name in names:
         del body[name]
-    return hosted + names
+    return skipped + names
 
 
 def _take_tools(types: tuple[str, ...], body: dict[str, Any]) -> tuple[str, ...]:
@@ -518,8 +518,7 @@ def _take_tools(types: tuple[str, ...], body: dict[str, Any]) -> tuple[str, ...]
     if not types or not isinstance(tools, list):
         return ()
     of_types = [one.get("type") if isinstance(one, dict) else None for one in tools]
-    pairs = zip(tools, of_types, strict=True)
-    body["tools"] = [tool for tool, type_ in pairs if type_ not in types]
+    body["tools"] = [tool for tool, kind in zip(tools, of_types, strict=True) if kind not in types]
     return tuple(f"tools.{name}" for name in types if name in of_types)
 
 

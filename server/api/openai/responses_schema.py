@@ -31,7 +31,7 @@ from ..schemas import (
 )
 
 LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-HOSTED_TOOLS: Final = ("namespace", "web_search")
+SKIPPED_TOOLS: Final = ("namespace", "web_search")
 """Agents offer them with every request, and go on without them."""
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
 
@@ -195,7 +195,7 @@ Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, 
 class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields):
     """What an answer is made from."""
 
-    hosted_tools: ClassVar[tuple[str, ...]] = HOSTED_TOOLS
+    skipped_tools: ClassVar[tuple[str, ...]] = SKIPPED_TOOLS
     ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         **UNSUPPORTED,
