@@ -113,7 +113,10 @@ INSTRUCTOR := instructor==1.17.0
 LITELLM := litellm[proxy]==1.108.7
 CLIENT_TESTS := tests/end_to_end/clients
 
-$(CLIENTS)/.installed: pyproject.toml constraints.txt constraints-clients.txt Makefile
+# What npm has goes beside them, without a lock file: that would name a registry.
+NPM := npm install --no-package-lock --no-audit --no-fund --loglevel=error
+
+$(CLIENTS)/.installed: pyproject.toml constraints.txt constraints-clients.txt $(CLIENT_TESTS)/package.json Makefile
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet $(CONSTRAINTS) \
 	  --constraint constraints-clients.txt --editable '.[dev,clients]'
@@ -122,6 +125,9 @@ $(CLIENTS)/.installed: pyproject.toml constraints.txt constraints-clients.txt Ma
 	  --target $(CLIENTS)/instructor '$(INSTRUCTOR)' 'openai>=3.0'
 	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet --no-warn-conflicts \
 	  --target $(CLIENTS)/litellm '$(LITELLM)'
+	@mkdir -p $(CLIENTS)/node && cp $(CLIENT_TESTS)/package.json $(CLIENTS)/node
+	@if command -v npm >/dev/null; then $(NPM) --prefix $(CLIENTS)/node; \
+	  else echo "npm is missing (it comes with Node.js): the tests of its programs will be skipped" >&2; fi
 	@touch $@
 
 .PHONY: clients proofs

@@ -13,7 +13,7 @@ import trio
 from quart import Response, has_request_context
 
 from triolet.auto import AUTO
-from triolet.errors import RequestError, draining, invalid_request
+from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
 
 from ..contract.generation import Failed, GenerationRequest, TextWatch
@@ -118,22 +118,24 @@ def completion_budget(
       RequestError: 400 context_length_exceeded.
     """
     room = context.tokens - prompt_tokens
-    if room < 1 or (wanted is not None and wanted > room):
-        raise _too_long(prompt_tokens, wanted, context, param)
-    if wanted is not None:
-        return wanted
-    return room if default is None else min(default, room)
-
-
-def _too_long(prompt_tokens: int, wanted: int | None, context: Context, param: str) -> RequestError:
-    asked = "" if wanted is None else f" and {wanted} for the completion"
     place = "the prompt" if param == "prompt" else f"the prompt ({param})"
-    return invalid_request(
-        f"{context.source} is {context.tokens} tokens; the request has {prompt_tokens} in "
-        f"{place}{asked}. Shorten the prompt or ask for fewer tokens",
-        param,
-        code="context_length_exceeded",
-    )
+    if room < 1:
+        # Claude Code compacts its conversation on these words, which are Anthropic's.
+        too_long = (
+            f"prompt is too long: {prompt_tokens} tokens > {context.tokens - 1} maximum; "
+            f"{context.source} is {context.tokens} tokens, at least one of them for the answer. "
+            f"Shorten {place}"
+        )
+    elif wanted is not None and wanted > room:
+        too_long = (
+            f"{context.source} is {context.tokens} tokens; the request has {prompt_tokens} in "
+            f"{place} and {wanted} for the completion. Shorten the prompt or ask for fewer tokens"
+        )
+    elif wanted is not None:
+        return wanted
+    else:
+        return room if default is None else min(default, room)
+    raise invalid_request(too_long, param, code="context_length_exceeded")
 
 
 STREAM_HEADERS = {

@@ -158,10 +158,12 @@ class StrictModel(StrictFields):
     Attributes:
       ignored: names that this endpoint accepts without effect.
       unsupported: names that it refuses (see UNSUPPORTED).
+      skipped_tools: types of tools that it leaves out.
     """
 
     ignored: ClassVar[frozenset[str]] = IGNORED
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = UNSUPPORTED
+    skipped_tools: ClassVar[tuple[str, ...]] = ()
 
 
 _Call = TypeVar("_Call", bound=StrictFields)
@@ -473,14 +475,14 @@ ModelT = TypeVar("ModelT", bound=StrictModel)
 
 MAX_UNKNOWN: Final = 16
 """Unknown names in one body; the extensions of all known servers together send fewer."""
-_EXTENSION_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+EXTENSION_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 TYPO_RATIO: Final = 0.8
 """Names that are so alike are one name with a typing error, or the same parameter of another
 server (`max_new_tokens`): ignoring it would change the answer."""
 
 
 def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ...]:
-    """Remove from a body the extensions that its endpoint does not know; return their names.
+    """Remove from a body what its endpoint ignores, extensions and some tools; return their names.
 
     A name that is a parameter of chat or completions, resembles one of this endpoint, or is no word
     stays and is refused by `read_request`: it would change the answer, or cannot be told.
@@ -488,9 +490,10 @@ def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ..
     Raises:
       RequestError: 400, there are more than MAX_UNKNOWN.
     """
+    skipped = _take_tools(kind.skipped_tools, body)
     unknown = body.keys() - _known_names(kind)
     if not unknown:
-        return ()
+        return skipped
     if len(unknown) > MAX_UNKNOWN:
         raise http_error(
             400,
@@ -505,12 +508,21 @@ def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ..
         if name in unknown
         and (
             name in EXTENSIONS
-            or (_EXTENSION_NAME.fullmatch(name) and name not in others and not _meant(name, fields))
+            or (EXTENSION_NAME.fullmatch(name) and name not in others and not _meant(name, fields))
         )
     )
     for name in names:
         del body[name]
-    return names
+    return skipped + names
+
+
+def _take_tools(types: tuple[str, ...], body: dict[str, Any]) -> tuple[str, ...]:
+    tools = body.get("tools")
+    if not types or not isinstance(tools, list):
+        return ()
+    of_types = [one.get("type") if isinstance(one, dict) else None for one in tools]
+    body["tools"] = [tool for tool, kind in zip(tools, of_types, strict=True) if kind not in types]
+    return tuple(f"tools.{name}" for name in types if name in of_types)
 
 
 def _field_names(kind: type[StrictModel]) -> frozenset[str]:
@@ -525,7 +537,7 @@ def _known_names(kind: type[StrictModel]) -> frozenset[str]:
 
 def _meant(name: str, fields: Iterable[str]) -> str | None:
     """Return the parameter with a name that an unknown one resembles."""
-    if not _EXTENSION_NAME.fullmatch(name):
+    if not EXTENSION_NAME.fullmatch(name):
         return None  # comparing costs the product of their lengths
     return next(iter(get_close_matches(name, fields, 1, TYPO_RATIO)), None)
 

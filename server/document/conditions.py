@@ -33,6 +33,12 @@ RELATIONS: Final = (
 )
 """What else holds between fields; the document says it in prose."""
 
+_UNBOUNDED: Final = {
+    ("InputTokensRequest", "max_output_tokens"),
+    ("InputTokensRequest", "min_tokens"),
+    ("MessagesRequest", "max_tokens"),
+}
+"""Lengths of an answer that have no effect, or are cut to what fits into the context."""
 _NULL: Final[Schema] = {"type": "null"}
 _OFF: Final[Schema] = {"enum": [None, False]}
 _ONE_OR_MORE: Final[Schema] = {"type": "array", "minItems": 1}
@@ -246,7 +252,7 @@ def add_limits(schemas: dict[str, Schema], services: Services) -> None:
             if name in fields and names:
                 _narrow(fields[name], "string", enum=_tagged(names, component))
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
-            if name in fields and component != "InputTokensRequest":  # where it has no effect
+            if name in fields and (component, name) not in _UNBOUNDED:
                 _narrow(fields[name], "integer", maximum=room)
         for name in ("prompt", "input", "tokens", "stop_token_ids"):
             for part in _parts(fields.get(name, {})):

@@ -439,7 +439,7 @@ class TextModel:
         if num_bytes > self.max_model_len * longest:
             raise invalid_request(
                 f"{num_bytes} bytes of text cannot fit into a context of {self.max_model_len} "
-                f"tokens of at most {longest} bytes each",
+                f"tokens of at most {longest} bytes each; shorten the text",
                 param,
                 "context_length_exceeded",
             )

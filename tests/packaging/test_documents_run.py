@@ -77,7 +77,10 @@ SCENES: Final = {
 }
 """Which pages one reader reads, and in which order. A fleet that a page begins is there until
 another one begins."""
-RUN_ELSEWHERE: Final = {"docs/API.md": "tests/end_to_end/test_api_document.py"}
+RUN_ELSEWHERE: Final = {
+    "docs/API.md": "tests/end_to_end/test_api_document.py",
+    "docs/CLIENTS.md": "tests/end_to_end/clients",
+}
 NOT_RUN: Final = {
     "installs, tests or measures for minutes": (
         *("make install ", "make test ", "make faults", "make soak "),

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
+from quart import request as http_request
 
 from triolet.errors import RequestError, invalid_request
 
@@ -30,7 +31,7 @@ from ...tenants.tenancy import current_tenant
 from ...text.reasoning import Thinking, reader_of
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..auto import count_prompt, plan_request
-from ..body import current_scope, read_fields, shown_request_id
+from ..body import CAP_HEADER, current_scope, note_ignored, read_fields, shown_request_id
 from ..cascade import Prepared
 from ..constraints import parsed_arguments
 from ..errors import UNSUPPORTED_PARAMETER, params_called
@@ -45,7 +46,7 @@ from ..generate import (
 )
 from ..limits import check_output, message_tier
 from ..openai.chat import plan_chat, prompt_of_chat
-from ..schemas import ChatRequest, Message, shared_fields
+from ..schemas import EXTENSION_NAME, MAX_UNKNOWN, ChatRequest, Message, shared_fields
 from ..stream import Answer, Serializer, WholeAnswer
 from .schema import CountRequest, MessagesRequest, OfferedTool, PromptFields, ToolUse
 
@@ -76,6 +77,13 @@ _ERROR_TYPES: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+_SERVED_BETAS: Final = frozenset(
+    "claude-code-20250219 context-management-2025-06-27 effort-2025-11-24 "
+    "fine-grained-tool-streaming-2025-05-14 interleaved-thinking-2025-05-14 "
+    "prompt-caching-2024-07-31 structured-outputs-2025-11-13 token-counting-2024-11-01".split()
+)
+"""Values of `anthropic-beta` whose fields are read, with and without them."""
 
 _DETAILS: Final = {"thread": "thread_unsupported_request"}
 """By a parameter that is not served, the `error_code` on which the official client sends a request
@@ -317,12 +325,15 @@ PARAMS: Final = {
 async def create_message(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(MessagesRequest, services)
+    _note_betas(services)
     _check_budget(fields)
     plan = await _plan(fields, services)
     live = current_scope()
 
     async def prepare(plan: Plan) -> Prepared:
         (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
+        if request.sampling.max_tokens < fields.max_tokens:
+            live.headers[CAP_HEADER] = str(request.sampling.max_tokens)
         message = MessageStream(
             request,
             f"msg_{live.request_id.hex()}",
@@ -339,6 +350,14 @@ async def create_message(services: Services) -> Response:
 
     answer = begin_stream if fields.stream else begin_whole
     return await answer(plan, prepare, fields, services)
+
+
+def _note_betas(services: Services) -> None:
+    """Tell the client which values of `anthropic-beta` have no effect, if any."""
+    values = ",".join(http_request.headers.getlist("anthropic-beta"))
+    unknown = [value for value in EXTENSION_NAME.findall(values) if value not in _SERVED_BETAS]
+    if unknown:
+        note_ignored([f"anthropic-beta.{value}" for value in unknown[:MAX_UNKNOWN]], services)
 
 
 def _check_budget(fields: MessagesRequest) -> None:
@@ -368,7 +387,9 @@ async def _plan(fields: MessagesRequest, services: Services) -> Plan:
 
         async def plan_on(model: ServedModel) -> Plan:
             plan = await plan_chat(chat, model, services)
-            return warming(plan) if is_warming else replace(plan, max_tokens=fields.max_tokens)
+            return (
+                warming(plan) if is_warming else replace(plan, default_max_tokens=fields.max_tokens)
+            )
 
         return await plan_request(chat, services, plan_on)
 

@@ -105,12 +105,22 @@ def _result(block: dict[str, Any]) -> tuple[str, str]:
     call_id, content = block.get("tool_use_id"), block.get("content", "")
     if not isinstance(call_id, str):
         raise ValueError("tool_result needs a tool_use_id")
+    if isinstance(content, list):
+        content = [_found_tool(part) for part in content]
     text = joined_text(content)
     if not isinstance(text, str):
         raise PydanticCustomError(
             "unsupported", f"a tool_result of {echo(content)} (send its text)"
         )
     return call_id, text
+
+
+def _found_tool(part: object) -> object:
+    """Return a reference to a tool as text; any other part as it is."""
+    if not isinstance(part, dict) or part.get("type") != "tool_reference":
+        return part
+    # The prompt has the tool's definition among all others.
+    return {"type": "text", "text": f"Tool found: {part.get('tool_name')}\n"}
 
 
 _IGNORED: Final = IGNORED | frozenset(
@@ -122,6 +132,10 @@ _UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "mcp_servers": (
         "calling MCP servers (list their tools in tools, and call them from your program)",
         ([],),
+    ),
+    "context_management": (
+        "any edit but keeping all thinking (send the messages as the model is to see them)",
+        ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     ),
     "thread": ("a conversation that the server keeps (send all messages, without a thread)", ()),
 }
@@ -248,7 +262,8 @@ class MessagesRequest(PromptFields, SamplingFields, CacheFields, ServiceFields):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] = Field(
-        description="Longest answer with its reasoning, in tokens; 0 only fills the cache."
+        description="Longest answer with its reasoning, in tokens; cut to what fits; "
+        "0 only fills the cache."
     )
     stop: Annotated[StopStrings, Field(alias="stop_sequences")] = Field(
         default=(), description="Texts that end the answer and are left out of it; default: none."

@@ -32,6 +32,8 @@ from ..schemas import (
 )
 
 LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+SKIPPED_TOOLS: Final = ("namespace", "web_search")
+"""Agents offer them with every request, and go on without them."""
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
 
 
@@ -94,7 +96,8 @@ class InputItem(StrictModel):
         BeforeValidator(_item_content, json_schema_input_type=fields.Content | None),
     ] = None
     call_id: str | None = None
-    name: ToolName | None = None
+    # As the model wrote it, who may have made it up.
+    name: str | None = None
     arguments: str | None = None
     output: Text = None
 
@@ -127,7 +130,7 @@ class FunctionTool(StrictModel):
 class FunctionChoice(StrictModel):
     """The one function that has to be called."""
 
-    type: Literal["function"]
+    type: Annotated[Literal["function"], BeforeValidator(_own_tool)]
     name: ToolName
 
 
@@ -194,6 +197,7 @@ Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, 
 class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields):
     """What an answer is made from."""
 
+    skipped_tools: ClassVar[tuple[str, ...]] = SKIPPED_TOOLS
     ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         **UNSUPPORTED,

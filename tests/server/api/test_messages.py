@@ -233,18 +233,14 @@ async def test_words_of_the_assistant_at_the_end_are_gone_on_with() -> None:
     assert prompt == b"user: hi\nassistant: Once upon"
 
 
-async def test_more_tokens_than_the_context_has_room_for_are_refused_as_in_a_chat() -> None:
+async def test_a_prompt_beyond_the_context_is_refused_as_in_a_chat() -> None:
     async with surface() as server:
-        chat = {"messages": [{"role": "user", "content": "hi"}]}
-        for max_tokens in (10**6, MAX_MODEL_LEN):
-            answer = await server.post(PATH, chat | {"max_tokens": max_tokens})
-            of_chat = await server.post(CHAT, chat | {"max_tokens": max_tokens})
-            assert (answer.status, of_chat.status) == (400, 400)
-            assert error_of(answer)["message"] == f"messages: {of_chat.error['message']}"
-            assert str(max_tokens) in error_of(answer)["message"]
+        chat = {"messages": [{"role": "user", "content": "x" * MAX_MODEL_LEN}], "max_tokens": 5}
+        answer = await server.post(PATH, chat)
+        of_chat = await server.post(CHAT, chat)
+        assert (answer.status, of_chat.status) == (400, 400)
+        assert error_of(answer)["message"] == f"messages: {of_chat.error['message']}"
         assert not server.fleet.generations
-        assert (await server.post(PATH, chat | {"max_tokens": MAX_MODEL_LEN - 100})).status == 200
-    assert server.fleet.generations[0].request.sampling.max_tokens == MAX_MODEL_LEN - 100
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -390,7 +390,7 @@ async def test_what_changes_no_promise_is_accepted() -> None:
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": NESTED}}},
             "text.format.schema",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "code_interpreter"}]}, "tools.0.type"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),

@@ -1,0 +1,57 @@
+"""A scripted fleet with room for the prompts of coding agents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.end_to_end.conftest import EAGER, PATIENT
+from tests.end_to_end.fleet_process import FleetProcess
+from tests.end_to_end.scripted_model import command, write_model, write_script
+
+from .installed import MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.end_to_end.scripted_model import Rule
+
+CONTEXT: Final = 65_536
+"""Their instructions and tools are 13,000 to 24,000 tokens of the demo model's tokenizer."""
+POOL: Final = ("--kv-pool", "256MiB", "--dtype", "bfloat16")
+"""One context and a third."""
+
+
+@pytest.fixture(scope="session")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the model that the fleet serves."""
+    return write_model(tmp_path_factory.mktemp("wide"), max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture(scope="session")
+def wide_fleet(
+    wide_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FleetProcess]:
+    """The fleet, for the whole session; afterwards it must be at rest."""
+    log = tmp_path_factory.mktemp("wide-fleet") / "fleet.log"
+    options = (str(wide_model), "--model-name", MODEL, *POOL, *PATIENT, *EAGER)
+    fleet = FleetProcess(log, *options, command=command(wide_model))
+    try:
+        fleet.wait_ready()
+        yield fleet
+        fleet.wait_at_rest()
+    finally:
+        fleet.stop()
+
+
+@pytest.fixture
+def wide_script(wide_fleet: FleetProcess, wide_model: Path) -> Callable[..., FleetProcess]:
+    """What gives the fleet the rules of a test, and returns it."""
+
+    def play(*rules: Rule) -> FleetProcess:
+        write_script(wide_model, rules)
+        return wide_fleet
+
+    return play
