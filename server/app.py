@@ -32,6 +32,7 @@ from .api.openai.embeddings import embeddings, rerank, score
 from .api.openai.models import detokenize, list_models, show_model, tokenize
 from .api.openai.responses import count_input_tokens, create_response
 from .api.openai.responses_socket import responses_socket
+from .api.openai.stored_responses import delete_response, list_input_items, show_response
 from .api.operations.fleet_status import (
     FLEET_USAGE,
     OWN_AUDIT,
@@ -101,6 +102,9 @@ ANSWERS: Final[tuple[Route, ...]] = (
     ("POST", "/v1/embeddings", embeddings),
     ("POST", RESPONSES, proxy_to_owner(create_response)),
     ("POST", f"{RESPONSES}/input_tokens", count_input_tokens),
+    ("GET", f"{RESPONSES}/<response_id>", show_response),
+    ("DELETE", f"{RESPONSES}/<response_id>", delete_response),
+    ("GET", f"{RESPONSES}/<response_id>/input_items", list_input_items),
     ("POST", MESSAGES, proxy_to_owner(create_message)),
     ("POST", f"{MESSAGES}/count_tokens", count_message_tokens),
 )

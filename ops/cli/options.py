@@ -101,6 +101,9 @@ NAMED: Final = {
     "batch_dir": Named(
         ("server", "batches", "directory"), _SERVER, "Folder of files and batches", "none"
     ),
+    "responses_ttl": Named(
+        ("server", "responses", "ttl_s"), _SERVER, "Seconds to keep responses", "0: off"
+    ),
     "servers": Named(("fleet", "servers"), _FLEET, "Servers that share the port"),
     "prefill": Named(("fleet", "prefill"), _FLEET, "Prefill workers, or 0"),
     "decode": Named(("fleet", "decode"), _FLEET, "Decode workers"),

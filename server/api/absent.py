@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 _CONVERSATION: Final = (
-    "conversations are not stored; send all turns with each request to /v1/responses"
+    "conversations are not stored; send all turns to /v1/responses, or previous_response_id there"
 )
 _SPEECH: Final = "no speech is read or made here; send text to /v1/responses, also over a WebSocket"
 _PICTURES: Final = "no images or videos are read or made here; send text to /v1/chat/completions"
@@ -22,8 +22,6 @@ ABSENT: Final = {
     "/v1/messages/batches": "batches of messages are not taken; /v1/batches takes the OpenAI form",
     "/v1/complete": "this older form is not served; POST /v1/messages answers a conversation",
     "/v1/chat/completions": "chats are not stored; what the POST answers is all",
-    "/v1/responses": "responses are not stored; what POST or the WebSocket at /v1/responses says "
-    "is all",
     "/v1/conversations": _CONVERSATION,
     "/v1/threads": _CONVERSATION,
     "/v1/assistants": _CONVERSATION,

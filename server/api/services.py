@@ -60,6 +60,8 @@ class Services:
     """Which of them are logged."""
     store: ResponseStore | None = field(init=False, default=None)
     """Answers that are given again, of all models; None where none are."""
+    responses: ResponseStore = field(init=False)
+    """Stored responses; empty where none are kept."""
     lives: Iterator[int] = field(init=False, default_factory=count)
     """Tells models of one name apart, which came one after the other."""
 
@@ -71,14 +73,16 @@ class Services:
         object.__setattr__(self, "refusals", RefusalPace(door))
         object.__setattr__(self, "refusal_log", RefusalLog(door))
         object.__setattr__(self, "recent", RecentFigures(self.metrics, self.config))
-        sweeps: list[Callable[[float], None]] = []
+        object.__setattr__(self, "responses", ResponseStore(self.config.responses))
+        self.metrics.http.kept["response_store"] = self.responses
+        sweeps = [self.responses.expire]
         if self.config.response_cache.max_bytes:
             # One for all models: its bounds are those of the server.
             store = ResponseStore(self.config.response_cache)
             object.__setattr__(self, "store", store)  # as a frozen dataclass's own __init__ does
             models = ModelTable([self.with_store(model) for model in self.models])
             object.__setattr__(self, "models", models)
-            self.metrics.http.watch_response_cache(store)
+            self.metrics.http.kept["response_cache"] = store
             sweeps.append(store.expire)
         kept = KeptAnswers(
             self.config.resume,

@@ -13,7 +13,7 @@ from triolet.fair_lru import FairLru
 from ..contract.generation import CacheOutcome
 
 if TYPE_CHECKING:
-    from triolet.config import ResponseCacheConfig
+    from triolet.config import ResponseCacheConfig, StoredResponsesConfig
     from triolet.fair_lru import Keeper
 
 ENTRY_BYTES: Final = 512
@@ -51,7 +51,7 @@ class ResponseStore:
       outcomes: requests by what came of them.
     """
 
-    def __init__(self, config: ResponseCacheConfig) -> None:
+    def __init__(self, config: ResponseCacheConfig | StoredResponsesConfig) -> None:
         self.used_bytes = 0
         self.gone: Counter[str] = Counter({"expired": 0, "evicted": 0})
         self.outcomes: Counter[CacheOutcome] = Counter(dict.fromkeys(CacheOutcome, 0))
@@ -81,7 +81,7 @@ class ResponseStore:
         if kept.num_bytes > self._config.most_answer_bytes:
             return False
         if name in self._kept:
-            self._drop(name)
+            self.drop(name)
         self._kept[name] = kept
         self._order.add((name,), keeper, kept.num_bytes)
         self.used_bytes += kept.num_bytes
@@ -96,7 +96,7 @@ class ResponseStore:
             name, kept = next(iter(self._kept.items()))
             if now - kept.since < self._config.ttl_s:
                 break
-            self._drop(name)
+            self.drop(name)
             self.gone["expired"] += 1
 
     def held_by(self, tenant: bytes) -> int:
@@ -110,7 +110,8 @@ class ResponseStore:
         assert self.used_bytes == sum(kept.num_bytes for kept in self._kept.values()), "lost bytes"
         assert self.used_bytes <= self._config.max_bytes, "more than may be kept"
 
-    def _drop(self, name: bytes) -> None:
+    def drop(self, name: bytes) -> None:
+        """Forget an answer that is here."""
         kept = self._kept.pop(name)
         self._order.remove((name,), kept.tenant)
         self.used_bytes -= kept.num_bytes

@@ -29,7 +29,8 @@ RELATIONS: Final = (
     "tools; a message that is to be continued is the last, of the assistant and not empty; text_1 "
     "and text_2 have as many texts, or one; only one of response_format, structured_outputs and "
     "guided_ asks for something; a JSON Schema, a regular expression and a grammar can be "
-    "compiled; the model's chat template takes the conversation, and shows the tools"
+    "compiled; the model's chat template takes the conversation, and shows the tools; a "
+    "response or an item that is named is stored"
 )
 """What else holds between fields; the document says it in prose."""
 
@@ -74,7 +75,6 @@ _CONSTRAINTS: Final = _either(
     _may_have(response_format=_either(_NULL, _has(type={"const": "text"}))),
 )
 _GUIDED: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_NO_EARLIER: Final = _may_have(previous_response_id=_NULL)
 _TEXT_PART: Final = _has(type={"enum": ["text", "input_text", "output_text"]}, text=_TEXT)
 _TEXTS: Final = _either(_TEXT, {"type": "array", "items": _TEXT_PART})
 _RESULT: Final = _has(type={"const": "tool_result"}, tool_use_id=_TEXT)
@@ -137,6 +137,7 @@ CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
             },
             _has(type={"const": "function_call"}, call_id=_TEXT, name=_TEXT, arguments=_TEXT),
             _has(type={"const": "function_call_output"}, call_id=_TEXT, output=_CONTENT),
+            _has(type={"const": "item_reference"}, id=_TEXT),
             {
                 **_has(type={"const": "reasoning"}),
                 "properties": {"type": {"const": "reasoning"}, "content": _REASONING},
@@ -159,12 +160,11 @@ CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
                 }
             ),
         ),
-        _NO_EARLIER,
         _STREAM_OPTIONS,
         _TOOL_CHOICE,
         _MORE_THAN_REASONING,
     ),
-    "InputTokensRequest": (_NO_EARLIER, _TOOL_CHOICE, _MORE_THAN_REASONING),
+    "InputTokensRequest": (_TOOL_CHOICE, _MORE_THAN_REASONING),
     "Turn": (_may_have(content=_either(_TEXT, {"type": "array", "items": _BLOCK})),),
     "ThinkingConfig": (
         _either(
@@ -194,6 +194,14 @@ CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
 }
 
 
+_STATELESS: Final = _may_have(previous_response_id=_NULL, store=_OFF)
+STATELESS: Final[dict[str, tuple[Schema, ...]]] = {
+    "InputItem": (_may_have(type={"not": {"const": "item_reference"}}),),
+    "InputTokensRequest": (_STATELESS,),
+    "ResponseRequest": (_STATELESS,),
+}
+"""Further conditions where no responses are kept."""
+
 UNLISTED: Final[dict[str, tuple[str, ...]]] = {
     "ChatRequest": (*_GUIDED, "continue_final_message"),
     "CompletionRequest": _GUIDED,
@@ -206,13 +214,14 @@ MORE: Final = "x-triolet-more"
 """Where they stand instead."""
 
 
-def add_conditions(schemas: dict[str, Schema]) -> None:
+def add_conditions(schemas: dict[str, Schema], services: Services) -> None:
     """Add to each component what its validators ask for beyond the types of its fields."""
     for component, names in UNLISTED.items():
         if component in schemas:
             properties = schemas[component]["properties"]
             schemas[component][MORE] = {name: properties.pop(name) for name in names}
-    for name, conditions in CONDITIONS.items():
+    stateless = {} if services.config.responses.ttl_s else STATELESS
+    for name, conditions in (*CONDITIONS.items(), *stateless.items()):
         if name in schemas:
             schemas[name]["allOf"] = [*schemas[name].get("allOf", ()), *conditions]
 

@@ -131,6 +131,11 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "POST /v1/responses/input_tokens": Operation(
         "Count the tokens of such a conversation.", "InputTokens", InputTokensRequest
     ),
+    "GET /v1/responses/<response_id>": Operation("Show a stored response.", "Response"),
+    "DELETE /v1/responses/<response_id>": Operation("Forget a stored response.", "Anything"),
+    "GET /v1/responses/<response_id>/input_items": Operation(
+        "List the items of a stored response's request.", "List"
+    ),
     "POST /v1/embeddings": Operation(
         "Turn one or several inputs into vectors.", "Embeddings", EmbeddingFields
     ),
@@ -264,7 +269,7 @@ def openapi_document(app: QuartTrio, services: Services) -> Document:
             paths.setdefault(path, {})[method] = _operation(rule, schemas, services)
     assert not schemas.keys() & RESULTS.keys(), "a request and an answer share a name"
     add_limits(schemas, services)
-    add_conditions(schemas)
+    add_conditions(schemas, services)
     is_strict = services.config.strict_requests
     unlisted = "Fields that are not listed are " + (
         "refused by name" if is_strict else "ignored and named in x-triolet-ignored, or refused"

@@ -334,21 +334,23 @@ def door_families(
     yield counts("body_refusals", "Bodies for which there was no room", "reason", refused_bodies)
 
 
-def response_cache_families(store: ResponseStore | None) -> Iterator[Metric]:
-    """Yield the answers that were given again, and what they take; zeros where none are kept."""
-    if store is None:
-        store = ResponseStore(ResponseCacheConfig())
-    else:
-        store.expire(trio.current_time())
+def kept_families(kept: Mapping[str, ResponseStore]) -> Iterator[Metric]:
+    """Yield what is kept of answers to be given again, and of responses to go on from; zeros where
+    nothing is."""
+    nothing = ResponseStore(ResponseCacheConfig())
+    for name in ("response_cache", "response_store"):
+        store = kept.get(name, nothing)
+        if len(store):
+            store.expire(trio.current_time())
+        yield counts(f"{name}_gone", "Kept answers that are gone, by why", "why", store.gone)
+        yield gauge(f"{name}_answers", "Answers that are kept", len(store))
+        yield gauge(f"{name}_bytes", "Memory that kept answers take", store.used_bytes)
     yield counts(
         "response_cache_requests",
         "Requests that asked for the response cache, by what came of it",
         "outcome",
-        store.outcomes,
+        kept.get("response_cache", nothing).outcomes,
     )
-    yield counts("response_cache_gone", "Kept answers that are gone, by why", "why", store.gone)
-    yield gauge("response_cache_answers", "Answers that are kept", len(store))
-    yield gauge("response_cache_bytes", "Memory that kept answers take", store.used_bytes)
 
 
 ALIASES: Final = {

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily
 from ..contract.generation import Usage
 from ..scheduling.status import OverloadObserver
 from ..tenants.quotas import QuotaObserver
-from .collectors import counts, door_families, family, gauge, response_cache_families
+from .collectors import counts, door_families, family, gauge, kept_families
 from .exposition import Reading
 from .histogram import TokenHistogram
 
@@ -41,11 +41,14 @@ class HttpMetrics:
 
     Args:
       registry: where the counters are shown.
+
+    Attributes:
+      kept: answers that are kept, by how the names of their metrics begin.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._response_cache: ResponseStore | None = None
-        registry.register(Reading(lambda: response_cache_families(self._response_cache)))
+        self.kept: dict[str, ResponseStore] = {}
+        registry.register(Reading(lambda: kept_families(self.kept)))
         self._door = partial(door_families, {}, int, {})
         registry.register(Reading(lambda: self._door()))
         self._requests = Counter(
@@ -113,10 +116,6 @@ class HttpMetrics:
     def resumption(self, what: str) -> None:
         """An answer was begun or joined that outlives its connection, by a word of our own."""
         self._resumptions.labels(what).inc()
-
-    def watch_response_cache(self, store: ResponseStore) -> None:
-        """Answers are given again from now on."""
-        self._response_cache = store
 
     def watch_door(
         self,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from tests.lazily import lazily
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import langchain_openai
     import openai
@@ -222,6 +222,7 @@ def test_a_websocket_takes_what_came_of_a_call(client: openai.OpenAI) -> None:
         ({"temperature": 9}, "BadRequestError", "temperature"),
         ({"previous_response_id": "resp_1"}, "BadRequestError", "previous_response_id"),
         ({"store": True}, "BadRequestError", "store"),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, "NotFoundError", "input.0.id"),
         ({"input": "dragon " * 3000}, "BadRequestError", "input"),
     ],
 )
@@ -232,6 +233,42 @@ def test_errors_arrive_as_their_types(
         client.responses.create(**{**ASKED, **change})
     assert caught.value.param == param
     assert caught.value.request_id
+
+
+def test_stored_responses_are_shown_listed_continued_and_deleted(
+    start_fleet: Callable[..., FleetProcess],
+) -> None:
+    fleet = start_fleet("--responses-ttl", "3600")
+    question: Any = [{"role": "user", "content": "Tell me a story."}]
+    more: Any = [{"role": "user", "content": "And then?"}]
+    with openai.OpenAI(**strictly(fleet)) as client:
+        first = client.responses.create(**{**ASKED, "input": question})
+        shown = client.responses.retrieve(first.id)
+        assert shown.to_json() == first.to_json()
+        (item,) = client.responses.input_items.list(first.id).data
+        assert (item.type, item.id[:5]) == ("message", "item_")
+        asked = {**ASKED, "input": more}
+        chained = client.responses.create(**asked, previous_response_id=first.id)
+        with client.responses.stream(**asked, previous_response_id=first.id) as stream:
+            streamed = stream.get_final_response()
+        said: Any = first.output[0].model_dump()
+        whole = client.responses.create(**{**ASKED, "input": [*question, said, *more]})
+        reference: Any = {"type": "item_reference", "id": first.output[0].id}
+        referred = client.responses.create(**{**ASKED, "input": [*question, reference, *more]})
+        counted = client.responses.input_tokens.count(
+            model="demo", input=more, previous_response_id=first.id
+        )
+        texts = {answer.output_text for answer in (chained, streamed, whole, referred)}
+        assert len(texts) == 1
+        assert whole.usage is not None
+        assert counted.input_tokens == whole.usage.input_tokens
+        client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(first.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(**asked, previous_response_id=first.id)
+        assert caught.value.code == "previous_response_not_found"
+        assert client.responses.retrieve(streamed.id).output_text == streamed.output_text
 
 
 def test_the_asynchronous_client_streams_side_by_side(fleet: FleetProcess) -> None:

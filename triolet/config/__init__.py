@@ -17,6 +17,7 @@ from .control import ControlConfig, ControlledModelConfig
 from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
 from .models import MAX_MODELS, ModelConfig, ServedModelConfig
 from .parsers import ReasoningParser, ToolParser
+from .responses import OF_CONNECTION, StoredResponsesConfig
 from .scheduling import (
     AT,
     MEMORY,
@@ -99,6 +100,7 @@ __all__ = [
     "MEMORY",
     "NO_GUESSES",
     "OFF",
+    "OF_CONNECTION",
     "SCHEMES",
     "SEPARATOR",
     "AdapterConfig",
@@ -144,6 +146,7 @@ __all__ = [
     "SnapshotConfig",
     "SpeculationConfig",
     "StoreConfig",
+    "StoredResponsesConfig",
     "SupervisorConfig",
     "TenantsConfig",
     "ToolParser",

@@ -15,6 +15,7 @@ from .auto import AutoConfig
 from .link import LinkConfig, require
 from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .parsers import ReasoningParser, ToolParser
+from .responses import StoredResponsesConfig
 from .scheduling import (
     EmbeddingLimits,
     OverloadConfig,
@@ -366,6 +367,7 @@ class ServerConfig:
     door: DoorConfig = field(default_factory=DoorConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
+    responses: StoredResponsesConfig = field(default_factory=StoredResponsesConfig)
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     batches: BatchConfig = field(default_factory=BatchConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)

@@ -1,25 +1,24 @@
 """POST /v1/responses and its input_tokens: a response is a chat in other words.
 
 Everything about it is decided where chats are; names are translated forth in requests and back in
-errors. Nothing is kept but the turns of one WebSocket (`Conversations`).
+errors. What a response may go on from is in stored_responses.py.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from triolet.errors import RequestError, invalid_request
+from triolet.errors import invalid_request
 
 from ...contract.generation import Delta
 from ..auto import count_prompt, plan_request
 from ..body import current_scope, read_fields
 from ..cascade import Prepared
-from ..errors import echo, params_called
+from ..errors import params_called
 from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
 from ..generate import (
     Plan,
@@ -33,10 +32,6 @@ from ..schemas import ChatRequest, Message, shared_fields
 from ..stream import WholeAnswer
 from .chat import plan_chat, prompt_of_chat
 from .responses_events import (
-    CallItem,
-    Item,
-    MessageItem,
-    ReasoningItem,
     ResponseEvents,
     message_frame,
     response_head,
@@ -50,6 +45,7 @@ from .responses_schema import (
     ResponseFields,
     ResponseRequest,
 )
+from .stored_responses import conversation_of, keep_at_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,62 +54,6 @@ if TYPE_CHECKING:
 
     from ..services import Services
     from ..stream import Answer
-
-
-Turns: TypeAlias = "tuple[Message, ...]"
-
-MAX_CHARS: Final = 2_000_000
-"""Twice the largest message: a long conversation and what it branched from."""
-
-
-TURN_CHARS: Final = 64
-"""What a turn counts for beside its text: empty ones take memory too."""
-
-
-class Conversations:
-    """Turns up to and including each remembered answer."""
-
-    def __init__(self, max_chars: int = MAX_CHARS) -> None:
-        self._max_chars = max_chars
-        self._chars = 0
-        self._turns: OrderedDict[str, Turns] = OrderedDict()
-
-    def up_to(self, response_id: str) -> Turns:
-        """Return the turns that an answer ended.
-
-        Raises:
-          RequestError: it is unknown or forgotten.
-        """
-        turns = self._turns.get(response_id)
-        if turns is None:
-            raise _not_found(response_id)
-        return turns
-
-    def remember(self, response_id: str, turns: Turns) -> None:
-        """Keep the turns of an answer."""
-        self._turns[response_id] = turns
-        self._chars += _size(turns)
-        while self._chars > self._max_chars:
-            _, forgotten = self._turns.popitem(last=False)
-            self._chars -= _size(forgotten)
-
-
-def _size(turns: Turns) -> int:
-    return sum(_size_of(turn) for turn in turns)
-
-
-def _size_of(turn: Message) -> int:
-    calls = turn.tool_calls or ()
-    of_calls = sum(TURN_CHARS + len(call.function.arguments) for call in calls)
-    return TURN_CHARS + len(turn.content or "") + len(turn.reasoning or "") + of_calls
-
-
-def _not_found(response_id: str) -> RequestError:
-    return invalid_request(
-        f"there is no response {echo(response_id)} on this connection; send the conversation again",
-        "previous_response_id",
-        code="previous_response_not_found",
-    )
 
 
 PARAMS: Final = {
@@ -127,12 +67,14 @@ OF_OWN_FORM: Final = frozenset({"stream", "stream_options", "tools", "tool_choic
 """What a chat calls its parameters, and what they are called here."""
 
 
-async def plan_response(fields: ResponseFields, earlier: Turns, services: Services) -> Plan:
+async def plan_response(
+    fields: ResponseFields, items: Sequence[InputItem], services: Services
+) -> Plan:
     """Return what is to be generated.
 
     Args:
       fields: what was asked for.
-      earlier: the turns before its own.
+      items: that it is an answer to.
       services: what it works with.
 
     Raises:
@@ -143,7 +85,7 @@ async def plan_response(fields: ResponseFields, earlier: Turns, services: Servic
             "needs message.output_text.logprobs among the values of include", "top_logprobs"
         )
     with params_called(PARAMS):
-        chat = _as_chat(fields, earlier)
+        chat = _as_chat(fields, items)
         plan = await plan_request(chat, services, partial(plan_chat, chat, services=services))
     plan = replace(plan, param=PARAMS[plan.param])
     return warming(plan) if fields.only_warms else plan
@@ -155,15 +97,16 @@ async def prompt_of_response(fields: ResponseFields, services: Services) -> tupl
     Raises:
       RequestError: as `plan_response`.
     """
+    earlier, own = await conversation_of(fields, services)
     with params_called(PARAMS):
-        chat = _as_chat(fields, ())
+        chat = _as_chat(fields, [*earlier, *own])
         return await count_prompt(chat, services, partial(prompt_of_chat, chat, services=services))
 
 
-def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
+def _as_chat(fields: ResponseFields, items: Sequence[InputItem]) -> ChatRequest:
     """Return what was asked for as a chat. All of it has been checked."""
     system = [message("system", fields.instructions)] if fields.instructions else []
-    turns = [*earlier, *turns_of(fields.input)]
+    turns = turns_of(items)
     if not turns:
         raise invalid_request("holds nothing but reasoning, which no prompt is made of", "messages")
     return ChatRequest.model_construct(
@@ -204,22 +147,6 @@ def turns_of(items: Sequence[InputItem]) -> list[Message]:
             turns[-1] = turns[-1].model_copy(update={"reasoning": reasoning})
         reasoning = None
     return turns
-
-
-def answer_of(items: Sequence[Item]) -> list[Message]:
-    """Return an answer as the one turn that it is in a chat; none if it has no items."""
-    turn: Message | None = None
-    for item in items:
-        match item:
-            case ReasoningItem():
-                if turn is None:
-                    turn = Message.model_construct(role="assistant", reasoning=item.text)
-            case MessageItem():
-                said = (turn.content or "") if turn else ""
-                turn = _said(turn, said + item.text, turn.tool_calls if turn else None)
-            case CallItem():
-                turn = with_call(turn, item.call_id, item.name, item.arguments)
-    return [] if turn is None else [turn]
 
 
 def with_call(before: Message | None, call_id: str, name: str, arguments: str | None) -> Message:
@@ -263,10 +190,10 @@ def message(role: str, content: str) -> Message:
 async def create_response(services: Services) -> Response:
     """Answer a conversation in the words of the Responses API."""
     fields = await read_fields(ResponseRequest, services)
-    _refuse_earlier(fields)
     if fields.stream_options is not None and not fields.stream:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
-    plan = await plan_response(fields, (), services)
+    earlier, own = await conversation_of(fields, services)
+    plan = await plan_response(fields, [*earlier, *own], services)
     live = current_scope()
 
     async def prepare(plan: Plan) -> Prepared:
@@ -277,6 +204,8 @@ async def create_response(services: Services) -> Response:
         head = response_head(f"resp_{live.request_id.hex()}", fields, request, plan.model.name)
         framing = sse_frame if fields.stream else message_frame
         events = ResponseEvents(head, fields, framing, plan.tool_form, plan.thinking)
+        if live.owner is None:  # lines of a batch are found in its file
+            keep_at_end(events, fields, own, services)
         shown = events if fields.stream else WholeAnswer(1, partial(_whole, events))
         return Prepared(plan, [request], shown)
 
@@ -287,19 +216,8 @@ async def create_response(services: Services) -> Response:
 async def count_input_tokens(services: Services) -> Response:
     """Return how many tokens a conversation has as a prompt."""
     fields = await read_fields(InputTokensRequest, services)
-    _refuse_earlier(fields)
     prompt_ids = await prompt_of_response(fields, services)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt_ids)})
-
-
-def _refuse_earlier(fields: ResponseFields) -> None:
-    if fields.previous_response_id is not None:
-        raise invalid_request(
-            "responses are not kept from one request to the next; send the whole conversation in "
-            "input, or ask on one WebSocket, which remembers its own responses",
-            "previous_response_id",
-            code="unsupported_parameter",
-        )
 
 
 def _whole(events: ResponseEvents, answers: Sequence[Answer]) -> bytes:

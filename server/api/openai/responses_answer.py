@@ -26,18 +26,20 @@ from ..limits import enter_answer, renew_tenant, reserved
 from ..request_scope import ClientConnection, RequestScope
 from ..resume import Name, ResumableAnswer, ResumingReader
 from ..resuming import begin_kept
-from .responses import Conversations, Turns, answer_of, plan_response, turns_of
+from .responses import plan_response
 from .responses_events import ResponseEvents, message_frame, response_head
+from .stored_responses import conversation_of, keep_at_end, keeper_here, remember
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from ...cache.store import ResponseStore
     from ...contract.output_stream import OutputStream
     from ..cascade import Prepare
     from ..door import BodyHold
     from ..services import Services
     from ..stream import Serializer
-    from .responses_schema import ResponseCreate, ResponseResume
+    from .responses_schema import InputItem, ResponseCreate, ResponseResume
 
 
 class WsOutbox:
@@ -119,19 +121,10 @@ def response_name(response_id: str) -> Name:
     return Name(tenant, f"responses {tenant}".encode(), response_id)
 
 
-class SocketEvents(ResponseEvents):
-    """The events of a response on a WebSocket, which later ones may continue.
-
-    Attributes:
-      turns: of the conversation, up to the question.
-    """
-
-    turns: Turns = ()
-
-    def remember(self, response_id: str, conversations: Conversations) -> None:
-        """Let a connection go on with the conversation, if the response has come to a good end."""
-        if not self.have_failed:
-            conversations.remember(response_id, (*self.turns, *answer_of(self.items)))
+def _remember(store: ResponseStore, serializer: Serializer) -> None:
+    """Let a connection go on from a response, if that has come to a good end."""
+    if isinstance(serializer, ResponseEvents) and not serializer.have_failed:
+        remember(store, keeper_here(), serializer)
 
 
 async def relay_frames(reader: ResumingReader, outbox: WsOutbox) -> None:
@@ -157,7 +150,7 @@ class ResumedAnswer:
     Args:
       resume: which, and from where.
       services: where it is kept.
-      conversations: of this connection.
+      responses: of this connection.
       connection: of the client.
 
     Attributes:
@@ -171,13 +164,13 @@ class ResumedAnswer:
         self,
         resume: ResponseResume,
         services: Services,
-        conversations: Conversations,
+        responses: ResponseStore,
         connection: ClientConnection,
     ) -> None:
         self.id = resume.response_id
         self.stream_id = resume.stream_id
         self._services = services
-        self._conversations = conversations
+        self._responses = responses
         self._connection = connection
         answer = services.kept.find(response_name(resume.response_id))
         if answer is None:
@@ -203,9 +196,7 @@ class ResumedAnswer:
             reader = self._services.kept.join(self._answer, self._position)
             live.hold(reader)
             await relay_frames(reader, outbox)
-        events = self._answer.serializer.decided
-        if isinstance(events, SocketEvents):
-            events.remember(self.id, self._conversations)
+        _remember(self._responses, self._answer.serializer.decided)
 
 
 RESUMABLE: Final = "resumable"
@@ -217,7 +208,7 @@ class ResponseAnswer:
     Args:
       create: what was asked for.
       services: what it works with.
-      conversations: what it may continue, and where it is remembered.
+      responses: of this connection, which it may go on from, and where it is remembered.
       client_request_id: what the client called the connection.
       connection: of the client.
       hold: of the room that its message takes, until it is queued.
@@ -231,7 +222,7 @@ class ResponseAnswer:
         self,
         create: ResponseCreate,
         services: Services,
-        conversations: Conversations,
+        responses: ResponseStore,
         client_request_id: str,
         connection: ClientConnection,
         hold: BodyHold,
@@ -241,7 +232,7 @@ class ResponseAnswer:
         self.hold = hold
         self._create = create
         self._services = services
-        self._conversations = conversations
+        self._responses = responses
         self._client_request_id = client_request_id
         self._connection = connection
         self._stream: OutputStream | None = None
@@ -274,19 +265,15 @@ class ResponseAnswer:
             renew_tenant(self._services.tenancy)
             enter_answer(self._services, live)
             create = self._create
-            earlier: Turns = ()
-            if create.previous_response_id is not None:
-                earlier = self._conversations.up_to(create.previous_response_id)
-            plan = await plan_response(create, earlier, self._services)
-            turns = (*earlier, *turns_of(create.input))
-            prepare = partial(self._prepare, turns)
+            earlier, own = await conversation_of(create, self._services, self._responses)
+            plan = await plan_response(create, [*earlier, *own], self._services)
+            prepare = partial(self._prepare, own)
             first = await prepare(plan)
             run = self._run_resumable if create.resumable else self._run_bound
             events = await run(first, prepare, live, outbox)
-        if isinstance(events, SocketEvents):
-            events.remember(self.id, self._conversations)
+        _remember(self._responses, events)
 
-    async def _prepare(self, turns: Turns, plan: Plan) -> Prepared:
+    async def _prepare(self, own: Sequence[InputItem], plan: Plan) -> Prepared:
         (request,) = generation_requests(
             plan,
             self._services,
@@ -295,10 +282,11 @@ class ResponseAnswer:
         )
         request = replace(request, request_id=self._request_id)
         head = response_head(self.id, self._create, request, plan.model.name)
-        events = SocketEvents(
+        events = ResponseEvents(
             head, self._create, message_frame, plan.tool_form, plan.thinking, self.stream_id
         )
-        events.turns = turns
+        events.own_items = own
+        keep_at_end(events, self._create, own, self._services)
         return Prepared(plan, [request], events)
 
     async def _run_bound(

@@ -31,11 +31,11 @@ from ..stream import Serializer
 from .chunks import new_call_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from triolet.errors import RequestError
 
-    from .responses_schema import ResponseFields
+    from .responses_schema import InputItem, ResponseFields
 
 
 TOO_MANY: Final = 429
@@ -248,6 +248,8 @@ class ResponseEvents(Serializer):
       response: as it is at the end; its head before.
       items: of the answer so far.
       have_failed: the end was a bad one.
+      own_items: of the request.
+      on_end: called once it has ended, before its client is told.
     """
 
     def __init__(
@@ -261,7 +263,9 @@ class ResponseEvents(Serializer):
     ) -> None:
         self.response = head
         self.items: list[Item] = []
+        self.own_items: Sequence[InputItem] = ()
         self.have_failed = False
+        self.on_end: Callable[[ResponseEvents], None] = lambda _: None
         self._hex = head["id"].removeprefix("resp_")
         self._shows_output = not fields.only_warms
         self._wants_logprobs = fields.wants_logprobs
@@ -303,7 +307,7 @@ class ResponseEvents(Serializer):
                     "error": response_error(event.error),
                     "usage": response_usage(event.usage),
                 }
-                return [self._event("response.failed", response=self.response)]
+                return [self._last("response.failed")]
 
     def _delta(self, delta: Delta) -> list[bytes]:
         """Return what new text looks like; nothing for part of a character."""
@@ -411,7 +415,11 @@ class ResponseEvents(Serializer):
         output[-1:] = [item.shown(last) for item in self.items[-1:]]
         self.response |= {"status": status, "output": output, "usage": response_usage(usage)}
         kind = "response.completed" if status == "completed" else "response.incomplete"
-        return [*frames, self._event(kind, response=self.response)]
+        return [*frames, self._last(kind)]
+
+    def _last(self, kind: str) -> bytes:
+        self.on_end(self)
+        return self._event(kind, response=self.response)
 
     def _event(self, kind: str, **fields: object) -> bytes:
         event = {"type": kind, "sequence_number": self._sequence, **fields, **self._lane}

@@ -61,6 +61,7 @@ _NEEDED: Final = {
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
+    "item_reference": ("id",),
 }
 """What an item of each type has to hold."""
 
@@ -82,14 +83,16 @@ Text = Annotated[
 
 
 class InputItem(StrictModel):
-    """A turn, a call of a tool or what came of one: as a client writes it, or as it was given."""
+    """A turn, a call of a tool or what came of one: as a client writes it, or as it was given; or
+    the id of one that is stored."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: Annotated[
-        Literal["message", "function_call", "function_call_output", "reasoning"],
+        Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"],
         BeforeValidator(_known_item),
     ] = "message"
+    id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Annotated[
         str | None,
@@ -202,7 +205,7 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields)
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         **UNSUPPORTED,
         "prompt": ("a stored prompt (send its text as instructions or input)", ()),
-        "store": ("storing responses (send false, and keep the answer yourself)", (False,)),
+        "conversation": ("a stored conversation (go on with previous_response_id instead)", ()),
     }
 
     model: ServedName = None
@@ -217,7 +220,10 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields)
         description="Longest answer with its reasoning, in tokens; default: what fits.",
     )
     previous_response_id: str | None = Field(
-        default=None, description="Response of the same WebSocket to go on from; none over HTTP."
+        default=None, description="Response to go on from, of this WebSocket or a stored one."
+    )
+    store: bool | None = Field(
+        default=None, description="Keep the response; default: where the server keeps any."
     )
     # All but the first speak of items that never occur here.
     include: (

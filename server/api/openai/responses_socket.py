@@ -16,9 +16,11 @@ import msgspec
 import trio
 from quart import websocket
 
+from triolet.config import OF_CONNECTION
 from triolet.errors import RequestError, draining, invalid_request
 from triolet.units import KIB
 
+from ...cache.store import ResponseStore
 from ...tenants.tenancy import current_tenant
 from ...text.threads import current_line
 from ..access import SUBPROTOCOL, check_key
@@ -28,7 +30,6 @@ from ..errors import echo, http_error, unsupported
 from ..limits import rate_headers
 from ..request_scope import scope_of
 from ..schemas import read_request
-from .responses import Conversations
 from .responses_answer import ResponseAnswer, ResumedAnswer, WsOutbox
 from .responses_events import error_frame, notice_frame
 from .responses_schema import LANE, ResponseCancel, ResponseCreate, ResponseResume
@@ -76,7 +77,7 @@ class ResponsesSession:
         self._subprotocols = socket.requested_subprotocols
         self._services = services
         self._connection = scope_of(socket.scope).connection
-        self._conversations = Conversations()
+        self._responses = ResponseStore(OF_CONNECTION)
         self._messages = TokenBucket(services.config.ws_max_messages_per_s, trio.current_time())
         self._lanes: dict[str | None, deque[LaneAnswer]] = {}
         self._lane_ended = trio.Event()
@@ -164,7 +165,7 @@ class ResponsesSession:
         answer = ResponseAnswer(
             create,
             self._services,
-            self._conversations,
+            self._responses,
             client_request_id(self._socket.headers),
             self._connection,
             hold,
@@ -173,7 +174,7 @@ class ResponsesSession:
 
     def _resume(self, resume: ResponseResume, nursery: trio.Nursery) -> None:
         self._check_bound()
-        answer = ResumedAnswer(resume, self._services, self._conversations, self._connection)
+        answer = ResumedAnswer(resume, self._services, self._responses, self._connection)
         self._enqueue(answer, nursery)
 
     def _check_bound(self) -> None:

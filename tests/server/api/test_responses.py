@@ -361,7 +361,6 @@ async def test_what_changes_no_promise_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -380,7 +379,9 @@ async def test_what_changes_no_promise_is_accepted() -> None:
         ({"max_output_tokens": 10**6}, "input"),
         ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type"),
+        ({"input": [{"type": "item_reference"}]}, "input.0"),
+        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input.0.type"),
+        ({"store": True}, "store"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input.0"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import trio
 
-from server.api.openai.responses import TURN_CHARS, Conversations, message
 from server.contract.generation import CancelReason, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import MODEL, PATIENCE_S, surface
 from tests.server.support.websocket import BINARY, PING, TEXT, Socket, frame_bytes, open_socket
-from triolet.errors import RequestError, no_worker, overloaded
+from triolet.errors import no_worker, overloaded
 
 
 def create(**more: object) -> dict[str, Any]:
@@ -376,23 +375,3 @@ async def test_a_socket_is_told_of_a_successor_and_served_until_the_drain() -> N
             await socket.until("response.completed")
             server.services.state.drain()
             assert (await socket.frame()).close_code == 1001
-
-
-def test_the_oldest_conversations_are_forgotten_first() -> None:
-    conversations = Conversations(max_chars=10 + 2 * TURN_CHARS)
-    conversations.remember("a", (message("user", "12345"),))
-    conversations.remember("b", (message("user", "123"),))
-    conversations.remember("c", (message("user", "12345"),))
-    assert conversations.up_to("b")
-    assert conversations.up_to("c")
-    with pytest.raises(RequestError, match="'a'"):
-        conversations.up_to("a")
-
-
-def test_turns_without_text_are_forgotten_too() -> None:
-    conversations = Conversations(max_chars=10 * TURN_CHARS)
-    for name in "abc":
-        conversations.remember(name, (message("user", ""),) * 5)
-    with pytest.raises(RequestError, match="'a'"):
-        conversations.up_to("a")
-    assert conversations.up_to("c")
