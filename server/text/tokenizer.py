@@ -362,13 +362,14 @@ class TextModel:
             self._refuse_beyond(self._guard.least_chars(so_far), MESSAGES)
 
         def work() -> ChatPrompt:
-            turns = messages
+            turns, listed = messages, tools
             if self.tools is ToolSupport.GENERIC:
+                listed = None
                 turns = with_tools_in_words(turns, tools or (), takes_system=self._takes_system)
             rendered = template.render(
                 self._guard.protect(turns),
                 add_generation_prompt=add_generation_prompt,
-                tools=self._guard.protect(tools),
+                tools=self._guard.protect(listed),
                 template_kwargs=self._guard.protect(template_kwargs),
                 # Ends the loop of a template when its request has ended.
                 check=trio.from_thread.check_cancelled,
