@@ -31,6 +31,7 @@ OPTIONS = (
     # They would refuse what has to wait for long on a slow machine.
     *("--set", "server.overload.admission.is_on=false"),
     *("--set", "server.overload.brownout.is_on=false"),
+    *("--set", "server.overload.guard.is_on=false"),
 )
 
 
