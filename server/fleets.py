@@ -68,6 +68,7 @@ def read_files(config: ServerConfig, threads: FairLimiter) -> ModelFiles:
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
         threads=threads,
+        generic_tools=config.generic_tools,
     )
     if not text.has_chat_template:
         log.warning("no_chat_template", model=config.model_name, advice=NO_TEMPLATE)

@@ -98,6 +98,9 @@ NAMED: Final = {
     "allow_origin": Named(
         ("server", "allow_origins"), _SERVER, "Origin of pages that may ask", "none"
     ),
+    "no_generic_tools": Named(
+        ("server", "generic_tools"), _SERVER, "No tools where the template shows none"
+    ),
     "batch_dir": Named(
         ("server", "batches", "directory"), _SERVER, "Folder of files and batches", "none"
     ),
@@ -125,6 +128,7 @@ OTHER_NAMES: Final[dict[str, str]] = {
     "ttft-slo": "server.overload.slo.default_s=",
     "critical-ttft-slo": "server.overload.slo.critical_s=",
     "sheddable-ttft-slo": "server.overload.slo.sheddable_s=",
+    "no-generic-tools": "server.generic_tools=false",
     "no-admission": "server.overload.admission.is_on=false",
     "no-brownout": "server.overload.brownout.is_on=false",
     "no-guard": "server.overload.guard.is_on=false",
@@ -347,7 +351,7 @@ def _add(sources: Sources, name: str, value: Value) -> None:
     elif isinstance(value, str) and not isinstance(value, StrEnum):
         sources.add_text(path, value, option)
     else:
-        sources.add(path, value, option)
+        sources.add(path, False if name.startswith("no_") else value, option)
 
 
 def new_form(option: str, command: str, arguments: Sequence[str]) -> str | None:

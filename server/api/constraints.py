@@ -1,8 +1,8 @@
 """What a completion has to be: from a request's constraint fields and tools to one grammar.
 
 Where tools have to be called a grammar sees to it, so that it works with any model; where they may
-be, only strict functions have one, which begins with the call, and the model's chat template has to
-show them.
+be, only strict functions have one, and those of a model that is told of tools in the generic form.
+It begins with the call.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from triolet.sampling import MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 from ..text.closed_schema import closed, closed_text
 from ..text.scanning import HALF_PAIR
 from ..text.tool_calls import CallRules, CallSchema, ToolForm, UnenforceableSchemaError
+from ..text.tool_forms.generic import ToolSupport
 from ..text.tool_forms.repeats import OnceEach
 from .body import holds_many_values
 from .fields import ConstraintFields, Function, NamedTool, ToolFields
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from triolet.config import GrammarConfig
 
     from ..contract.generation import TextWatch
+    from .schemas import ChatRequest
     from .served_models import ServedModel
 
 
@@ -169,9 +171,10 @@ NO_ARGUMENTS: Final[dict[str, Any]] = {
 }
 ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
 NOT_SHOWN: Final = (
-    "are not shown to the model: its chat template ignores them. Use a model whose template shows "
-    "tools, put a chat_template.jinja that does into its directory, or demand a call with "
-    "tool_choice (required, or a tool's name), which needs no template"
+    "are not shown to the model: its chat template ignores them, and it is not told of them in "
+    "another way. Start the server without --no-generic-tools (models of the harmony form have no "
+    "other way), use a model whose template shows tools, put a chat_template.jinja that does into "
+    "its directory, or demand a call with tool_choice (required, or a tool's name)"
 )
 
 
@@ -191,7 +194,7 @@ class ToolPlan(NamedTuple):
     watch: Callable[[], TextWatch] | None = None
 
 
-async def plan_tools(fields: ToolFields, model: ServedModel) -> ToolPlan:
+async def plan_tools(fields: ChatRequest, model: ServedModel) -> ToolPlan:
     """Return what the tools of a request come to; their grammar has been compiled once.
 
     Raises:
@@ -208,7 +211,9 @@ async def plan_tools(fields: ToolFields, model: ServedModel) -> ToolPlan:
         raise invalid_request("has the same name twice", "tools")
     if choice == "none":
         return ToolPlan()
-    if choice == "auto" and not await model.text.shows_tools():
+    # Without a template no conversation is rendered at all, which says more.
+    is_untold = model.text.tools is ToolSupport.NONE and model.text.has_chat_template
+    if choice == "auto" and is_untold:
         raise invalid_request(NOT_SHOWN, "tools")
     form = model.text.tool_form.of_tools({f.name: f.parameters or {} for f in functions})
     grammar = _grammar(fields, functions, form, model)
@@ -227,16 +232,19 @@ def _is_single(fields: ToolFields) -> bool:
 
 
 def _grammar(
-    fields: ToolFields, functions: Sequence[Function], form: ToolForm, model: ServedModel
+    fields: ChatRequest, functions: Sequence[Function], form: ToolForm, model: ServedModel
 ) -> Grammar | None:
     choice = fields.tool_choice or "auto"
-    if choice == "auto" and not any(function.strict for function in functions):
+    # Of a form for the answer and one for calls only one can be held to; the first was asked for.
+    is_generic = model.text.tools is ToolSupport.GENERIC and not asks_for_form(fields)
+    is_free = choice == "auto" and not is_generic
+    if is_free and not any(function.strict for function in functions):
         return None
     tools: list[CallSchema] = []
     for index, function in enumerate(functions):
         if isinstance(choice, NamedTool) and function.name != choice.function.name:
             continue
-        schema = _arguments(function, is_free=choice == "auto")
+        schema = _arguments(function, is_free=is_free)
         param = f"tools.{index}.function.parameters"
         check_bounds(json_schema(schema), param, model.config.grammar)
         is_strict = bool(function.strict)

@@ -57,6 +57,7 @@ _MODEL: Final = _object(
     max_model_len=_COUNT,
     digest={"type": ["string", "null"]},
     state=_TEXT,
+    tools=_one_of("native", "generic", "none"),
     type=_one_of("model"),
     display_name=_TEXT,
     lifecycle=_one_of("active"),

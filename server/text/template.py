@@ -226,6 +226,9 @@ _SOME_TOOL: Final = {
 }
 
 
+_SOME_WORDS: Final = "be brief"
+
+
 class ChatTemplate:
     """The templates of one model, compiled.
 
@@ -323,6 +326,18 @@ class ChatTemplate:
             # It wants conversations of another kind: which of those show tools is not known.
             return True
         return without != with_tool
+
+    def shows_system(self, check: Callable[[], None] = lambda: None) -> bool:
+        """Whether a system message is shown, and not refused or left out.
+
+        Args:
+          check: see `render`.
+        """
+        turns = [{"role": "system", "content": _SOME_WORDS}, {"role": "user", "content": "hi"}]
+        try:
+            return _SOME_WORDS in self.render(turns, check=check)
+        except RequestError:
+            return False
 
     def _pick(self, *, has_tools: bool) -> jinja2.Template:
         wanted = TOOL_TEMPLATE if has_tools else DEFAULT_TEMPLATE

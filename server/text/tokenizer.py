@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from typing import TYPE_CHECKING, Final, Self, TypeVar, cast
 
 import trio
@@ -26,6 +27,7 @@ from .model_files import TextFiles, read_text_files
 from .reasoning import find_reasoner
 from .template import ChatTemplate
 from .threads import FairLimiter, in_thread
+from .tool_forms.generic import GENERIC, ToolSupport, with_tools_in_words
 from .tool_forms.table import HARMONY, form_of
 
 if TYPE_CHECKING:
@@ -175,10 +177,12 @@ class TextModel:
       reasoning_parser: how the model's reasoning is told apart.
       threads: for long texts, where several models share them; None for `tokenize_threads` of its
         own.
+      generic_tools: where the chat template shows no tools, the system prompt does.
 
     Attributes:
       eos_token_ids: every id that ends a sequence.
       max_model_len: positions that the model was made for.
+      tools: how the model is told of them.
       tool_form: how the model writes calls of tools.
       reasoner: how the model reasons; None if it does not.
       tool_tokens: ids of the markers of that form that are single tokens.
@@ -197,6 +201,7 @@ class TextModel:
         turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
         reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
         threads: FairLimiter | None = None,
+        generic_tools: bool = True,
     ) -> None:
         self.eos_token_ids = files.eos_token_ids
         self.max_model_len = files.max_model_len
@@ -204,6 +209,12 @@ class TextModel:
         self.tool_form = form_of(
             files.chat_templates.values(), (token.content for token in added.values()), tool_parser
         )
+        self._template = (
+            ChatTemplate(files.chat_templates, files.special_tokens)
+            if files.chat_templates
+            else None
+        )
+        self._ask_template(tokenize_timeout_s, generic_tools=generic_tools)
         self.reasoner = find_reasoner(
             reasoning_parser,
             files.tokenizer,
@@ -225,12 +236,6 @@ class TextModel:
         self._literal, self._id_of_marker = _literal_tokenizer(
             files.tokenizer, self._specials, self._guard.markers
         )
-        self._template = (
-            ChatTemplate(files.chat_templates, files.special_tokens)
-            if files.chat_templates
-            else None
-        )
-        self._shows_tools: bool | None = None
         self._limiter = threads or text_threads(tokenize_threads, turns)
         self.turns = self._limiter.turns
         self._timeout_s = tokenize_timeout_s
@@ -246,6 +251,7 @@ class TextModel:
         turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
         reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
         threads: FairLimiter | None = None,
+        generic_tools: bool = True,
     ) -> TextModel:
         """Read a model directory.
 
@@ -260,7 +266,25 @@ class TextModel:
             turns=turns,
             reasoning_parser=reasoning_parser,
             threads=threads,
+            generic_tools=generic_tools,
         )
+
+    def _ask_template(self, timeout_s: float, *, generic_tools: bool) -> None:
+        """Find out from the chat template how the model is told of tools."""
+        give_up = time.monotonic() + timeout_s
+
+        def check() -> None:
+            if time.monotonic() > give_up:
+                raise invalid_request("the chat template takes too long", MESSAGES)
+
+        self.tools, self._takes_system = ToolSupport.NONE, True
+        if self._template is None:
+            return
+        if self._template.shows_tools(check):
+            self.tools = ToolSupport.NATIVE
+        elif generic_tools and self.tool_form is not HARMONY:
+            self.tools, self.tool_form = ToolSupport.GENERIC, GENERIC
+            self._takes_system = self._template.shows_system(check)
 
     @property
     def has_chat_template(self) -> bool:
@@ -338,10 +362,14 @@ class TextModel:
             self._refuse_beyond(self._guard.least_chars(so_far), MESSAGES)
 
         def work() -> ChatPrompt:
+            turns, listed = messages, tools
+            if self.tools is ToolSupport.GENERIC:
+                listed = None
+                turns = with_tools_in_words(turns, tools or (), takes_system=self._takes_system)
             rendered = template.render(
-                self._guard.protect(messages),
+                self._guard.protect(turns),
                 add_generation_prompt=add_generation_prompt,
-                tools=self._guard.protect(tools),
+                tools=self._guard.protect(listed),
                 template_kwargs=self._guard.protect(template_kwargs),
                 # Ends the loop of a template when its request has ended.
                 check=trio.from_thread.check_cancelled,
@@ -354,22 +382,6 @@ class TextModel:
         prompt = await self._in_thread(work, MESSAGES)
         self._refuse_if_hopeless(prompt, MESSAGES)
         return prompt
-
-    async def shows_tools(self) -> bool:
-        """Whether the chat template shows tools to the model; asked of it once.
-
-        Raises:
-          RequestError: the threads did not get to it in time.
-        """
-        template = self._template
-        if self._shows_tools is None and template is not None:
-
-            def work() -> bool:
-                return template.shows_tools(trio.from_thread.check_cancelled)
-
-            self._shows_tools = await self._in_thread(work, MESSAGES)
-        # Without a template no conversation is rendered at all, which says more.
-        return self._shows_tools is not False
 
     async def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, param: str = PROMPT

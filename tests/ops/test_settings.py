@@ -225,6 +225,12 @@ OLD = (
 ).split()
 
 
+def test_an_option_can_turn_a_setting_off() -> None:
+    assert settings().server.generic_tools
+    assert not settings(no_generic_tools=True).server.generic_tools
+    assert settings(no_generic_tools=False).server.generic_tools
+
+
 @pytest.mark.parametrize("word", OLD)
 def test_an_option_that_there_was_is_refused_with_its_new_form(
     word: str, capsys: pytest.CaptureFixture[str]
@@ -366,6 +372,7 @@ def test_a_field_of_one_kind_of_worker_is_set_for_that_kind_alone() -> None:
     ("line", "form"),
     [
         ("server --allow-remote-clients --port 80", "--set server.allow_remote_clients=true"),
+        ("server --no-generic-tools", "--set server.generic_tools=false"),
         ("server --prefill a --port 1 --prefill=b", "--set server.prefill_addresses=a,b"),
         ("server --limits redis://:secret@h", "--set server.tenants.quotas.limits=@FILE"),
         ("server --limits=redis://h", "--set server.tenants.quotas.limits=redis://h"),

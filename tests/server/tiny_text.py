@@ -57,6 +57,7 @@ def tiny_text(
     markers: Sequence[str] = (),
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
     threads: FairLimiter | None = None,
+    generic_tools: bool = True,
 ) -> TextModel:
     """Return a text model whose tokens are bytes, and those of `specials` and `markers`."""
     files = TextFiles(
@@ -72,4 +73,5 @@ def tiny_text(
         tokenize_timeout_s=tokenize_timeout_s,
         reasoning_parser=reasoning_parser,
         threads=threads,
+        generic_tools=generic_tools,
     )

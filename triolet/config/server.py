@@ -353,7 +353,12 @@ class ServerConfig:
     answer's `x-triolet-ignored`: clients of other servers send their extensions."""
     tool_parser: ToolParser = ToolParser.AUTO
     """How calls of tools are told from text. Told by the model's chat template unless it is named,
-    for a template that says nothing of calls, or names tokens of another family."""
+    for a template that says nothing of calls, or names tokens of another family. Where the template
+    shows no tools, `generic_tools` goes before it."""
+    generic_tools: bool = True
+    """Whether a model whose chat template shows no tools is told of them in its system prompt, and
+    held to their schemas by a grammar. Otherwise `tools` are refused there unless a call is
+    demanded: for clients that put tools into their own prompt, and prompts that nothing changes."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000

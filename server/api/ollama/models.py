@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from triolet.errors import RequestError, invalid_request
 
+from ...text.tool_forms.generic import ToolSupport
 from ..body import read_fields
 from ..generate import json_response, named_model
 from ..served_models import DIGEST
@@ -124,10 +125,9 @@ def _info(card: ModelCard, model: ServedModel) -> dict[str, Any]:
 
 def _capabilities(model: ServedModel) -> list[str]:
     """Return what the model can be used for, as far as its files tell."""
-    template = model.card.template
     said = {
         "completion": True,
-        "tools": "tools" in template,
+        "tools": model.text.tools is not ToolSupport.NONE,
         "thinking": model.text.reasoner is not None,
         "embedding": not model.embedding.objection,
     }

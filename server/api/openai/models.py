@@ -104,6 +104,7 @@ def _card(name: str, model: ServedModel, services: Services) -> dict[str, Any]:
         "max_model_len": model.fleet.max_model_len,
         "digest": model.digest or None,
         "state": model.state.value,
+        "tools": model.text.tools.value,
         "type": "model",
         "display_name": name,
         "lifecycle": "active",

@@ -306,23 +306,18 @@ async def test_what_has_to_be_written_begins_with_the_special_token() -> None:
 
 
 @pytest.mark.parametrize("path", ASKS)
-async def test_tools_that_the_template_ignores_are_refused(path: str) -> None:
-    async with surface(text=tiny_text()) as server:
+async def test_tools_that_nothing_tells_the_model_of_are_refused(path: str) -> None:
+    async with surface(text=tiny_text(generic_tools=False)) as server:
+        (card,) = (await server.request("GET", "/v1/models")).json["data"]
+        assert card["tools"] == "none"
         refused = await server.post(path, ASKS[path])
         assert refused.status == 400
         error = refused.json["error"]
         assert "chat template" in error["message"]
+        assert "without --no-generic-tools" in error["message"]
         assert path == MESSAGES or error["param"] == "tools"
         choice = {"type": "any"} if path == MESSAGES else "required"
         none = {"type": "none"} if path == MESSAGES else "none"
         for demanded in (choice, none):
             answer = await server.post(path, {**ASKS[path], "tool_choice": demanded})
             assert answer.status == 200
-
-
-async def test_a_template_is_asked_once_whether_it_shows_tools() -> None:
-    fussy = "{{ raise_exception('no') if messages | length == 1 }}"
-    assert await TEXT.shows_tools()
-    assert not await tiny_text().shows_tools()
-    assert await tiny_text(template=fussy).shows_tools()
-    assert await tiny_text(template="").shows_tools()

@@ -29,6 +29,7 @@ from server.scheduling.status import OverloadStatus
 from server.text.model_files import SamplingDefaults
 from server.text.tokenizer import ChatPrompt
 from server.text.tool_calls import HERMES
+from server.text.tool_forms.generic import ToolSupport
 from transport.frames import Capacity, Load
 from triolet.audit import FleetAudit, ServerAudit
 from triolet.errors import RequestError, invalid_request
@@ -362,11 +363,8 @@ class FakeText:
     reasoner: Reasoner | None = None
     tool_tokens: Mapping[str, int] = MappingProxyType({})
     tool_markers: Mapping[int, str] = MappingProxyType({})
-    does_show_tools = True
-
-    async def shows_tools(self) -> bool:
-        await trio.lowlevel.checkpoint()
-        return self.does_show_tools
+    tools = ToolSupport.NATIVE
+    has_chat_template = True
 
     async def encode(
         self,

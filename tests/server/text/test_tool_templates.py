@@ -10,6 +10,7 @@ import pytest
 from server.contract.generation import Delta, GenerationRequest
 from server.scheduling.output import Relay
 from server.text.tool_calls import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PHI
+from server.text.tool_forms.generic import ToolSupport
 from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER
 from tests.server.tiny_text import tiny_text
 from transport.frames import TokenRow
@@ -126,7 +127,7 @@ async def test_calls_that_a_template_shows_are_read_in_its_form(kind: str) -> No
     form, specials, source = TEMPLATES[kind]
     model = tiny_text(template=source, specials=specials)
     assert model.tool_form == form
-    assert await model.shows_tools()
+    assert model.tools is ToolSupport.NATIVE
     turn: dict[str, Any] = {
         "role": "assistant",
         "content": "",

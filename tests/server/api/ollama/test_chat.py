@@ -259,7 +259,7 @@ async def test_think_switches_the_template(think: object) -> None:
 
 async def test_the_name_of_a_tool_reaches_the_template_with_its_result() -> None:
     template = "{% for m in messages %}{{ m.role }}/{{ m.name }}/{{ m.content }};{% endfor %}"
-    text = tiny_text(template=template)
+    text = tiny_text(template="{{ tools or '' }}" + template)
     turn = {"role": "tool", "content": "3"}
     user = TURNS[0] | {"name": "ann"}
     chat = {"messages": [user, turn | {"name": "add", "tool_call_id": "c"}]}

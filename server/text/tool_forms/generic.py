@@ -1,0 +1,87 @@
+"""Tools for a model whose chat template shows none: in the words of its conversation. Pure."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from ..tool_calls import HERMES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class ToolSupport(StrEnum):
+    """How a model is told of tools."""
+
+    NATIVE = "native"  # its chat template shows them
+    GENERIC = "generic"  # its template does not; the system prompt does
+    NONE = "none"  # nothing does
+
+
+GENERIC: Final = HERMES
+"""The form that most models have seen, and that a grammar can hold every schema to."""
+_LISTING: Final = """\
+# Tools
+
+You may call functions. Each line describes one:
+<tools>
+%s
+</tools>
+
+To call one, write its name and its arguments as JSON between tags:
+<tool_call>
+{"name": "the function", "arguments": {"an argument": "its value"}}
+</tool_call>
+What it returns follows between <tool_response> tags. To answer, write plain text."""
+
+
+def with_tools_in_words(
+    turns: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    takes_system: bool,
+) -> list[dict[str, Any]]:
+    """Return a conversation in which tools, calls and results are text of the roles system,
+    assistant and user. Neither a call nor a result makes two turns of one role follow one another.
+
+    Args:
+      turns: in the words of templates.
+      tools: to describe, in the API's form.
+      takes_system: the template shows system messages; otherwise the first user's turn has it.
+    """
+    plain: list[dict[str, Any]] = []
+    is_joined = False
+    for turn in turns:
+        was_joined, is_joined = is_joined, turn["role"] == "tool" or "tool_calls" in turn
+        shown = _in_words(turn)
+        if plain and (is_joined or was_joined) and plain[-1]["role"] == shown["role"]:
+            shown["content"] = _joined("\n", plain.pop()["content"], shown["content"])
+        plain.append(shown)
+    if tools:
+        lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+        listing, role = _LISTING % "\n".join(lines), "system" if takes_system else "user"
+        told = next((turn for turn in plain if turn["role"] == role), None)
+        if told is None:
+            return [{"role": role, "content": listing}, *plain]
+        parts = (told["content"], listing) if takes_system else (listing, told["content"])
+        told["content"] = _joined("\n\n", *parts)
+    return plain
+
+
+def _in_words(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a turn without a role and without fields that only templates with tools know."""
+    content = turn["content"]
+    if turn["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = [
+        f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+        for call in turn.get("tool_calls", ())
+    ]
+    kept = {key: value for key, value in turn.items() if key != "tool_calls"}
+    return {**kept, "content": _joined("\n", content, *calls)}
+
+
+def _joined(between: str, *parts: str) -> str:
+    return between.join(part for part in parts if part)
