@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 import struct
 import sys
 import time
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +27,8 @@ from triolet.grammar import (
     compile_grammar,
 )
 from triolet.sampling import Grammar, GrammarKind
+
+from .isolated import limit_cpu, run_isolated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,7 +178,13 @@ def main() -> None:
     while (body := _read()) is not None:
         kind, _, text = body.decode().partition("\n")
         grammar = Grammar(GrammarKind(kind), text)
-        _write(_ask_child(tokenizer, grammar, eos_token_ids, bounds))
+        answer = run_isolated(
+            partial(_verdict, tokenizer, grammar, eos_token_ids, bounds),
+            cpu_s=bounds.cpu_s,
+            memory_bytes=bounds.memory_bytes,
+            max_bytes=MAX_ANSWER_BYTES,
+        )
+        _write(answer or bytes([Answer.TOO_COSTLY]))
 
 
 def _answer_all(message: str) -> None:
@@ -198,38 +206,6 @@ def _write(answer: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _ask_child(
-    tokenizer: LLTokenizer, grammar: Grammar, eos_token_ids: Sequence[int], bounds: GrammarConfig
-) -> bytes:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        # Never returns into the loop of its parent, whatever happens.
-        try:
-            os.close(reading)
-            _limit(bounds.cpu_s, bounds.memory_bytes)
-            os.write(writing, _verdict(tokenizer, grammar, eos_token_ids, bounds))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        answer = pipe.read(MAX_ANSWER_BYTES)
-    os.waitpid(child, 0)
-    return answer or bytes([Answer.TOO_COSTLY])
-
-
-def _limit(cpu_s: float, memory_bytes: int) -> None:
-    """Have the kernel end this process when its time is up, or refuse it memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    # What a compiler that runs out of memory says on its way out is not logged.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-
 def _verdict(
     tokenizer: LLTokenizer, grammar: Grammar, eos_token_ids: Sequence[int], bounds: GrammarConfig
 ) -> bytes:
@@ -238,7 +214,7 @@ def _verdict(
         mask = matcher.compute_bitmask()
         if any(mask) and not matcher.is_error():
             # One mask of the walks may go on when their time is up.
-            signal.setitimer(signal.ITIMER_PROF, bounds.walk_cpu_s + bounds.walk_mask_cpu_s)
+            limit_cpu(bounds.walk_cpu_s + bounds.walk_mask_cpu_s)
             walk(tokenizer, matcher, eos_token_ids, bounds)
     except GrammarTooCostly as error:
         return bytes([Answer.TOO_COSTLY]) + f"is too costly to follow: {error}".encode()
