@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 import trio
 
+from .api.json_body import checked_fields
 from .api.peers import ALONE
 from .api.served_models import ServedModel
 from .scheduling.links import Links
@@ -27,14 +28,14 @@ from .text.model_files import (
 from .text.tokenizer import TextModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
     from transport.link import Network
     from triolet.config import ServerConfig
 
     from .metrics.metrics import Metrics
     from .tenants.quotas import Quotas
-    from .text.threads import FairLimiter, Turns
+    from .text.processes import Do, Work
 
 log = structlog.get_logger(__name__)
 
@@ -51,12 +52,12 @@ class ModelFiles(NamedTuple):
     page_words: PageWords
 
 
-def read_files(config: ServerConfig, threads: FairLimiter) -> ModelFiles:
+def read_files(config: ServerConfig, do: Do) -> ModelFiles:
     """Read what a server needs of a model's directory: seconds, for a large tokenizer.
 
     Args:
       config: of the server, for this model alone.
-      threads: for long texts of all models.
+      do: does what takes long with texts.
 
     Raises:
       ModelError: a file is missing or broken.
@@ -64,11 +65,10 @@ def read_files(config: ServerConfig, threads: FairLimiter) -> ModelFiles:
     model_dir = config.model_dir
     text = TextModel.load(
         model_dir,
-        tokenize_timeout_s=config.tokenize_timeout_s,
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
-        threads=threads,
         generic_tools=config.generic_tools,
+        do=do,
     )
     if not text.has_chat_template:
         log.warning("no_chat_template", model=config.model_name, advice=NO_TEMPLATE)
@@ -79,6 +79,15 @@ def read_files(config: ServerConfig, threads: FairLimiter) -> ModelFiles:
         read_model_card(model_dir),
         read_page_words(model_dir, has_chat_template=text.has_chat_template),
     )
+
+
+def first_work(models: Sequence[ServedModel]) -> list[Work]:
+    """Return what each text process does before its first job: it imports what reads bodies, and
+    reads the model of a server that began with one. Of many most may never be asked."""
+    work: list[Work] = [(checked_fields, ("ChatRequest", b"{}", True))]
+    if len(models) == 1:
+        work += *models[0].text.first_work, models[0].grammars.first_work
+    return work
 
 
 def names_of(config: ServerConfig) -> dict[str, tuple[str, ...]]:
@@ -95,11 +104,11 @@ class Fleets:
       metrics: observe each.
       quotas: of the tenants, whatever model they ask.
       names: of each model with its aliases, by its name; kept up to date.
+      do: does what takes long with grammars.
 
     Attributes:
       own_name: of this server among those on its port.
       by_model: the workers of each model, by its name.
-      grammar_turns: the lines of questions about grammars of all models.
     """
 
     def __init__(
@@ -109,15 +118,15 @@ class Fleets:
         metrics: Metrics,
         quotas: Quotas,
         names: dict[str, tuple[str, ...]],
+        do: Do,
     ) -> None:
         self.own_name = ALONE if config.peers is None else config.peers.name
         self.by_model: dict[str, Links] = {}
-        self.grammar_turns: list[Turns[Any]] = []
-        self._grammars: dict[str, Grammars] = {}
         self._network = network
         self._metrics = metrics
         self._quotas = quotas
         self._names = names
+        self._do = do
 
     def __iter__(self) -> Iterator[Links]:
         return iter(self.by_model.values())
@@ -156,13 +165,11 @@ class Fleets:
             Path(config.model_dir) / "tokenizer.json",
             files.text.eos_token_ids,
             config.grammar,
+            self._do,
             partial(self._metrics.grammar_checked, name),
-            # A process for each of many models that sleep would take memory for nothing.
-            starts_at_once=is_only,
         )
         self._names[name] = (name, *config.model_aliases)
-        self.by_model[name], self._grammars[name] = fleet, grammars
-        self.grammar_turns.append(grammars.turns)
+        self.by_model[name] = fleet
         return ServedModel(
             config,
             fleet,
@@ -177,18 +184,15 @@ class Fleets:
     def remove(self, name: str) -> None:
         """Know a model no more, which has no request and is not kept."""
         del self.by_model[name], self._names[name]
-        self.grammar_turns.remove(self._grammars.pop(name).turns)
         self._metrics.remove(name)
 
     async def run(
         self, name: str, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Keep the links of a model and its grammar process until the scope is cancelled with
-        which this is started."""
+        """Keep the links of a model until the scope is cancelled with which this is started."""
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.by_model[name].run)
-                await nursery.start(self._grammars[name].run)
                 task_status.started(scope)
 
     async def drain(self) -> None:

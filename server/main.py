@@ -16,7 +16,7 @@ import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -34,7 +34,7 @@ from .api.served_models import ModelTable
 from .api.services import Services
 from .app import build_app
 from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
-from .fleets import Fleets, names_of
+from .fleets import Fleets, first_work, names_of
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics.metrics import Metrics
@@ -43,7 +43,7 @@ from .scheduling.control_link import ControlLink
 from .scheduling.members import MemberFile
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
-from .text.tokenizer import text_threads
+from .text.processes import TextProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from triolet.tenants import Prices, Tenants
 
     from .tenants.quotas import Quotas
-    from .text.threads import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -98,8 +97,8 @@ async def serve(
     _require_ladder(config)
     with ExitStack() as sockets:
         listening = _listen(config, sockets)
-        threads = text_threads(config.tokenize_threads, config.turns)
-        config, files, left_out = read_models(config, threads)
+        processes = TextProcesses(config)
+        config, files, left_out = read_models(config, processes.do)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = _metrics(config)
@@ -107,8 +106,8 @@ async def serve(
             tenancy, tenant_file = _tenancy(config, metrics, names, left_out)
             peers = Peers(config.peers) if config.peers else None
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy, names))
-            fleets = Fleets(config, network, metrics, quotas, names)
-            models = fleets.add_all(config, files)
+            fleets = Fleets(config, network, metrics, quotas, names, processes.do)
+            processes.first = first_work(models := fleets.add_all(config, files))
             services = Services(
                 config,
                 ModelTable(models),
@@ -116,16 +115,17 @@ async def serve(
                 state or ServerState(),
                 count_connections=lambda: edge.connections,
                 peers=peers,
+                do=processes.do,
                 tenancy=tenancy,
                 quotas=quotas,
             )
             storage = sockets.enter_context(_storage(config))
             edge = Edge(app := build_app(services, storage), config)
-            _show(metrics, fleets, edge, services, threads.turns)
+            _show(metrics, fleets, edge, services, processes)
             async with trio.open_nursery() as nursery:
-                for part in (quotas.store, services.kept):
-                    await nursery.start(part.run)
-                changes = ModelChanges(services, fleets, threads, nursery)
+                for run in (quotas.store.run, services.kept.run, processes.run):
+                    await nursery.start(run)
+                changes = ModelChanges(services, fleets, nursery)
                 await changes.start()
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
@@ -153,7 +153,7 @@ def _metrics(config: ServerConfig) -> Metrics:
 
 
 def _show(
-    metrics: Metrics, fleets: Fleets, edge: Edge, services: Services, texts: Turns[Any]
+    metrics: Metrics, fleets: Fleets, edge: Edge, services: Services, processes: TextProcesses
 ) -> None:
     """Let the metrics show what there is of everything."""
     first, *others = fleets.by_model.items()
@@ -165,13 +165,8 @@ def _show(
             name: one.admission.presence.worker_seconds for name, one in fleets.by_model.items()
         }
     )
-    lines = {
-        "text": [texts],
-        "parser": [services.parser_threads.turns],
-        "grammar": fleets.grammar_turns,
-    }
     bodies = services.bodies
-    metrics.http.watch_door(lines, lambda: bodies.held_bytes, bodies.refused)
+    metrics.http.watch_door(processes.turns, lambda: bodies.held_bytes, bodies.refused)
 
 
 async def _drain(

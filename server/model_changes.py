@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .fleets import Fleets, ModelFiles
     from .scheduling.control_link import ControlLink
     from .scheduling.links import Links
-    from .text.threads import FairLimiter
+    from .text.processes import Do
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +59,6 @@ class ModelChanges:
     Args:
       services: whose table of models changes.
       fleets: the workers of each model.
-      threads: for long texts of all models.
       nursery: keeps the models.
 
     Attributes:
@@ -67,14 +66,11 @@ class ModelChanges:
       link: to control, which is told of changes; None without control.
     """
 
-    def __init__(
-        self, services: Services, fleets: Fleets, threads: FairLimiter, nursery: trio.Nursery
-    ) -> None:
+    def __init__(self, services: Services, fleets: Fleets, nursery: trio.Nursery) -> None:
         self.refused: dict[str, str] = {}
         self.link: ControlLink | None = None
         self._services = services
         self._fleets = fleets
-        self._threads = threads
         self._nursery = nursery
         self._reading = trio.CapacityLimiter(1)
         self._served: dict[str, _Life] = {}
@@ -178,7 +174,7 @@ class ModelChanges:
         [config] = replace(self._services.config, models=(alone,)).of_models
         try:
             files = await trio.to_thread.run_sync(
-                read_files, config, self._threads, limiter=self._reading
+                read_files, config, self._services.do, limiter=self._reading
             )
             await self._serve(config, files, kind_of(one))
         except UNREADABLE as error:
@@ -227,14 +223,14 @@ def has_other_adapters(life: _Life, told: ServedModelConfig) -> bool:
 
 
 def read_models(
-    config: ServerConfig, threads: FairLimiter
+    config: ServerConfig, do: Do
 ) -> tuple[ServerConfig, dict[str, ModelFiles], frozenset[str]]:
     """Read the models that a server begins with: those of its settings, or of the file of members
     where that names models, which an earlier process may have followed.
 
     Args:
       config: of the server.
-      threads: for long texts of all models.
+      do: does what takes long with texts.
 
     Returns:
       The configuration with these models, what was read of each, by its name, and the names of
@@ -257,7 +253,7 @@ def read_models(
     last = config.of_models[-1].model_name
     for one in config.of_models:
         try:
-            files[one.model_name] = read_files(one, threads)
+            files[one.model_name] = read_files(one, do)
         except UNREADABLE as error:
             is_only = not files and one.model_name == last
             if one.model_name in of_settings or is_only:

@@ -37,6 +37,7 @@ from server.tenants.opening import opened_quotas
 from server.tenants.quotas import Asked
 from server.tenants.tenancy import Tenancy, enter_tenant
 from server.text.grammars import Grammars
+from server.text.processes import at_once
 from server.text.tokenizer import TextModel
 from triolet.api_keys import digest_of
 from triolet.config import (
@@ -426,12 +427,12 @@ async def running_server(form: Form) -> AsyncIterator[RunningServer]:
     In virtual time if its accounts are in memory: `ops.simulation.deterministic.run`.
     """
     config = config_of(form)
-    text = TextModel.load(config.model_dir, tokenize_threads=1, tokenize_timeout_s=60.0)
+    text = TextModel.load(config.model_dir)
     metrics = Metrics(MODEL, config.metrics_compat)
     tenancy = Tenancy(tenants() if form.is_on else None)
     prices = partial(tenancy.prices_of, MODEL)
     grammars = Grammars(
-        Path(config.model_dir) / "tokenizer.json", text.eos_token_ids, config.grammar
+        Path(config.model_dir) / "tokenizer.json", text.eos_token_ids, config.grammar, at_once
     )
     with opened_quotas(QuotaConfig(limits=form.limits), metrics.quotas, prices) as quotas:
         shape = FleetShape(cost=form.cost, server=config)

@@ -25,7 +25,7 @@ from triolet.loopback import is_loopback
 from triolet.tenants import Tenant, TenantRole
 
 from ..tenants.tenancy import current_tenant, enter_tenant
-from ..text.threads import current_line, enter_line
+from ..text.turns import current_line, enter_line
 from .errors import echo, http_error
 from .limits import enter_batch, enter_request
 from .peers import is_proxied, owner_elsewhere

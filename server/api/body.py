@@ -1,150 +1,34 @@
-"""From a request on the wire to checked fields: id, deadline, body within its time, strict JSON.
-
-JSON is refused beyond bad syntax for: a byte order mark, other encodings than UTF-8, NaN, numbers
-that overflow to infinity, duplicate keys (two readers would see two documents), lone surrogates
-(they cannot be encoded again), depth that exhausts the parser, objects with very many keys (each
-unknown one would make an error of its own) and very many values: the parser holds the
-interpreter's lock, and 16 MiB of `[1],` stop all streams for seconds.
-"""
+"""From a request on the wire to checked fields: id, deadline, body within its time."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import trio
 from quart import has_request_context, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from triolet.errors import RequestError, invalid_request, overloaded
+from triolet.errors import invalid_request
 from triolet.units import KIB, MILLISECONDS
 
 from ..tenants.tenancy import current_tenant
-from ..text.threads import in_thread
 from .errors import echo, http_error, too_large
+from .json_body import checked_fields, read_body_fields
 from .known_names import EXTENSIONS, OTHER_EXTENSION
 from .request_scope import RequestScope, scope_of
-from .schemas import ModelT, read_request, take_unknown
+from .schemas import read_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from werkzeug.datastructures import Headers
 
     from triolet.config import ServerConfig
 
+    from .schemas import ModelT
     from .services import Services
 
-
-MAX_KEYS: Final = 1024
-"""Three times the largest object that any endpoint takes."""
-MAX_VALUES: Final = 1 << 20
-"""In one body, about: more token ids than contexts hold, and 0.1 s of the parser."""
-MAX_CONTAINERS: Final = 1 << 16
-"""Arrays and objects in one body: each costs ten times what a number does."""
-MAX_WHOLE: Final = 1 << 63
-"""The largest integer of any field; beyond, a float with an integer's value stays a float."""
-_BOM = b"\xef\xbb\xbf"
-
-
-class _Refused(ValueError):
-    """Valid JSON that is not accepted."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) > MAX_KEYS:
-        raise _Refused(f"an object has more than {MAX_KEYS} keys")
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _Refused(f"the key {echo(key)} occurs twice in one object")
-            seen.add(key)
-    return value
-
-
-def _number(text: str) -> float:
-    """Return a number; as an integer where its value is one, as JSON Schema has it: 1.0 is 1."""
-    value = float(text)
-    if not math.isfinite(value):
-        raise _Refused(f"the number {echo(text)} is too large")
-    return int(value) if value.is_integer() and abs(value) <= MAX_WHOLE else value
-
-
-def _constant(text: str) -> float:
-    raise _Refused(f"{text} is not a number in JSON")
-
-
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_float=_number, parse_constant=_constant
-)
-
-
-def _bad(reason: str) -> RequestError:
-    return http_error(400, f"the body is not valid JSON: {reason}")
-
-
-def parse_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a request's body.
-
-    Raises:
-      RequestError: 400, with the place of the fault.
-    """
-    if not body:
-        raise http_error(400, "the body is empty; send a JSON object")
-    if body.startswith(_BOM):
-        raise _bad("it begins with a byte order mark; send UTF-8 without one")
-    if holds_many_values(body):
-        raise _bad(f"it holds more than {MAX_VALUES} values or {MAX_CONTAINERS} arrays and objects")
-    try:
-        text = body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _bad(f"byte {error.start} is not UTF-8") from None
-    try:
-        value = _DECODER.decode(text)
-    except _Refused as error:
-        raise _bad(str(error)) from None
-    except RecursionError:
-        raise _bad("it is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise _bad(f"{error.msg} at line {error.lineno} column {error.colno}") from None
-    except ValueError:
-        # Only the conversion of an integer of more than 4300 digits ends here.
-        raise _bad("an integer has too many digits") from None
-    if not isinstance(value, dict):
-        raise http_error(400, "the body is not a JSON object")
-    if "\\ud" in text or "\\uD" in text:
-        _refuse_lone_surrogates(value)
-    return value
-
-
-def holds_many_values(body: bytes) -> bool:
-    """Count what lies between the strings, before anything is made of it."""
-    if len(body) <= MAX_CONTAINERS or not _has_many(body):
-        return False
-    if body.count(b"\\\\") > MAX_VALUES or body.count(b'\\"') > MAX_VALUES:
-        return True  # to look behind so many escapes would take as long
-    # A quotation mark that is left then begins or ends a string.
-    rest = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return rest.count(b'"') > 2 * MAX_VALUES or _has_many(b"".join(rest.split(b'"')[::2]))
-
-
-def _has_many(body: bytes) -> bool:
-    num_containers = body.count(b"[") + body.count(b"{")
-    return num_containers > MAX_CONTAINERS or body.count(b",") > MAX_VALUES
-
-
-def _refuse_lone_surrogates(value: dict[str, Any]) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise _bad("a string holds half of a surrogate pair") from None
-
-
-_T = TypeVar("_T")
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -276,13 +160,12 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
     ends = (body[:KEY_BYTES], body[-KEY_BYTES:])
     current_scope().key = hash((current_tenant().name, request.path, len(body), ends))
 
-    def parse() -> tuple[ModelT, tuple[str, ...]]:
-        named = parse_object(body)
-        unknown = () if services.config.strict_requests else take_unknown(kind, named)
-        return read_request(kind, named), unknown
-
-    is_quick = len(body) <= INLINE_BYTES and body.count(b"{") <= INLINE_OBJECTS
-    fields, unknown = await in_parser_thread(parse, services, is_quick=is_quick)
+    is_strict = services.config.strict_requests
+    if is_quick(body):
+        fields, unknown = read_body_fields(kind, body, is_strict)
+    else:
+        named, unknown = await services.do(checked_fields, kind.__name__, body, is_strict)
+        fields = read_request(kind, named)
     if unknown:
         note_ignored(unknown, services)
     return fields
@@ -298,17 +181,9 @@ def note_ignored(names: Iterable[str], services: Services) -> None:
     headers[IGNORED_HEADER] = ", ".join(shown)
 
 
-async def in_parser_thread(parse: Callable[[], _T], services: Services, *, is_quick: bool) -> _T:
-    """Return what `parse` makes of a body: at once if that is quick, else from a thread.
-
-    Raises:
-      RequestError: what `parse` raises; 429 or 503 if too many large bodies wait to be parsed.
-    """
-    if is_quick:
-        return parse()
-    with trio.move_on_after(services.config.body_timeout_s):
-        return await in_thread(parse, services.parser_threads, abandon_on_cancel=True)
-    raise overloaded("too many large bodies wait to be parsed", retry_after_s=1.0)
+def is_quick(body: bytes) -> bool:
+    """Whether a body is small enough to be parsed at once."""
+    return len(body) <= INLINE_BYTES and body.count(b"{") <= INLINE_OBJECTS
 
 
 async def read_body(config: ServerConfig) -> bytes:

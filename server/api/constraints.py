@@ -14,11 +14,9 @@ from triolet.errors import invalid_request
 from triolet.sampling import MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 
 from ..text.closed_schema import closed, closed_text
-from ..text.scanning import HALF_PAIR
 from ..text.tool_calls import CallRules, CallSchema, ToolForm, UnenforceableSchemaError
 from ..text.tool_forms.generic import ToolSupport
 from ..text.tool_forms.repeats import OnceEach
-from .body import holds_many_values
 from .fields import ConstraintFields, Function, NamedTool, ToolFields
 
 if TYPE_CHECKING:
@@ -271,19 +269,3 @@ def _arguments(function: Function, *, is_free: bool) -> dict[str, Any]:
     if is_free and not function.strict:
         return ANY_ARGUMENTS
     return NO_ARGUMENTS if function.parameters is None else function.parameters
-
-
-def parsed_arguments(text: str) -> object:
-    """Return the arguments of an earlier call as templates want them: an object, if they are.
-
-    They came in a string, which the bounds on a body do not look into.
-    """
-    try:
-        value = text if holds_many_values(text.encode()) else json.loads(text)
-        if isinstance(value, dict) and HALF_PAIR.search(
-            again := json.dumps(value, ensure_ascii=False)
-        ):
-            value = json.loads(HALF_PAIR.sub("\ufffd", again))  # it has no UTF-8
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text

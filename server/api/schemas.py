@@ -159,11 +159,18 @@ class StrictModel(StrictFields):
       ignored: names that this endpoint accepts without effect.
       unsupported: names that it refuses (see UNSUPPORTED).
       skipped_tools: types of tools that it leaves out.
+      kinds: all of them, by name.
     """
 
     ignored: ClassVar[frozenset[str]] = IGNORED
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = UNSUPPORTED
     skipped_tools: ClassVar[tuple[str, ...]] = ()
+    kinds: ClassVar[dict[str, type[StrictModel]]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        StrictModel.kinds[cls.__name__] = cls
 
 
 _Call = TypeVar("_Call", bound=StrictFields)

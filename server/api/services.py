@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..cache.store import ResponseStore
 from ..tenants.opening import quotas_in_memory
 from ..tenants.tenancy import Tenancy
-from ..text.threads import FairLimiter
+from ..text.processes import Do, at_once
 from .door import BodyRoom, RefusalLog, RefusalPace
 from .operations.fleet_status import RecentFigures
 from .request_scope import ServerState
@@ -44,12 +44,12 @@ class Services:
     """Tenants and their keys; without tenants every client is served."""
     quotas: Quotas = field(default_factory=quotas_in_memory)
     """What they may use."""
+    do: Do = at_once
+    """Does work that takes long, in processes where the server has streams."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time at which the models became available here, which the API calls their creation."""
     kept: KeptAnswers = field(init=False)
     """Answers that clients may come back to."""
-    parser_threads: FairLimiter = field(init=False)
-    """For large bodies. One: parsing is Python's work, so a second would not make it faster."""
     bodies: BodyRoom = field(init=False)
     """Bytes of bodies under way."""
     refusals: RefusalPace = field(init=False)
@@ -67,8 +67,6 @@ class Services:
 
     def __post_init__(self) -> None:
         door = self.config.door
-        limiter = FairLimiter(1, self.config.turns, "large bodies wait to be parsed")
-        object.__setattr__(self, "parser_threads", limiter)
         object.__setattr__(self, "bodies", BodyRoom(door))
         object.__setattr__(self, "refusals", RefusalPace(door))
         object.__setattr__(self, "refusal_log", RefusalLog(door))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import asdict
-from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NoReturn
 
@@ -16,13 +15,15 @@ from werkzeug.formparser import FormDataParser
 
 from triolet.errors import draining
 
-from ..api.body import INLINE_BYTES, in_parser_thread, read_body, read_fields
+from ..api.body import INLINE_BYTES, read_body, read_fields
 from ..api.errors import echo, http_error
 from ..api.fields import Metadata  # noqa: TC001 (pydantic reads the annotations)
 from ..api.generate import json_response
 from ..api.limits import check_may_batch
 from ..api.schemas import StrictModel
 from ..tenants.tenancy import current_tenant
+from ..text.process import job
+from ..text.processes import at_once
 from .records import OPEN, BatchRecord, BatchState
 from .storage import time_of_day
 
@@ -123,6 +124,7 @@ class Upload(NamedTuple):
     content: bytes
 
 
+@job
 def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> Upload:
     """Return the file named `file` and the fields beside it.
 
@@ -161,8 +163,8 @@ async def upload_file(storage: Storage, services: Services) -> Response:
         )
     options = dict(request.mimetype_params)
     body = await read_body(services.config)
-    parse = partial(parse_upload, body, request.mimetype, options)
-    upload = await in_parser_thread(parse, services, is_quick=len(body) <= INLINE_BYTES)
+    do = at_once if len(body) <= INLINE_BYTES else services.do
+    upload = Upload(*await do(parse_upload, body, request.mimetype, options))
     purpose = upload.fields.get("purpose")
     if purpose != "batch":
         raise http_error(400, "purpose must be batch", "purpose")

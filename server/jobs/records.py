@@ -14,7 +14,7 @@ import msgspec
 
 from triolet.errors import LocalProtocolError, RequestError
 
-from ..api.body import parse_object
+from ..api.json_body import parse_object
 
 T = TypeVar("T")
 

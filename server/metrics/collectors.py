@@ -6,7 +6,6 @@ tokens with KV that is not sent again.
 
 from __future__ import annotations
 
-from collections import Counter as Counts
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -20,10 +19,10 @@ from triolet.ids import Role
 from ..cache.store import ResponseStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ..scheduling.status import FleetStatus, WorkerStatus
-    from ..text.threads import Turns
+    from ..text.turns import Turns
 
 
 Kind: TypeAlias = type[CounterMetricFamily] | type[GaugeMetricFamily]
@@ -294,42 +293,20 @@ def _by_worker(rows: Rows, labels: Labels, workers: Iterable[WorkerStatus]) -> I
         yield family(kind, name, text, labels, samples)
 
 
-def _refusals(lines: Iterable[Turns[Any]]) -> Counts[str]:
-    """Return how many jobs found one of some lines full, by the reason."""
-    refused: Counts[str] = Counts()
-    for turns in lines:
-        refused.update({str(reason): count for reason, count in turns.refused.items()})
-    return refused
-
-
 def door_families(
-    lines: Mapping[str, Sequence[Turns[Any]]],
+    turns: Turns[Any],
     held_bytes: Callable[[], int],
     refused_bodies: Mapping[Any, int],
 ) -> Iterator[Metric]:
-    """Yield the lines for threads and grammars, and the bytes of bodies."""
+    """Yield the lines before the text processes, and the bytes of bodies."""
     yield family(
         GAUGE,
         "line_jobs",
-        "Jobs before the queue, by what they do",
-        ("line", "state"),
-        (
-            ((name, state), sum(getattr(one, f"num_{state}") for one in turns))
-            for name, turns in lines.items()
-            for state in ("waiting", "running")
-        ),
+        "Jobs of text processes",
+        ("state",),
+        ((("waiting",), turns.num_waiting), (("running",), turns.num_running)),
     )
-    yield family(
-        COUNTER,
-        "line_refusals",
-        "Jobs that found a line full",
-        ("line", "reason"),
-        (
-            ((name, reason), count)
-            for name, turns in lines.items()
-            for reason, count in _refusals(turns).items()
-        ),
-    )
+    yield counts("line_refusals", "Jobs that found a line full", "reason", turns.refused)
     yield gauge("body_bytes", "Room that bodies under way take", held_bytes())
     yield counts("body_refusals", "Bodies for which there was no room", "reason", refused_bodies)
 

@@ -11,15 +11,18 @@ import structlog
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 
+from triolet.config import TurnsConfig
+
 from ..contract.generation import Usage
 from ..scheduling.status import OverloadObserver
 from ..tenants.quotas import QuotaObserver
+from ..text.turns import Turns
 from .collectors import counts, door_families, family, gauge, kept_families
 from .exposition import Reading
 from .histogram import TokenHistogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any, TypeAlias
 
     from prometheus_client import CollectorRegistry
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from ..cache.store import ResponseStore
     from ..tenants.quotas import Quotas
     from ..tenants.tenancy import TenancyReport
-    from ..text.threads import Turns
 
     WorkerSeconds: TypeAlias = Mapping[str, Mapping[str, float]]
     """By model and version."""
@@ -49,7 +51,7 @@ class HttpMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.kept: dict[str, ResponseStore] = {}
         registry.register(Reading(lambda: kept_families(self.kept)))
-        self._door = partial(door_families, {}, int, {})
+        self._door = partial(door_families, Turns(1, TurnsConfig()), int, {})
         registry.register(Reading(lambda: self._door()))
         self._requests = Counter(
             "triolet_http_requests",
@@ -119,12 +121,12 @@ class HttpMetrics:
 
     def watch_door(
         self,
-        lines: Mapping[str, Sequence[Turns[Any]]],
+        turns: Turns[Any],
         held_bytes: Callable[[], int],
         refused_bodies: Mapping[Any, int],
     ) -> None:
-        """Show lines, by name, bytes of bodies, and refused bodies by reason from now on."""
-        self._door = partial(door_families, lines, held_bytes, refused_bodies)
+        """Show from now on: jobs of text processes, bytes of bodies, refused bodies by reason."""
+        self._door = partial(door_families, turns, held_bytes, refused_bodies)
 
 
 log = structlog.get_logger()

@@ -1,168 +1,144 @@
-"""Keeps special tokens that a user wrote apart from those that the chat template wrote.
+"""The textual side of a model: texts and conversations to ids, and ids to text.
 
-A template joins both into one string, and a tokenizer would take `<|im_end|>` in a user's message
-for the end of that message. So every occurrence in user content is replaced by a placeholder before
-rendering; afterwards the template's own become markers that no one can guess, and the placeholders
-turn back into plain text.
-
-The texts may be megabytes, and a search holds the interpreter's lock until it finds something. So
-it goes through a window at a time, between which other threads have their turn.
+What takes long is done in text processes (processes.py), which have read the same model.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
-import time
-from typing import TYPE_CHECKING, Final, Self, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    get_args,
+)
 
-import trio
-from tokenizers import AddedToken, Tokenizer
-
-from triolet.config import ReasoningParser, ToolParser, TurnsConfig
-from triolet.errors import RequestError, invalid_request, overloaded
+from triolet.config import ReasoningParser, ToolParser
+from triolet.errors import invalid_request
 
 from .detokenizer import Detokenizer, TokenText, Vocabulary
 from .model_files import TextFiles, read_text_files
+from .process import job
+from .processes import Do, Work, at_once
 from .reasoning import find_reasoner
+from .scanning import parsed_arguments
+from .special_tokens import ChatPrompt, SpecialTokenGuard, literal_tokenizer
 from .template import ChatTemplate
-from .threads import FairLimiter, in_thread
 from .tool_forms.generic import GENERIC, ToolSupport, with_tools_in_words
 from .tool_forms.table import HARMONY, form_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
 _T = TypeVar("_T")
 
-WINDOW_CHARS: Final = 64 * 1024
-"""Searched at once, in about a millisecond."""
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+"""Turns in the words of chat templates. Arguments of calls may be JSON, which is parsed where they
+are rendered: it may be megabytes."""
+Method: TypeAlias = Literal["encoded", "rendered", "decoded"]
+"""What a text process is asked of a model's text."""
+
+MAX_MODELS: Final = 8
+"""Models that a text process keeps, each of some tens of megabytes: those used last."""
 INLINE_CHARS: Final = 1024
-"""Prompts of chats up to here are encoded at once, mostly in half a millisecond. A thread would
-take as long to begin and to be heard. The slowest found take 6 ms: words of 99 letters that a
-vocabulary of WordPiece lacks, and ligatures that NFKC makes 18 characters of. Other texts may come
-in thousands with one request, so they go to the threads, in turns of tenants."""
-
-
-class SpecialTokenGuard:
-    """The special tokens of one tokenizer, and random names for them.
-
-    Args:
-      contents: the special tokens as text.
-    """
-
-    def __init__(self, contents: Sequence[str]) -> None:
-        # Letters and digits only: survives tojson, quoting and trimming in a template. 64 random
-        # bits per process: a user cannot write one.
-        self._nonce = secrets.token_hex(8)
-        self._contents = tuple(contents)
-        longest_first = sorted(self._contents, key=len, reverse=True)
-        specials = "|".join(re.escape(content) for content in longest_first)
-        # An empty alternative would match everywhere.
-        self._special = re.compile(specials or r"(?!)")
-        self._rendered = re.compile(f"({specials or '(?!)'})|x{self._nonce}u([0-9]+)x")
-        self._index = {content: i for i, content in enumerate(self._contents)}
-        self._longest = max(
-            map(len, (*self._contents, f"x{self._nonce}u{len(self._contents)}x")), default=0
-        )
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The names that stand for the special tokens, in the order of `contents`."""
-        return tuple(f"x{self._nonce}t{i}x" for i in range(len(self._contents)))
-
-    def protect(self, value: _T) -> _T:
-        """Return `value` with placeholders for special tokens in all its strings, at any depth."""
-        return cast("_T", self._protected(value))
-
-    def with_markers(self, rendered: str) -> str:
-        """Return a rendered template for a tokenizer that knows the markers as tokens."""
-        return self._replaced(self._rendered, self._marker_or_text, rendered)
-
-    def as_text(self, rendered: str) -> str:
-        """Return a rendered template as a person would read it."""
-        return self._replaced(self._rendered, lambda m: m[1] or self._contents[int(m[2])], rendered)
-
-    def least_chars(self, rendered: str) -> int:
-        """Return what `as_text` has at least, without the time that it takes."""
-        num_placeholders = rendered.count(f"x{self._nonce}u")
-        return len(rendered) - num_placeholders * self._longest
-
-    def _protected(self, value: object) -> object:
-        if isinstance(value, str):
-            return self._replaced(self._special, self._placeholder, value)
-        if isinstance(value, dict):
-            return {self._protected(k): self._protected(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._protected(item) for item in value]
-        return value
-
-    def _replaced(
-        self, pattern: re.Pattern[str], replace: Callable[[re.Match[str]], str], text: str
-    ) -> str:
-        """Return `pattern.sub(replace, text)`, looked for through one window after the other."""
-        pieces: list[str] = []
-        copied = begin = 0
-        while begin < len(text):
-            end = begin + WINDOW_CHARS
-            # Whatever begins in the window is seen as a whole.
-            for match in pattern.finditer(text, begin, end + self._longest):
-                if match.start() >= end:
-                    break
-                pieces += text[copied : match.start()], replace(match)
-                copied = match.end()
-            begin = max(end, copied)
-        return "".join((*pieces, text[copied:])) if copied else text
-
-    def _placeholder(self, match: re.Match[str]) -> str:
-        return f"x{self._nonce}u{self._index[match[0]]}x"
-
-    def _marker_or_text(self, match: re.Match[str]) -> str:
-        if match[1] is not None:
-            return f"x{self._nonce}t{self._index[match[1]]}x"
-        return self._contents[int(match[2])]
+"""Texts up to here are encoded at once, mostly in half a millisecond, all of one request together.
+A text process would take as long to be asked and to be heard. The slowest found take 6 ms: words of
+99 letters that a vocabulary of WordPiece lacks, and ligatures that NFKC makes 18 characters of."""
+INLINE_IDS: Final = 1024
+"""Ids up to here are decoded at once."""
+INLINE_WEIGHT: Final = 16 * 1024
+"""Conversations up to here are rendered at once, in some 0.3 ms: characters, and ITEM_WEIGHT for
+each message, field and tool."""
+ITEM_WEIGHT: Final = 16
 
 
 PROMPT = "prompt"
 MESSAGES = "messages"
-WAITING_TEXTS = "texts wait for the tokenizer"
 
 
-def text_threads(count: int, turns: TurnsConfig) -> FairLimiter:
-    """Return the threads for long texts, with their lines.
-
-    Args:
-      count: texts worked on at once.
-      turns: bounds of the lines.
-    """
-    return FairLimiter(count, turns, WAITING_TEXTS)
+def new_nonce() -> str:
+    """Return 64 random bits: a user cannot write them."""
+    return secrets.token_hex(8)
 
 
-class ChatPrompt(str):
-    """A rendered conversation as it reads, which still knows the special tokens that the template
-    wrote from those that a user wrote. Whatever else makes a string of it, a slice for example, has
-    forgotten the difference: encoded, it has the special tokens that users wrote.
+class TextSource(NamedTuple):
+    """What a process needs to read a model's textual side, and to be understood by others.
 
     Attributes:
-      marked: the same with markers for the template's special tokens.
+      model_dir: its directory.
+      tool_parser: a ToolParser's value: how the model writes calls of tools.
+      reasoning_parser: a ReasoningParser's: how the model's reasoning is told apart.
+      generic_tools: where the chat template shows no tools, the system prompt does.
+      nonce: of the names of special tokens, in all processes that work for one server.
     """
 
-    __slots__ = ("marked",)
+    model_dir: str
+    tool_parser: str
+    reasoning_parser: str
+    generic_tools: bool
+    nonce: str
 
-    marked: str
+    def load(self, do: Do = at_once) -> TextModel:
+        """Read the model directory.
 
-    def __new__(cls, text: str, marked: str) -> Self:
-        prompt = super().__new__(cls, text)
-        prompt.marked = marked
-        return prompt
+        Args:
+          do: does what takes long.
 
-    def up_to(self, mark: str) -> ChatPrompt | None:
-        """Return what stands before a mark; None unless it is there exactly once."""
-        before, *others = self.split(mark)
-        marked_before, *_ = self.marked.split(mark)
-        return ChatPrompt(before, marked_before) if len(others) == 1 else None
+        Raises:
+          ModelError: a file is missing or broken, or lacks a marker of the reasoning.
+        """
+        return TextModel(
+            read_text_files(self.model_dir),
+            tool_parser=ToolParser(self.tool_parser),
+            reasoning_parser=ReasoningParser(self.reasoning_parser),
+            generic_tools=self.generic_tools,
+            nonce=self.nonce,
+            elsewhere=None if do is at_once else (do, self),
+        )
+
+
+@lru_cache(maxsize=MAX_MODELS)
+def text_of(source: TextSource) -> TextModel:
+    """Return a model's textual side, read once by this process."""
+    return source.load()
+
+
+@job
+def on_text(source: Sequence[Any], name: Method, *args: object) -> object:
+    """Return what a method of a model's text makes of some values.
+
+    Args:
+      source: a TextSource.
+      name: of the method.
+      args: what it is given.
+    """
+    assert name in get_args(Method), "nothing else may be asked for"
+    if not isinstance(source, TextSource):
+        source = TextSource(*source)
+    return getattr(text_of(source), name)(*args)
+
+
+def with_parsed_arguments(messages: Conversation) -> list[dict[str, Any]]:
+    """Return a conversation as templates want it: arguments of calls are objects, if they are."""
+    found = []
+    for message in messages:
+        turn = {**message}
+        if calls := turn.get("tool_calls"):
+            turn["tool_calls"] = [
+                {**call, "function": {**function, "arguments": parsed_arguments(given)}}
+                if isinstance(given := (function := call["function"])["arguments"], str)
+                else call
+                for call in calls
+            ]
+        found.append(turn)
+    return found
 
 
 class TextModel:
@@ -170,13 +146,11 @@ class TextModel:
 
     Args:
       files: what its directory says.
-      tokenize_threads: texts worked on at once.
-      tokenize_timeout_s: how long a request may wait for its text.
       tool_parser: how the model writes calls of tools.
-      turns: bounds of the lines for the threads.
       reasoning_parser: how the model's reasoning is told apart.
-      threads: for long texts, where several models share them; None for `tokenize_threads` of its
-        own.
+      nonce: see TextSource; None for one of its own.
+      elsewhere: what does work that takes long, in processes that read the model from the source;
+        None to do all of it in place.
       generic_tools: where the chat template shows no tools, the system prompt does.
 
     Attributes:
@@ -188,19 +162,17 @@ class TextModel:
       tool_tokens: ids of the markers of that form that are single tokens.
       tool_markers: special tokens among them, and how the text of an answer shows each.
       vocab_size: ids that the tokenizer knows are below this.
-      turns: of the texts that wait for a thread.
+      first_work: what makes a text process read the model.
     """
 
     def __init__(
         self,
         files: TextFiles,
         *,
-        tokenize_threads: int,
-        tokenize_timeout_s: float,
         tool_parser: ToolParser = ToolParser.AUTO,
-        turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
         reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
-        threads: FairLimiter | None = None,
+        nonce: str | None = None,
+        elsewhere: tuple[Do, TextSource] | None = None,
         generic_tools: bool = True,
     ) -> None:
         self.eos_token_ids = files.eos_token_ids
@@ -214,7 +186,7 @@ class TextModel:
             if files.chat_templates
             else None
         )
-        self._ask_template(tokenize_timeout_s, generic_tools=generic_tools)
+        self._ask_template(generic_tools=generic_tools)
         self.reasoner = find_reasoner(
             reasoning_parser,
             files.tokenizer,
@@ -232,25 +204,25 @@ class TextModel:
             for i, token in self._specials.items()
             if token.content in markers
         }
-        self._guard = SpecialTokenGuard([token.content for token in self._specials.values()])
-        self._literal, self._id_of_marker = _literal_tokenizer(
+        self._guard = SpecialTokenGuard(
+            [token.content for token in self._specials.values()], nonce or new_nonce()
+        )
+        self._literal, self._id_of_marker = literal_tokenizer(
             files.tokenizer, self._specials, self._guard.markers
         )
-        self._limiter = threads or text_threads(tokenize_threads, turns)
-        self.turns = self._limiter.turns
-        self._timeout_s = tokenize_timeout_s
+        self._elsewhere = elsewhere
+        self.first_work: list[Work] = []
+        if elsewhere is not None:
+            self.first_work.append((on_text, (elsewhere[1], "decoded", [[]], True)))
 
     @classmethod
     def load(
         cls,
         model_dir: str | Path,
         *,
-        tokenize_threads: int = 2,
-        tokenize_timeout_s: float = 10.0,
         tool_parser: ToolParser = ToolParser.AUTO,
-        turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
         reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
-        threads: FairLimiter | None = None,
+        do: Do = at_once,
         generic_tools: bool = True,
     ) -> TextModel:
         """Read a model directory.
@@ -258,33 +230,21 @@ class TextModel:
         Raises:
           ModelError: a file is missing or broken, or lacks a marker of the reasoning.
         """
-        return cls(
-            read_text_files(model_dir),
-            tokenize_threads=tokenize_threads,
-            tokenize_timeout_s=tokenize_timeout_s,
-            tool_parser=tool_parser,
-            turns=turns,
-            reasoning_parser=reasoning_parser,
-            threads=threads,
-            generic_tools=generic_tools,
+        source = TextSource(
+            str(model_dir), tool_parser.value, reasoning_parser.value, generic_tools, new_nonce()
         )
+        return source.load(do)
 
-    def _ask_template(self, timeout_s: float, *, generic_tools: bool) -> None:
+    def _ask_template(self, *, generic_tools: bool) -> None:
         """Find out from the chat template how the model is told of tools."""
-        give_up = time.monotonic() + timeout_s
-
-        def check() -> None:
-            if time.monotonic() > give_up:
-                raise invalid_request("the chat template takes too long", MESSAGES)
-
         self.tools, self._takes_system = ToolSupport.NONE, True
         if self._template is None:
             return
-        if self._template.shows_tools(check):
+        if self._template.shows_tools():
             self.tools = ToolSupport.NATIVE
         elif generic_tools and self.tool_form is not HARMONY:
             self.tools, self.tool_form = ToolSupport.GENERIC, GENERIC
-            self._takes_system = self._template.shows_system(check)
+            self._takes_system = self._template.shows_system()
 
     @property
     def has_chat_template(self) -> bool:
@@ -313,33 +273,77 @@ class TextModel:
             added before and behind it; None to leave it whole.
 
         Raises:
-          RequestError: too long to fit, or the threads did not get to it in time.
+          RequestError: too long to fit, or as `Do`.
         """
+        is_literal = isinstance(text, ChatPrompt) or not parse_special_tokens
         if max_tokens is not None:
             text = self._beginning(text)
         self._refuse_if_hopeless(text, param)
-        is_literal = isinstance(text, ChatPrompt) or not parse_special_tokens
-        tokenizer = self._literal if is_literal else self._tokenizer
         source = text.marked if isinstance(text, ChatPrompt) else text
+        [ids] = await self._encode([source], add_special_tokens, is_literal, max_tokens, param)
+        return ids
 
-        def work() -> tuple[int, ...]:
-            # Not `encode`: that holds the interpreter's lock, for a second per 0.5 MB, in which no
-            # stream gets on.
-            (encoding,) = tokenizer.encode_batch_fast(
-                [source], add_special_tokens=add_special_tokens
-            )
+    async def encode_each(
+        self, texts: Sequence[str], *, params: Sequence[str], max_tokens: int | None = None
+    ) -> list[tuple[int, ...]]:
+        """Return the ids of each text, as `encode` does.
+
+        Args:
+          texts: of one request.
+          params: what errors call each.
+          max_tokens: of each.
+
+        Raises:
+          RequestError: one is too long to fit, or as `Do`.
+        """
+        if max_tokens is not None:
+            texts = [self._beginning(text) for text in texts]
+        for text, param in zip(texts, params, strict=True):
+            self._refuse_if_hopeless(text, param)
+        return await self._encode(texts, True, False, max_tokens, params[0] if params else PROMPT)
+
+    async def _encode(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        is_literal: bool,
+        max_tokens: int | None,
+        param: str,
+    ) -> list[tuple[int, ...]]:
+        args = texts, add_special_tokens, is_literal, max_tokens
+        is_quick = sum(map(len, texts)) <= INLINE_CHARS
+        found = await self._do("encoded", *args, param=param, is_quick=is_quick)
+        return [tuple(ids) for ids in found]
+
+    def encoded(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        is_literal: bool,
+        max_tokens: int | None,
+    ) -> list[list[int]]:
+        """Return the ids of texts, in place; see `encode`.
+
+        Args:
+          texts: as they are, or with markers.
+          add_special_tokens: begin and end as the model expects.
+          is_literal: special tokens are plain text, and markers are special tokens.
+          max_tokens: of each; None to leave them whole.
+        """
+        tokenizer = self._literal if is_literal else self._tokenizer
+        found = []
+        for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens):
             ids = encoding.ids
             if max_tokens is not None and len(ids) > max_tokens:
                 ids = _shortened(ids, encoding.special_tokens_mask, max_tokens)
-            return tuple(self._id_of_marker.get(i, i) for i in ids) if is_literal else tuple(ids)
-
-        if isinstance(text, ChatPrompt) and len(source) <= INLINE_CHARS:
-            return work()
-        return await self._in_thread(work, param)
+            if is_literal:
+                ids = [self._id_of_marker.get(i, i) for i in ids]
+            found.append(ids)
+        return found
 
     async def render_chat(
         self,
-        messages: Sequence[Mapping[str, object]],
+        messages: Conversation,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
@@ -349,39 +353,46 @@ class TextModel:
 
         Raises:
           RequestError: the model has no template, the template refused the messages, they are too
-            long to fit, or the threads did not get to it in time.
+            long to fit, or as `Do`.
         """
-        template = self._template
-        if template is None:
+        if self._template is None:
             raise invalid_request(
                 "this model has no chat template; send its own prompt format to /v1/completions",
                 MESSAGES,
             )
+        args = messages, add_generation_prompt, tools, template_kwargs
+        is_quick = is_light(args)
+        prompt = ChatPrompt(*await self._do("rendered", *args, param=MESSAGES, is_quick=is_quick))
+        self._refuse_if_hopeless(prompt, MESSAGES)
+        return prompt
+
+    def rendered(
+        self,
+        messages: Conversation,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, object]] | None,
+        template_kwargs: Mapping[str, object] | None,
+    ) -> tuple[str, str]:
+        """Return a conversation as it reads, and with markers, in place; see `render_chat`."""
+        assert self._template is not None, "it was asked for"
 
         def refuse_beyond(so_far: str) -> None:
             self._refuse_beyond(self._guard.least_chars(so_far), MESSAGES)
 
-        def work() -> ChatPrompt:
-            turns, listed = messages, tools
-            if self.tools is ToolSupport.GENERIC:
-                listed = None
-                turns = with_tools_in_words(turns, tools or (), takes_system=self._takes_system)
-            rendered = template.render(
-                self._guard.protect(turns),
-                add_generation_prompt=add_generation_prompt,
-                tools=self._guard.protect(listed),
-                template_kwargs=self._guard.protect(template_kwargs),
-                # Ends the loop of a template when its request has ended.
-                check=trio.from_thread.check_cancelled,
-                refuse=refuse_beyond,
-                refuse_after=self.max_model_len * self._vocabulary.longest_token_bytes,
-            )
-            refuse_beyond(rendered)
-            return ChatPrompt(self._guard.as_text(rendered), self._guard.with_markers(rendered))
-
-        prompt = await self._in_thread(work, MESSAGES)
-        self._refuse_if_hopeless(prompt, MESSAGES)
-        return prompt
+        turns: Conversation = with_parsed_arguments(messages)
+        if self.tools is ToolSupport.GENERIC:
+            turns = with_tools_in_words(turns, tools or (), takes_system=self._takes_system)
+            tools = None
+        rendered = self._template.render(
+            self._guard.protect(turns),
+            add_generation_prompt=add_generation_prompt,
+            tools=self._guard.protect(tools),
+            template_kwargs=self._guard.protect(template_kwargs),
+            refuse=refuse_beyond,
+            refuse_after=self.max_model_len * self._vocabulary.longest_token_bytes,
+        )
+        refuse_beyond(rendered)
+        return self._guard.as_text(rendered), self._guard.with_markers(rendered)
 
     async def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, param: str = PROMPT
@@ -389,30 +400,39 @@ class TextModel:
         """Return the text of ids that are all there.
 
         Raises:
-          RequestError: the threads did not get to it in time.
+          RequestError: as `Do`.
         """
+        lists = [token_ids]
+        [text] = await self.decode_each(lists, skip_special_tokens=skip_special_tokens, param=param)
+        return text
 
-        def work() -> str:
-            # A batch, as above, because it lets others go on.
-            (text,) = self._tokenizer.decode_batch(
-                [token_ids], skip_special_tokens=skip_special_tokens
-            )
-            return str(text)
-
-        return await self._in_thread(work, param)
-
-    async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the text of each id by itself, special tokens included.
+    async def decode_each(
+        self,
+        lists: Sequence[Sequence[int]],
+        *,
+        skip_special_tokens: bool = False,
+        param: str = PROMPT,
+    ) -> list[str]:
+        """Return the text of each list of ids, special tokens included.
 
         Raises:
-          RequestError: the threads did not get to it in time.
+          RequestError: as `Do`.
         """
+        is_quick = sum(map(len, lists)) <= INLINE_IDS
+        args = lists, skip_special_tokens
+        return list(await self._do("decoded", *args, param=param, is_quick=is_quick))
 
-        def work() -> list[str]:
-            decode = self._tokenizer.decode
-            return [str(decode([i], skip_special_tokens=False)) for i in token_ids]
+    def decoded(self, lists: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        """Return the text of each list of ids, in place."""
+        decode = self._tokenizer.decode
+        return [str(decode(ids, skip_special_tokens=skip_special_tokens)) for ids in lists]
 
-        return await self._in_thread(work, PROMPT)
+    async def _do(self, name: Method, *args: object, param: str, is_quick: bool = False) -> Any:  # noqa: ANN401 (what the method returns)
+        """Return what a method of this makes of some values, in place or elsewhere."""
+        if is_quick or self._elsewhere is None:
+            return getattr(self, name)(*args)
+        do, source = self._elsewhere
+        return await do(on_text, source, name, *args, param=param)
 
     def detokenizer(
         self, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
@@ -456,26 +476,21 @@ class TextModel:
                 "context_length_exceeded",
             )
 
-    async def _in_thread(self, work: Callable[[], _T], param: str) -> _T:
-        has_begun = False
 
-        def tracked() -> _T:
-            nonlocal has_begun
-            has_begun = True
-            return work()
-
-        with trio.move_on_after(self._timeout_s):
-            # An abandoned thread keeps its place in the limiter until it is done, so there are
-            # never more threads than that.
-            return await in_thread(tracked, self._limiter, abandon_on_cancel=True)
-        raise self._timed_out(has_begun, param)
-
-    def _timed_out(self, has_begun: bool, param: str) -> RequestError:
-        if has_begun:
-            return invalid_request(
-                f"this text takes longer than {self._timeout_s:g} s to tokenise; shorten it", param
-            )
-        return overloaded(f"too many {WAITING_TEXTS}", retry_after_s=1.0)
+def is_light(value: object) -> bool:
+    """Whether something is small enough to be rendered at once."""
+    left = INLINE_WEIGHT
+    todo = [value]
+    while todo and left >= ITEM_WEIGHT * len(todo):
+        one = todo.pop()
+        left -= ITEM_WEIGHT
+        if isinstance(one, str):
+            left -= len(one)
+        elif isinstance(one, list | tuple):
+            todo += one
+        elif isinstance(one, dict):
+            todo += (*one, *one.values())
+    return not todo and left >= 0
 
 
 def _shortened(ids: Sequence[int], added: Sequence[int], most: int) -> list[int]:
@@ -490,28 +505,3 @@ def _shortened(ids: Sequence[int], added: Sequence[int], most: int) -> list[int]
     num_behind = next((at for at, is_added in enumerate(reversed(added)) if not is_added), 0)
     end = max(num_before, most - num_behind)
     return [*ids[:end], *ids[len(ids) - num_behind :]][:most]
-
-
-def _literal_tokenizer(
-    tokenizer: Tokenizer, specials: Mapping[int, AddedToken], markers: Sequence[str]
-) -> tuple[Tokenizer, dict[int, int]]:
-    """Return a copy to which special tokens are plain text and markers are what they stand for.
-
-    Returns:
-      The copy, and the special token's id for each marker's id.
-    """
-    literal = Tokenizer.from_str(tokenizer.to_str())
-    literal.add_tokens(
-        [
-            AddedToken(marker, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
-            for marker, token in zip(markers, specials.values(), strict=True)
-        ]
-    )
-    # Hides those that are special, which the markers are not.
-    literal.encode_special_tokens = True
-    id_of_marker = {}
-    for marker, special_id in zip(markers, specials, strict=True):
-        marker_id = literal.token_to_id(marker)
-        assert marker_id is not None, "the marker was added above"
-        id_of_marker[marker_id] = special_id
-    return literal, id_of_marker

@@ -88,7 +88,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "hypercorn": ("server/edge/", "ops/control/admin.py"),
     "flash_attn": ("engine/attention/flash",),
     "triton": ("engine/gpu/",),
-    "msgpack": ("transport/codec.py",),
+    "msgpack": ("transport/codec.py", "server/text/pieces.py"),
     "llguidance": ("triolet/grammar.py",),
     "gguf": ("engine/gguf_weights.py",),
     "cryptography": ("triolet/audit_log/heads.py", "triolet/store/signatures.py"),

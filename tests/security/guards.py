@@ -171,11 +171,11 @@ MUTANTS: Final = (
            f"{_BAD}::test_wrong_chat_parameters_are_named"),
     Mutant("A17", "server/api/schemas.py", "        if not item:\n", "        if item is None:\n",
            f"{_BAD}::test_wrong_completion_parameters_are_named"),
-    Mutant("A18", "server/text/grammar_process.py",
+    Mutant("A18", "server/text/isolated.py",
            "signal.setitimer(signal.ITIMER_PROF, cpu_s)", "pass",
            "server/text/test_grammars.py::"
            "test_good_ones_pass_and_others_are_refused_by_name"),
-    Mutant("A18", "server/text/grammar_process.py",
+    Mutant("A18", "server/text/isolated.py",
            "resource.setrlimit(resource.RLIMIT_AS, (most, most))", "pass",
            "server/text/test_grammars.py::test_memory_is_bounded_too"),
     Mutant("A18", "server/text/grammars.py",

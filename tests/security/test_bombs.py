@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api.body import parse_object
+from server.api.json_body import parse_object
 from server.api.schemas import (
     MAX_STOP_STRINGS,
     ChatRequest,

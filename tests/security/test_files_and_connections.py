@@ -31,7 +31,7 @@ sys.addaudithook(_tell)
 """
 MARK: Final = "h0stile"
 """In every hostile word, so that none can be overlooked."""
-GRAMMAR_PROCESS: Final = "'-m', 'server.text.grammar_process'"
+GRAMMAR_PROCESS: Final = "'-m', 'server.text.grammar_check'"
 """It is replaced when it is silent for seconds, as it can be on a busy machine."""
 NEAR: Final = f"127.0.0.1:9/{MARK}"
 PREFIXES: Final = (

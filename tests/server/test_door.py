@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,14 @@ import trio
 from server.tenants.accounts import limits_of
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
+from server.text.tokenizer import INLINE_CHARS, INLINE_WEIGHT
 from triolet.config import DoorConfig
 from triolet.errors import overloaded
 from triolet.tenants import Plan
 from triolet.units import KIB, MIB
 
 from .support.fakes import ChargingFleet, answer_hello, by_hand
+from .support.held_work import held_work
 from .support.surface import PATIENCE_S, surface
 from .support.tenants import tenant, tenants_of
 from .support.websocket import open_socket
@@ -199,22 +200,21 @@ async def test_work_on_text_alone_is_a_request(path: str, body: object) -> None:
 
 
 async def test_a_client_that_leaves_while_its_text_is_worked_on_pays_one_request() -> None:
-    model = tiny_text(tokenize_threads=1)
     limits = Plan("p", requests_per_minute=4.0, max_concurrent=1)
-    async with world(limits, text=model) as all_of_it:
-        body = json.dumps(CHAT).encode()
-        async with model._limiter:
-            client = await all_of_it.begin(len(body))
-            await client.send(body)
-            with trio.fail_after(PATIENCE_S):
-                while not model.turns.num_waiting:
-                    await trio.lowlevel.checkpoint()
-            await client.stream.aclose()
-            with trio.fail_after(PATIENCE_S):
-                while all_of_it.quotas.num_under_way("alice"):
-                    await trio.lowlevel.checkpoint()
+    long = {"messages": [{"role": "user", "content": "a" * INLINE_WEIGHT}]}
+    async with held_work() as held, world(limits, text=tiny_text(do=held.do)) as all_of_it:
+        body = json.dumps(CHAT | long).encode()
+        client = await all_of_it.begin(len(body))
+        await client.send(body)
+        with trio.fail_after(PATIENCE_S):
+            while not held.turns.num_running:
+                await trio.lowlevel.checkpoint()
+        await client.stream.aclose()
+        with trio.fail_after(PATIENCE_S):
+            while all_of_it.quotas.num_under_way("alice"):
+                await trio.lowlevel.checkpoint()
         assert all_of_it.account.requests == pytest.approx(3, abs=0.5)
-        assert model.turns.num_waiting == 0
+        assert held.turns.num_waiting == 0
 
 
 async def test_refusals_beyond_a_rate_wait_for_their_answer() -> None:
@@ -289,47 +289,23 @@ async def test_a_body_without_a_length_is_bounded_like_any_other() -> None:
             assert (await client.answer()).status == 413
 
 
-class Gate:
-    """A tokenizer that a test lets go on, text by text."""
-
-    def __init__(self, model: TextModel) -> None:
-        self._model = model._tokenizer
-        self.texts: list[str] = []
-        self._may = threading.Semaphore(0)
-
-    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> object:
-        """Wait for leave."""
-        assert self._may.acquire(timeout=PATIENCE_S)
-        self.texts += texts
-        return self._model.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-
-    def let_all_go(self) -> None:
-        """Let every text be worked on."""
-        self._may.release(100)
-
-
-async def test_a_line_of_one_tenants_texts_is_not_in_front_of_anothers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = tiny_text(tokenize_threads=1)
-    gate = Gate(model)
-    monkeypatch.setattr(model, "_tokenizer", gate)
-    async with world(text=model) as all_of_it, trio.open_nursery() as nursery:
-
-        async def waiting(count: int) -> None:
-            with trio.fail_after(PATIENCE_S):
-                while model.turns.num_waiting < count:
-                    await trio.lowlevel.checkpoint()
-
+async def test_a_line_of_one_tenants_texts_is_not_in_front_of_anothers() -> None:
+    async with (
+        held_work() as held,
+        world(text=tiny_text(do=held.do)) as all_of_it,
+        trio.open_nursery() as nursery,
+    ):
+        long = "x" * INLINE_CHARS
         for number in range(6):
-            body = {"prompt": f"alice {number}", "max_tokens": 1}
+            body = {"prompt": f"alice {number} {long}", "max_tokens": 1}
             nursery.start_soon(all_of_it.ask, body, "/v1/completions")
-        await waiting(5)
-        body = {"prompt": "bob", "max_tokens": 1}
+        await held.waits(5)
+        body = {"prompt": f"bob {long}", "max_tokens": 1}
         nursery.start_soon(all_of_it.ask, body, "/v1/completions", "bob")
-        await waiting(6)
-        gate.let_all_go()
-    assert gate.texts.index("bob") == 1
+        await held.waits(6)
+        held.let_all_go()
+    texts = [str(args) for _, args in held.done]
+    assert ["bob" in text for text in texts].index(True) == 1
 
 
 @pytest.mark.slow

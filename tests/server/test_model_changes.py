@@ -21,7 +21,7 @@ from server.metrics.metrics import Metrics
 from server.model_changes import ModelChanges, read_models
 from server.scheduling.control_link import ControlLink
 from server.tenants.opening import quotas_in_memory
-from server.text.tokenizer import text_threads
+from server.text.processes import at_once
 from tests.server.api.test_listening import a_stream
 from tests.server.scheduling.fake_processes import FakeProcess
 from tests.server.scheduling.fakes import FakeDecode, FakePrefill, make_request, server_config
@@ -34,7 +34,6 @@ from triolet.config import (
     ResponseCacheConfig,
     ResumeConfig,
     ServedModelConfig,
-    TurnsConfig,
 )
 from triolet.errors import ConfigError, RequestError
 from triolet.ids import Role
@@ -63,17 +62,16 @@ class Scene:
 
     def __init__(self, nursery: trio.Nursery, **settings: object) -> None:
         config = server_config(models=(CHAT,), drain_timeout_s=DRAIN_S, **settings)
-        threads = text_threads(1, TurnsConfig())
         self.network = MemoryNetwork()
         self.metrics = Metrics("chat", "vllm")
         self.names: dict[str, tuple[str, ...]] = {}
         quotas = quotas_in_memory()
-        self.fleets = Fleets(config, self.network, self.metrics, quotas, self.names)
+        self.fleets = Fleets(config, self.network, self.metrics, quotas, self.names, at_once)
         [own] = config.of_models
-        model = self.fleets.add(own, read_files(own, threads), is_only=True)
+        model = self.fleets.add(own, read_files(own, at_once), is_only=True)
         self.services = Services(config, ModelTable([model]), self.metrics, quotas=quotas)
         self.metrics.watch(self.fleets.by_model["chat"].status, lambda: 0)
-        self.changes = ModelChanges(self.services, self.fleets, threads, nursery)
+        self.changes = ModelChanges(self.services, self.fleets, nursery)
         self.changes.link = ControlLink(
             "/nowhere", "server", self.fleets.by_model, self.changes.refused
         )
@@ -141,7 +139,6 @@ async def test_a_model_comes_and_goes_and_the_other_answers() -> None:
         assert one.metrics.figures()["requests_received"] == {"": 3.0}, "of the server, for good"
         assert one.services.models.named("chat") is chat
         assert set(one.names) == {"chat"}
-        assert len(one.fleets.grammar_turns) == 1
 
 
 async def test_the_first_model_may_go_and_the_last_one_stays() -> None:
@@ -326,22 +323,21 @@ async def test_a_name_of_an_adapter_that_was_unloaded_means_no_base() -> None:
 
 
 def test_a_server_that_starts_has_the_models_of_the_file(tmp_path: Path) -> None:
-    threads = text_threads(1, TurnsConfig())
     path = tmp_path / "members.json"
     config = server_config(models=(CHAT,), members_file=str(path))
-    assert read_models(config, threads)[0].models == (CHAT,)
+    assert read_models(config, at_once)[0].models == (CHAT,)
     bad = replace(CODE, name="bad", model_dir=str(tmp_path))
     path.write_bytes(written_members(Members((), (CODE, bad))))
     with capture_logs() as lines:
-        found, files, left_out = read_models(config, threads)
+        found, files, left_out = read_models(config, at_once)
     assert (found.models, [*files], left_out) == ((CODE,), ["code"], {"bad"})
     assert [line["model"] for line in lines if line["event"] == "model_refused"] == ["bad"]
     path.write_bytes(written_members(Members((), (CODE, replace(bad, name="chat")))))
     with pytest.raises(ConfigError, match="is missing"):
-        read_models(config, threads)
+        read_models(config, at_once)
     worse = replace(bad, name="worse")
     path.write_bytes(written_members(Members((), (bad, worse))))
     with pytest.raises(ConfigError, match="is missing"):
-        read_models(config, threads)
+        read_models(config, at_once)
     path.write_bytes(b"nonsense")
-    assert read_models(config, threads)[0].models == (CHAT,)
+    assert read_models(config, at_once)[0].models == (CHAT,)

@@ -9,7 +9,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.text.threads import ALL_LINES, OWN_LINE, FairLimiter, Job, LineFull, Turns, enter_line
+from server.text.turns import ALL_LINES, OWN_LINE, Job, LineFull, Turns, enter_line
+from tests.server.support.held_work import HeldWork, held_work
 from triolet.config import TurnsConfig
 from triolet.errors import RequestError
 
@@ -138,42 +139,42 @@ def test_whatever_happens_the_numbers_add_up(steps: list[tuple[str, int]]) -> No
         assert len(running) <= 2
 
 
-async def test_a_limiter_gives_turns_by_the_line_of_the_task(
+async def test_jobs_have_turns_by_the_line_of_their_tasks(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    limiter = FairLimiter(1, TurnsConfig(), "jobs wait")
     order: list[str] = []
 
-    async def work(key: str) -> None:
+    async def work(held: HeldWork, key: str) -> None:
         enter_line(key)
-        async with limiter:
-            order.append(key)
-            await trio.sleep(1)
+        await held.do(order.append, key)
 
-    async with trio.open_nursery() as nursery:
+    async with held_work() as held, trio.open_nursery() as nursery:
         for _ in range(5):
-            nursery.start_soon(work, "flood")
-        await trio.sleep(0.5)
-        nursery.start_soon(work, "victim")
+            nursery.start_soon(work, held, "flood")
+        await held.waits(4)
+        nursery.start_soon(work, held, "victim")
+        await held.waits(5)
+        await trio.sleep(1)
+        held.let_all_go()
     assert order.index("victim") == 1
-    assert (limiter.turns.num_running, limiter.turns.num_waiting) == (0, 0)
+    assert (held.turns.num_running, held.turns.num_waiting) == (0, 0)
 
 
-async def test_a_limiter_tells_whose_line_is_full_and_forgets_who_leaves() -> None:
-    limiter = FairLimiter(1, TurnsConfig(max_waiting=2, max_waiting_each=1), "jobs wait")
+async def test_who_finds_a_line_full_is_told_whose_and_who_leaves_is_forgotten() -> None:
+    turns = TurnsConfig(max_waiting=2, max_waiting_each=1)
 
-    async def wait(key: str, seconds: float = 60.0) -> None:
+    async def wait(held: HeldWork, key: str) -> None:
         enter_line(key)
-        with trio.move_on_after(seconds):
-            await limiter.acquire_on_behalf_of(object())
+        await held.do(len, key)
 
-    async with limiter, trio.open_nursery() as nursery:
-        for key in ("a", "b"):
-            nursery.start_soon(wait, key)
-        await trio.testing.wait_all_tasks_blocked()
+    async with held_work(turns=turns) as held, trio.open_nursery() as nursery:
+        for number, key in enumerate(("first", "a", "b")):
+            nursery.start_soon(wait, held, key)
+            await held.waits(number)
+            await trio.testing.wait_all_tasks_blocked()
         for key, status in (("a", 429), ("c", 503)):
             with pytest.raises(RequestError) as caught:
-                await wait(key)
+                await wait(held, key)
             assert (caught.value.status, caught.value.retry_after_s) == (status, 1.0)
         nursery.cancel_scope.cancel()
-    assert (limiter.turns.num_running, limiter.turns.num_waiting) == (0, 0)
+    assert held.turns.num_waiting == 0

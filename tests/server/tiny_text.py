@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from server.text.detokenizer import _byte_level_alphabet
 from server.text.model_files import TextFiles
-from server.text.tokenizer import TextModel
+from server.text.processes import Do, at_once
+from server.text.tokenizer import TextModel, TextSource
 from triolet.config import ReasoningParser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from server.text.threads import FairLimiter
 
 BOS, EOS, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 TEMPLATE = (
@@ -51,13 +51,11 @@ def tiny_text(
     *,
     template: str = TEMPLATE,
     max_model_len: int = 4096,
-    tokenize_threads: int = 1,
-    tokenize_timeout_s: float = 10.0,
     specials: Sequence[str] = (),
     markers: Sequence[str] = (),
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
-    threads: FairLimiter | None = None,
     generic_tools: bool = True,
+    do: Do | None = None,
 ) -> TextModel:
     """Return a text model whose tokens are bytes, and those of `specials` and `markers`."""
     files = TextFiles(
@@ -67,11 +65,29 @@ def tiny_text(
         special_tokens={"bos_token": BOS, "eos_token": EOS},
         chat_templates={"default": template} if template else {},
     )
-    return TextModel(
+    model = TextModel(
         files,
-        tokenize_threads=tokenize_threads,
-        tokenize_timeout_s=tokenize_timeout_s,
         reasoning_parser=reasoning_parser,
-        threads=threads,
         generic_tools=generic_tools,
     )
+    if do is not None:
+        model._elsewhere = (do, _Here.of(model))
+    return model
+
+
+class _Here(TextSource):
+    """The source of a model that is in no directory, for work that is done in this process."""
+
+    models: ClassVar[dict[str, TextModel]] = {}
+
+    @classmethod
+    def of(cls, model: TextModel) -> TextSource:
+        """Return the source of a model."""
+        name = str(id(model))
+        cls.models[name] = model
+        return cls(name, "", "", False, "")
+
+    def load(self, do: Do = at_once) -> TextModel:
+        """Return it."""
+        del do
+        return self.models[self.model_dir]

@@ -69,28 +69,14 @@ class GrammarConfig:
     a vocabulary of 65,000 tokens (an object of 200 optional properties)."""
     memory_bytes: int = 512 * MIB
     """That compiling may take on top of what the process has."""
-    wait_s: float = 5.0 * SECONDS
-    """For a turn and for the result: grammars are compiled one at a time. Beyond it the request is
-    refused as overload, and a process that does not answer is ended."""
-    max_waiting: int = 1024
-    """Grammars that may wait for their turn, of all tenants: full lines of sixteen of them."""
-    max_waiting_each: int = 64
-    """Of one tenant, or of one client address where there are no tenants: at 5 ms each a third of a
-    second, and the costliest that there are 3 s. The next one gets a 429. Requests of one tenant
-    that bring the same grammar at once are one."""
     max_remembered: int = 1024
     """Verdicts that are kept: clients send the same grammar again and again."""
-
-    @property
-    def turns(self) -> TurnsConfig:
-        """Bounds of the lines."""
-        return TurnsConfig(self.max_waiting, self.max_waiting_each)
 
 
 @dataclass(frozen=True, slots=True)
 class TurnsConfig:
-    """Lines for the threads that parse, render and tokenise: one line for each tenant, or for each
-    client address where there are no tenants (server/text/threads.py)."""
+    """Lines for the processes that parse, render, tokenise and compile: one line for each tenant,
+    or for each client address where there are no tenants (server/text/turns.py)."""
 
     max_waiting: int = 4096
     """Jobs that wait in all lines: as many as there may be connections."""
@@ -98,9 +84,9 @@ class TurnsConfig:
     """Jobs of one tenant or address that wait: as many requests as one class may have queued. The
     next one gets a 429, and jobs of others do not notice."""
     recent_s: float = 10.0 * SECONDS
-    """So long after the last job of any other key a key leaves one thread free: a running job
-    cannot be interrupted, and the largest conversations take 0.1 s. With one key alone all threads
-    are used."""
+    """So long after the last job of any other key a key leaves one process free: a running job
+    is not interrupted, and the largest conversations take a second. With one key alone all
+    processes are used."""
 
     def __post_init__(self) -> None:
         for name in ("max_waiting", "max_waiting_each"):
@@ -456,10 +442,13 @@ class ServerConfig:
     tcp_user_timeout_s: float = 11.0 * SECONDS
     """The kernel drops a peer that acknowledges nothing, or leaves its window shut, for this long,
     but not before `stall_timeout_s` has ended its streams, by whose clock it is known why."""
-    tokenize_threads: int = 2
-    """Threads that parse, render and tokenise: they share the cores with workers on one machine."""
-    tokenize_timeout_s: float = 10.0 * SECONDS
-    """Template and tokenizer run in threads: this bounds how long a request waits for them."""
+    text_processes: int = 2
+    """Processes that parse, render, tokenise and compile what is not small: they share the cores
+    with workers on one machine, and stand back for these. With two, one client's longest job leaves
+    one to others."""
+    text_timeout_s: float = 10.0 * SECONDS
+    """How long a job of theirs may wait and take: the largest conversations take a second. A
+    process that has not answered then is ended."""
     ws_ping_s: float = 15.0 * SECONDS
     """Interval of pings on a WebSocket; below every proxy's idle limit."""
     ws_pong_timeout_s: float = 30.0 * SECONDS

@@ -29,11 +29,11 @@ from ...contract.generation import (
 )
 from ...tenants.tenancy import current_tenant
 from ...text.reasoning import Thinking, reader_of
+from ...text.scanning import parsed_arguments
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..auto import count_prompt, plan_request
 from ..body import CAP_HEADER, current_scope, note_ignored, read_fields, shown_request_id
 from ..cascade import Prepared
-from ..constraints import parsed_arguments
 from ..errors import UNSUPPORTED_PARAMETER, params_called
 from ..fields import Function, FunctionName, NamedTool, Tool
 from ..generate import (

@@ -21,11 +21,12 @@ from triolet.errors import RequestError, invalid_request
 
 from ...contract.generation import Delta, Event, Failed, Finished
 from ...text.reasoning import Thinking, reader_of
+from ...text.scanning import parsed_arguments
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..auto import is_auto, plan_request, widest_context
 from ..body import current_scope, note_ignored, read_fields
 from ..cascade import Prepared
-from ..constraints import parsed_arguments, read_grammar
+from ..constraints import read_grammar
 from ..errors import echo, params_called
 from ..fields import CalledFunction, NamedSchema, ResponseFormat, ToolCall
 from ..generate import (

@@ -16,8 +16,8 @@ from triolet.errors import invalid_request
 
 from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
 from ..auto import plan_request
-from ..body import INLINE_BYTES, in_parser_thread, read_fields
-from ..constraints import parsed_arguments, plan_tools, read_grammar
+from ..body import read_fields
+from ..constraints import plan_tools, read_grammar
 from ..generate import Plan, stream_response, whole_response
 from ..sampling import chat_logprobs, check_ids, completion_logprobs
 from ..schemas import ChatRequest, CompletionRequest, Message, Prompt
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-    from ...text.tokenizer import ChatPrompt
+    from ...text.special_tokens import ChatPrompt
     from ..served_models import ServedModel
     from ..services import Services
     from ..stream import Answer
@@ -52,12 +52,6 @@ def new_mark() -> str:
     return secrets.token_hex(16)
 
 
-def marked(messages: list[dict[str, object]], mark: str) -> list[dict[str, object]]:
-    """Return the conversation with a mark behind its last words."""
-    *earlier, last = messages
-    return [*earlier, last | {"content": f"{last['content']}{mark}"}]
-
-
 def up_to_mark(prompt: ChatPrompt, mark: str) -> ChatPrompt:
     """Return a rendered conversation up to its last words.
 
@@ -76,8 +70,8 @@ TEMPLATE_EFFORTS: Final = {"minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that templates do not know, and the nearest that they do."""
 
 
-def template_messages(
-    messages: Sequence[Message], history_field: str | None = None
+def turns(
+    messages: Sequence[Message], history_field: str | None = None, mark: str = ""
 ) -> list[dict[str, object]]:
     """Return a conversation in the words that chat templates know.
 
@@ -85,25 +79,12 @@ def template_messages(
       messages: its turns.
       history_field: what the template calls the reasoning of an earlier turn; None if it shows
         none.
+      mark: stands behind the last words.
     """
-    return [_template_message(message, history_field) for message in messages]
-
-
-async def read_turns(
-    messages: Sequence[Message], model: ServedModel, services: Services
-) -> list[dict[str, object]]:
-    """Do the same beside the event loop: arguments of calls are JSON, perhaps megabytes of it.
-
-    Raises:
-      RequestError: 503 if too many wait for that.
-    """
-    calls = [call for message in messages for call in message.tool_calls or ()]
-    num_chars = sum(len(call.function.arguments) for call in calls)
-    reasoner = model.text.reasoner
-    field = None if reasoner is None else reasoner.history_field
-    return await in_parser_thread(
-        partial(template_messages, messages, field), services, is_quick=num_chars <= INLINE_BYTES
-    )
+    found = [_template_message(message, history_field) for message in messages]
+    if mark:
+        found[-1]["content"] = f"{found[-1]['content']}{mark}"
+    return found
 
 
 def _template_message(message: Message, history_field: str | None) -> dict[str, object]:
@@ -116,7 +97,7 @@ def _template_message(message: Message, history_field: str | None) -> dict[str, 
                 "type": call.type,
                 "function": {
                     "name": call.function.name,
-                    "arguments": parsed_arguments(call.function.arguments),
+                    "arguments": call.function.arguments,
                 },
             }
             for call in message.tool_calls
@@ -189,12 +170,12 @@ async def _render(
 ) -> ChatPrompt:
     """Return a conversation by the model's template, up to where its completion begins."""
     continues = bool(fields.continue_final_message)
-    messages, mark = await read_turns(fields.messages, model, services), new_mark()
     if continues:
         check_continued(fields)
-        messages = marked(messages, mark)
+    mark = new_mark() if continues else ""
+    reasoner = model.text.reasoner
     prompt = await model.text.render_chat(
-        messages,
+        turns(fields.messages, None if reasoner is None else reasoner.history_field, mark),
         add_generation_prompt=fields.add_generation_prompt is not False and not continues,
         tools=tools,
         template_kwargs=template_switches(fields, model.text.reasoner),

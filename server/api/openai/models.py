@@ -14,7 +14,7 @@ from ..generate import json_response, named_model
 from ..ladder import NEAREST
 from ..sampling import check_ids
 from ..schemas import DetokenizeRequest, TokenizeRequest
-from .chat import read_turns
+from .chat import turns
 
 if TYPE_CHECKING:
     from quart import Response
@@ -51,7 +51,7 @@ async def tokenize(services: Services) -> Response:
         )
     if fields.messages is not None:
         prompt = await model.text.render_chat(
-            await read_turns(fields.messages, model, services),
+            turns(fields.messages),
             add_generation_prompt=fields.add_generation_prompt,
         )
         ids = await model.text.encode(prompt, add_special_tokens=False, param="messages")
@@ -65,7 +65,7 @@ async def tokenize(services: Services) -> Response:
         "tokens": list(ids),
     }
     if fields.return_token_strs:
-        document["token_strs"] = await model.text.decode_each(ids)
+        document["token_strs"] = await model.text.decode_each([[i] for i in ids])
     return json_response(document)
 
 

@@ -9,7 +9,6 @@ generation. A lane waits for room in the outbox, and its tokens' credit waits wi
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -22,11 +21,13 @@ from triolet.units import KIB
 
 from ...cache.store import ResponseStore
 from ...tenants.tenancy import current_tenant
-from ...text.threads import current_line
+from ...text.processes import at_once
+from ...text.turns import current_line
 from ..access import SUBPROTOCOL, check_key
-from ..body import INLINE_BYTES, INLINE_OBJECTS, client_request_id, in_parser_thread, parse_object
+from ..body import client_request_id, is_quick
 from ..door import BodyHold, TokenBucket
 from ..errors import echo, http_error, unsupported
+from ..json_body import parse_object
 from ..limits import rate_headers
 from ..request_scope import scope_of
 from ..schemas import read_request
@@ -280,8 +281,8 @@ def _peek(text: bytes) -> _Peeked:
 
 
 async def _parse(text: bytes, services: Services) -> dict[str, Any]:
-    is_quick = len(text) <= INLINE_BYTES and text.count(b"{") <= INLINE_OBJECTS
-    return await in_parser_thread(partial(parse_object, text), services, is_quick=is_quick)
+    do = at_once if is_quick(text) else services.do
+    return await do(parse_object, text)
 
 
 def _lane(body: dict[str, Any]) -> str | None:

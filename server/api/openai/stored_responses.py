@@ -7,7 +7,6 @@ goes on from. The id of an item holds that of its response, so items need no ind
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,14 +17,16 @@ from triolet.errors import RequestError, invalid_request
 from triolet.fair_lru import Keeper
 
 from ...tenants.tenancy import current_tenant
-from ..body import INLINE_BYTES, in_parser_thread
+from ...text.process import job
+from ...text.processes import at_once
+from ..body import INLINE_BYTES
 from ..errors import CODES, UNSUPPORTED_PARAMETER, echo
 from ..generate import json_response
 from ..schemas import MAX_MESSAGES
 from .responses_schema import InputItem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ...cache.store import ResponseStore
     from ..services import Services
@@ -55,10 +56,11 @@ class Stored(msgspec.Struct, array_like=True):
     input: bytes
     response: bytes
 
-    def items(self) -> list[InputItem]:
-        """Return its input and its output."""
-        output = msgspec.json.decode(self.response)["output"]
-        return [_read(item) for item in (*msgspec.json.decode(self.input), *output)]
+
+@job
+def stored_items(own_input: bytes, response: bytes) -> list[dict[str, Any]]:
+    """Return the input and the output of a stored response, as they are listed."""
+    return [*msgspec.json.decode(own_input), *msgspec.json.decode(response)["output"]]
 
 
 def _read(shown: dict[str, Any]) -> InputItem:
@@ -197,15 +199,11 @@ async def conversation_of(
             found[response_id] = stored
             if param == PREVIOUS and stored.previous is not None:
                 wanted.append((PREVIOUS, stored.previous, stored.previous))
-    resolve = partial(_resolve, fields, found, services)
-    return await in_parser_thread(resolve, services, is_quick=num_bytes <= INLINE_BYTES)
-
-
-def _resolve(
-    fields: ResponseFields, found: Mapping[str, Stored], services: Services
-) -> tuple[list[InputItem], list[InputItem]]:
-    """Return the earlier items of a conversation, and its own ones."""
-    items = {response_id: stored.items() for response_id, stored in found.items()}
+    do = at_once if num_bytes <= INLINE_BYTES else services.do
+    items = {}
+    for response_id, one in found.items():
+        shown = await do(stored_items, one.input, one.response)
+        items[response_id] = [_read(item) for item in shown]
     by_id = {item.id: item for of_one in items.values() for item in of_one}
     earlier: list[InputItem] = []
     response_id = fields.previous_response_id

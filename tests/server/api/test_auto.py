@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from server.text.tokenizer import ChatPrompt
+    from server.text.special_tokens import ChatPrompt
     from tests.server.support.surface import Answer
 
 LADDER = AutoConfig(ladder=(MODEL, CODE), completion_tokens=8)

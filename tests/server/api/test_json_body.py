@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from server.api.anthropic.schema import MessagesRequest
-from server.api.body import MAX_CONTAINERS, MAX_VALUES, parse_object
+from server.api.json_body import parse_object
 from server.api.ollama.schema import OllamaChat, OllamaEmbed, OllamaGenerate
 from server.api.openai.embeddings import EmbeddingFields, RerankRequest, ScoreRequest
 from server.api.openai.responses_schema import InputTokensRequest, ResponseCreate
 from server.api.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest, StrictModel
+from server.text.scanning import MAX_CONTAINERS, MAX_VALUES
 from triolet.errors import RequestError
 
 json_values = st.recursive(

@@ -7,39 +7,54 @@ import json
 import pytest
 import trio
 
-from server.api.body import INLINE_BYTES, MAX_KEYS, parse_object
+from server.api.body import INLINE_BYTES
+from server.api.json_body import MAX_KEYS, parse_object
 from server.api.schemas import MAX_DETOKENIZED
-from tests.server.support.surface import PATIENCE_S, Answer, surface
+from tests.server.support.held_work import held_work
+from tests.server.support.surface import PATIENCE_S, Answer, Surface, surface
 from triolet.errors import RequestError
 
 SPACE = " " * INLINE_BYTES
 
 
-async def test_a_large_body_is_parsed_in_a_thread_and_a_small_one_at_once() -> None:
-    async with surface() as server, trio.open_nursery() as nursery:
-        threads = server.services.parser_threads
+async def test_a_large_body_is_parsed_elsewhere_and_a_small_one_at_once() -> None:
+    async with (
+        held_work() as held,
+        surface(do=held.do) as server,
+        trio.open_nursery() as nursery,
+    ):
         answers: list[Answer] = []
 
         async def post_large() -> None:
             body = json.dumps({"prompt": "A"}).encode() + SPACE.encode()
             answers.append(await server.request("POST", "/tokenize", body=body))
 
-        async with threads:  # what needs the thread has to wait
-            nursery.start_soon(post_large)
-            with trio.fail_after(PATIENCE_S):
-                while threads.turns.num_waiting == 0:
-                    await trio.lowlevel.checkpoint()
-            small = await server.post("/tokenize", {"prompt": "A"})
-            assert (small.status, answers) == (200, [])
+        nursery.start_soon(post_large)
+        with trio.fail_after(PATIENCE_S):
+            while not held.turns.num_running:
+                await trio.lowlevel.checkpoint()
+        small = await server.post("/tokenize", {"prompt": "A"})
+        assert (small.status, answers) == (200, [])
+        held.let_all_go()
     assert [answer.json["tokens"] for answer in answers] == [[65]]
 
 
 async def test_a_large_body_that_waits_too_long_is_refused() -> None:
-    async with surface(body_timeout_s=0.05) as server, server.services.parser_threads:
-        body = b"{}" + SPACE.encode()
-        answer = await server.request("POST", "/tokenize", body=body)
-    assert (answer.status, answer.error["code"]) == (503, "overloaded")
-    assert int(answer.headers["retry-after"]) >= 1
+    body = b"{}" + SPACE.encode()
+    answers: list[Answer] = []
+
+    async def post(server: Surface) -> None:
+        answers.append(await server.request("POST", "/tokenize", body=body))
+
+    async with held_work(text_timeout_s=0.05) as held, surface(do=held.do) as server:
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(post, server)
+        held.let_all_go()
+    assert sorted(answer.status for answer in answers) == [400, 503], "begun, and not begun"
+    [refused] = [answer for answer in answers if answer.status == 503]
+    assert refused.error["code"] == "overloaded"
+    assert int(refused.headers["retry-after"]) >= 1
 
 
 def test_an_object_with_very_many_keys_is_refused() -> None:

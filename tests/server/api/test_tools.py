@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.api.body import MAX_CONTAINERS
-from server.api.constraints import parsed_arguments
+from server.text.scanning import MAX_CONTAINERS, parsed_arguments
 from server.text.tool_calls import HERMES, LLAMA
 from server.text.tool_forms.table import QWEN3_CODER
 from tests.server.support.fakes import FakeFleet, FakeText

@@ -27,7 +27,8 @@ from server.contract.generation import (
 from server.contract.output_stream import OutputStream
 from server.scheduling.status import OverloadStatus
 from server.text.model_files import SamplingDefaults
-from server.text.tokenizer import ChatPrompt
+from server.text.special_tokens import ChatPrompt
+from server.text.tokenizer import with_parsed_arguments
 from server.text.tool_calls import HERMES
 from server.text.tool_forms.generic import ToolSupport
 from transport.frames import Capacity, Load
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from server.tenants.quotas import Quotas
     from server.text.grammars import Grammars
     from server.text.reasoning import Reasoner
-    from server.text.tokenizer import TextModel
+    from server.text.tokenizer import Conversation, TextModel
     from server.text.tool_calls import ToolForm
     from triolet.config import ServerConfig
     from triolet.control_protocol import ModelState
@@ -380,14 +381,14 @@ class FakeText:
 
     async def render_chat(
         self,
-        messages: Sequence[Mapping[str, object]],
+        messages: Conversation,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> ChatPrompt:
         turns = "".join(f"tool {tool['function']['name']}\n" for tool in tools or ())
-        turns += "".join(self._turn(message) for message in messages)
+        turns += "".join(self._turn(message) for message in with_parsed_arguments(messages))
         opening = "assistant:" if add_generation_prompt else ""
         text = turns + opening + "".join(f" {name}" for name in template_kwargs or ())
         return ChatPrompt(text, text)
@@ -405,8 +406,8 @@ class FakeText:
     ) -> str:
         return bytes(token_ids).decode(errors="replace")
 
-    async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
-        return [bytes([token_id]).decode(errors="replace") for token_id in token_ids]
+    async def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
+        return [bytes(ids).decode(errors="replace") for ids in lists]
 
 
 def fake_services(

@@ -19,6 +19,7 @@ from server.edge.listen import Edge, base_url, open_listening_socket
 from server.metrics.metrics import Metrics
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
+from server.text.processes import at_once
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText, fake_services
 from triolet.config import ServerConfig
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from server.jobs.storage import Storage
     from server.tenants.quotas import Quotas
     from server.text.model_files import SamplingDefaults
+    from server.text.processes import Do
     from server.text.tokenizer import TextModel
 
 MODEL = "demo"
@@ -281,6 +283,7 @@ async def surface(
     text: FakeText | TextModel | None = None,
     quotas: Quotas | None = None,
     storage: Storage | None = None,
+    do: Do = at_once,
     others: Sequence[ServedModel] = (),
     fault: str = "",
     **changes: object,
@@ -302,6 +305,7 @@ async def surface(
         count_connections=lambda: edge.connections,
         tenancy=tenancy or Tenancy(),
         quotas=quotas or quotas_in_memory(),
+        do=do,
     )
     edge = Edge(build_app(services, storage), config)
     metrics.watch(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +13,16 @@ import trio
 import trio.testing
 
 from loadtest.schemas import costly, random_schema
-from server.text.grammar_process import next_token
+from server.text.grammar_check import next_token
 from server.text.grammars import Grammars
-from server.text.threads import enter_line
-from triolet.config import GrammarConfig
+from server.text.processes import TextProcesses
+from server.text.turns import enter_line
+from triolet.config import GrammarConfig, ServerConfig, TurnsConfig
 from triolet.errors import RequestError
 from triolet.sampling import Grammar, GrammarKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 DEMO = Path(__file__).parents[3] / "triolet" / "demo"
 GOOD = Grammar(GrammarKind.REGEX, "[a-z]+")
@@ -35,7 +35,7 @@ COSTLY = Grammar(
 )
 """Usable, but takes seconds and many megabytes, without coming near any bound of the compiler's
 own; far beyond the bytes that the API lets through."""
-PATIENT = GrammarConfig(wait_s=60.0)
+PATIENT = GrammarConfig()
 COUNTING = replace(PATIENT, cpu_s=50.0, walk_cpu_s=50.0, walk_mask_cpu_s=50.0)
 """Verdicts by the library's counts alone: the same ones on a slow processor."""
 
@@ -45,11 +45,23 @@ async def opened(
     config: GrammarConfig = PATIENT, tokenizer: Path = DEMO / "tokenizer.json"
 ) -> AsyncIterator[tuple[Grammars, list[str]]]:
     words: list[str] = []
-    grammars = Grammars(tokenizer, (1,), config, words.append)
+    processes = TextProcesses(ServerConfig(text_processes=1, text_timeout_s=60.0))
+    grammars = Grammars(tokenizer, (1,), config, processes.do, words.append)
     async with trio.open_nursery() as nursery:
-        await nursery.start(grammars.run)
+        await nursery.start(processes.run)
         yield grammars, words
         nursery.cancel_scope.cancel()
+
+
+def idle(turns: TurnsConfig = TurnsConfig(), text_timeout_s: float = 60.0) -> TextProcesses:  # noqa: B008
+    """Return processes that do not run: all that is asked of them waits."""
+    return TextProcesses(ServerConfig(turns=turns, text_timeout_s=text_timeout_s))
+
+
+def demo_grammars(
+    processes: TextProcesses, count: Callable[[str], None] = lambda word: None
+) -> Grammars:
+    return Grammars(DEMO / "tokenizer.json", (1,), GrammarConfig(), processes.do, count)
 
 
 @pytest.mark.slow
@@ -66,33 +78,9 @@ async def test_good_ones_pass_and_others_are_refused_by_name() -> None:
     assert words == ["usable", "refused", "too_costly", "usable", "usable"]
 
 
-def processes_for(tokenizer: Path) -> int:
-    """Return how many processes have been started with a tokenizer."""
-    commands = (path / "cmdline" for path in Path("/proc").iterdir() if path.name.isdigit())
-    found = 0
-    for command in commands:
-        with suppress(OSError):  # it has ended
-            found += str(tokenizer).encode() in command.read_bytes().split(b"\0")
-    return found
-
-
-@pytest.mark.slow
-async def test_of_many_models_only_those_with_grammars_have_a_process(tmp_path: Path) -> None:
-    tokenizer = Path(shutil.copy(DEMO / "tokenizer.json", tmp_path))
-    grammars = Grammars(tokenizer, (1,), PATIENT, starts_at_once=False)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(grammars.run)
-        await trio.testing.wait_all_tasks_blocked()
-        assert processes_for(tokenizer) == 0
-        await grammars.check(GOOD, "guided_regex")
-        assert processes_for(tokenizer) == 1
-        nursery.cancel_scope.cancel()
-    assert processes_for(tokenizer) == 0
-
-
 @pytest.mark.slow
 async def test_memory_is_bounded_too() -> None:
-    config = GrammarConfig(wait_s=60.0, cpu_s=50.0, memory_bytes=8 * 1024 * 1024)
+    config = GrammarConfig(cpu_s=50.0, memory_bytes=8 * 1024 * 1024)
     async with opened(config) as (grammars, _):
         with pytest.raises(RequestError) as caught:
             await grammars.check(COSTLY, "guided_json")
@@ -112,8 +100,7 @@ async def test_a_tokenizer_that_cannot_be_used_refuses_every_grammar(tmp_path: P
 async def test_more_than_may_wait_are_refused_at_once() -> None:
     words: list[str] = []
     # The process does not run: all of them wait.
-    config = GrammarConfig(max_waiting=1, wait_s=60.0)
-    grammars = Grammars(DEMO / "tokenizer.json", (1,), config, words.append)
+    grammars = demo_grammars(idle(TurnsConfig(max_waiting=1)), words.append)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(grammars.check, GOOD, "guided_regex")
         await trio.testing.wait_all_tasks_blocked()
@@ -144,23 +131,22 @@ async def test_a_line_of_one_clients_grammars_is_not_in_front_of_anothers() -> N
 
 async def test_a_client_fills_its_own_line_and_one_grammar_at_once_is_one_question() -> None:
     # The process does not run: all of them wait.
-    grammars = Grammars(
-        DEMO / "tokenizer.json", (1,), GrammarConfig(max_waiting_each=1, wait_s=60.0)
-    )
+    processes = idle(TurnsConfig(max_waiting_each=1))
+    grammars = demo_grammars(processes)
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(grammars.check, GOOD, "guided_regex")
         await trio.testing.wait_all_tasks_blocked()
-        assert grammars.turns.num_waiting == 1
+        assert processes.turns.num_waiting == 1
         with pytest.raises(RequestError) as caught:
             await grammars.check(BAD, "guided_regex")
         assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
         nursery.cancel_scope.cancel()
-    assert grammars.turns.num_waiting == 0, "no request waits for it any more"
+    assert processes.turns.num_waiting == 0, "no request waits for it any more"
 
 
 async def test_nobody_waits_for_ever(autojump_clock: trio.testing.MockClock) -> None:
-    grammars = Grammars(DEMO / "tokenizer.json", (1,), GrammarConfig(wait_s=5.0))
+    grammars = demo_grammars(idle(text_timeout_s=5.0))
     with pytest.raises(RequestError) as caught:
         await grammars.check(GOOD, "guided_regex")
     assert caught.value.status == 503

@@ -1,26 +1,23 @@
-"""Text to ids: bounds, threads, and special tokens that users write."""
+"""Text to ids: bounds, what is done elsewhere, and special tokens that users write."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
-import trio
-import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.text import tokenizer as special_tokens
 from server.text.tokenizer import (
     INLINE_CHARS,
+    INLINE_IDS,
+    INLINE_WEIGHT,
     ChatPrompt,
     SpecialTokenGuard,
     TextModel,
-    text_threads,
 )
+from tests.server.support.held_work import held_work
 from tests.server.tiny_text import BOS_ID, EOS_ID, tiny_text
-from triolet.config import TurnsConfig
 from triolet.errors import RequestError
 
 PATIENCE_S = 60.0
@@ -110,7 +107,7 @@ NESTED = st.recursive(
 
 @given(NESTED)
 def test_nothing_that_is_protected_holds_a_special_token(value: object) -> None:
-    guard = SpecialTokenGuard(["<|end|>", "<|bos|>"])
+    guard = SpecialTokenGuard(["<|end|>", "<|bos|>"], "0123")
     protected = str(guard.protect(value))
     assert "<|end|>" not in protected
     assert "<|bos|>" not in protected
@@ -118,23 +115,9 @@ def test_nothing_that_is_protected_holds_a_special_token(value: object) -> None:
 
 @given(st.text("<|end>bos x", max_size=40))
 def test_protected_text_comes_back_as_it_was(text: str) -> None:
-    guard = SpecialTokenGuard(["<|end|>", "<|bos|>", "<|end"])
+    guard = SpecialTokenGuard(["<|end|>", "<|bos|>", "<|end"], "0123")
     assert guard.as_text(guard.protect(text)) == text
     assert guard.with_markers(guard.protect(text)) == text
-
-
-@given(st.text("<|end>bos x", max_size=60), st.integers(1, 20))
-def test_windows_find_what_one_search_finds(text: str, window: int) -> None:
-    guard = SpecialTokenGuard(["<|end|>", "<|bos|>", "<|end"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(special_tokens, "WINDOW_CHARS", window)
-        protected = guard.protect(text)
-        back = guard.as_text(protected)
-        marked = guard.with_markers(text)
-    assert protected == guard._special.sub(guard._placeholder, text)
-    assert back == text
-    assert marked == guard._rendered.sub(guard._marker_or_text, text)
-    assert guard.least_chars(protected) <= len(text)
 
 
 async def test_a_conversation_that_cannot_fit_is_refused_before_it_is_searched(
@@ -164,7 +147,7 @@ async def test_a_conversation_that_cannot_fit_is_refused_while_it_is_rendered() 
 
 
 def test_a_tokenizer_without_special_tokens_needs_no_guard() -> None:
-    guard = SpecialTokenGuard([])
+    guard = SpecialTokenGuard([], "0123")
     assert guard.protect("a") == guard.with_markers("a") == guard.as_text("a") == "a"
 
 
@@ -192,64 +175,33 @@ async def test_a_lone_surrogate_is_refused_and_not_a_crash() -> None:
         assert refusal.value.status == 400
 
 
-async def test_text_that_takes_too_long_is_given_up_and_holds_its_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = tiny_text(tokenize_timeout_s=0.05, tokenize_threads=1)
-    release = threading.Event()
-
-    class Slow:
-        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> object:
-            release.wait(PATIENCE_S)
-            raise AssertionError("no task waits for this any more")
-
-    monkeypatch.setattr(model, "_tokenizer", Slow())
-    try:
+async def test_text_that_takes_too_long_is_given_up_and_its_line_goes_on() -> None:
+    async with held_work(text_timeout_s=0.05) as held:
+        model = tiny_text(do=held.do)
         with pytest.raises(RequestError, match="shorten") as refusal:
-            await model.encode("slow")
+            await model.encode("x" * (INLINE_CHARS + 1))
         assert refusal.value.status == 400
-        with pytest.raises(RequestError) as refusal:
-            await model.encode("waits for the only thread")
-        assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
-    finally:
-        release.set()
-    with trio.fail_after(PATIENCE_S):
-        async with model._limiter:  # the thread gave its place back
-            pass
+        held.let_all_go()
+        assert await model.decode([97] * (INLINE_IDS + 1)) == "a" * (INLINE_IDS + 1)
 
 
-async def test_only_a_short_chat_is_encoded_without_a_thread() -> None:
-    model = tiny_text(tokenize_timeout_s=0.05, tokenize_threads=1)
-    short, long = [
-        await model.render_chat([{"role": "user", "content": "a" * count}])
-        for count in (1, INLINE_CHARS)
-    ]
-    async with model._limiter:
-        assert await model.encode(short, add_special_tokens=False)
-        for text in (long, str(short)):
-            with pytest.raises(RequestError) as refusal:
-                await model.encode(text, add_special_tokens=False)
-            assert refusal.value.code == "overloaded"
-
-
-async def test_a_template_that_never_ends_gives_its_thread_back() -> None:
-    nested = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    model = tiny_text(template=nested, tokenize_timeout_s=0.05, tokenize_threads=1)
-    with pytest.raises(RequestError, match="shorten"):
-        await model.render_chat([{"role": "user", "content": "Hi"}])
-    with trio.fail_after(PATIENCE_S):
-        async with model._limiter:  # held by the thread for as long as it runs
-            pass
-
-
-async def test_a_client_that_leaves_ends_its_template() -> None:
-    nested = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    model = tiny_text(template=nested, tokenize_timeout_s=60.0, tokenize_threads=1)
-    with trio.move_on_after(0.05):
-        await model.render_chat([{"role": "user", "content": "Hi"}])
-    with trio.fail_after(PATIENCE_S):
-        async with model._limiter:
-            pass
+async def test_only_what_is_short_is_done_at_once() -> None:
+    async with held_work() as held:
+        model = tiny_text(do=held.do, max_model_len=10**6)
+        message = {"role": "user", "content": "a"}
+        assert len(await model.encode("a" * INLINE_CHARS)) == INLINE_CHARS
+        assert await model.encode_each(["a"] * 9, params=["input"] * 9)
+        assert await model.render_chat([message])
+        assert await model.decode([97])
+        assert not held.turns.num_running
+        held.let_all_go()
+        await model.encode("a" * (INLINE_CHARS + 1))
+        await model.encode_each(["ab"] * INLINE_CHARS, params=["input"] * INLINE_CHARS)
+        await model.render_chat([message] * INLINE_CHARS)
+        await model.render_chat([message], template_kwargs={"x": "y" * INLINE_WEIGHT})
+        await model.decode([97] * (INLINE_IDS + 1))
+        await model.decode_each([[97]] * (INLINE_IDS + 1))
+    assert len(held.done) == 6
 
 
 @pytest.mark.skipif(not STORIES.exists(), reason="the stories260K checkpoint is not here")
@@ -261,15 +213,3 @@ async def test_a_real_directory_loads_and_guards_its_tokens() -> None:
     assert 2 not in ids
     assert "a </s> b" in await model.decode(ids)
     assert model.token(403).text == " Once"
-
-
-async def test_models_may_share_the_threads_for_long_texts() -> None:
-    threads = text_threads(1, TurnsConfig(max_waiting_each=1))
-    one, other = (tiny_text(threads=threads) for _ in range(2))
-    async with threads, trio.open_nursery() as nursery:
-        nursery.start_soon(one.encode, "abc")
-        await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(RequestError) as refused:
-            await other.encode("abc")
-        assert refused.value.status == 429, "the line of this client is full, for all models"
-        nursery.cancel_scope.cancel()

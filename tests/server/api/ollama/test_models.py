@@ -156,7 +156,7 @@ async def test_a_long_input_keeps_the_special_tokens_around_it() -> None:
         special_tokens={},
         chat_templates={},
     )
-    text = TextModel(files, tokenize_threads=1, tokenize_timeout_s=5.0)
+    text = TextModel(files)
     async with surface(text=text) as server:
         object.__setattr__(
             server.services.models.first, "embedding", EmbeddingModel(max_input_tokens=8)

@@ -1,19 +1,15 @@
-"""Walks through a compiled grammar, which find out before a request is queued what a worker would
-find out after some tens of its tokens: that masks cost too much.
+"""Compiles a grammar and walks through it, which finds out before a request is queued what a worker
+would find out after some tens of its tokens: that masks cost too much. Runs in a text process.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import resource
-import signal
-import struct
-import sys
 import time
 from enum import IntEnum
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -27,6 +23,9 @@ from triolet.grammar import (
     compile_grammar,
 )
 from triolet.sampling import Grammar, GrammarKind
+
+from .isolated import limit_cpu, run_isolated
+from .process import job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,97 +136,56 @@ def next_token(mask: bytes, start: int) -> int | None:
     return place * 8 + (behind & -behind).bit_length() - 1
 
 
-LENGTH: Final = struct.Struct("<I")
-NICENESS: Final = 5
-"""Stands back for the server: a grammar may wait, tokens may not."""
 MAX_ANSWER_BYTES: Final = 4096
+MAX_TOKENIZERS: Final = 8
+"""That are kept, each of some tens of megabytes: of the models used last."""
 
 
 class Answer(IntEnum):
-    """The first byte of an answer; a message follows."""
+    """What becomes of a grammar; the first byte of what its child process says."""
 
     USABLE = 0
     REFUSED = 1
     TOO_COSTLY = 2
 
 
-def question(grammar: Grammar) -> bytes:
-    """Return a grammar as it is sent to the process."""
-    body = f"{grammar.kind}\n{grammar.text}".encode()
-    return LENGTH.pack(len(body)) + body
+@lru_cache(maxsize=MAX_TOKENIZERS)
+def tokenizer_of(path: str, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
+    """Return a model's tokenizer as grammars need it, read once by this process."""
+    return build_tokenizer(Path(path).read_text(encoding="utf-8"), eos_token_ids)
 
 
-def main() -> None:
-    """Answer until stdin ends.
+@job
+def check_grammar(
+    path: str, eos_token_ids: Sequence[int], config: dict[str, Any], kind: str, text: str
+) -> tuple[Answer, str]:
+    """Compile a grammar and follow it for a while, in a child process that may be ended.
 
-    Arguments: path of the tokenizer, ids of end tokens and a GrammarConfig, the last two as JSON.
+    Args:
+      path: of the model's tokenizer.json.
+      eos_token_ids: the model's end tokens.
+      config: a GrammarConfig.
+      kind: of the grammar.
+      text: the grammar.
+
+    Returns:
+      What becomes of it, and a message.
     """
-    path, eos, config = sys.argv[1:]
-    eos_token_ids = msgspec.json.decode(eos, type=list[int])
-    bounds = msgspec.json.decode(config, type=GrammarConfig)
-    # The terminal's Ctrl-C is the server's to heed.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(NICENESS)
+    bounds = msgspec.convert(config, GrammarConfig)
+    grammar = Grammar(GrammarKind(kind), text)
     try:
-        tokenizer = build_tokenizer(Path(path).read_text(encoding="utf-8"), eos_token_ids)
+        tokenizer = tokenizer_of(path, tuple(eos_token_ids))
     except (GrammarError, OSError) as error:
-        _answer_all(str(error))
-        return
-    while (body := _read()) is not None:
-        kind, _, text = body.decode().partition("\n")
-        grammar = Grammar(GrammarKind(kind), text)
-        _write(_ask_child(tokenizer, grammar, eos_token_ids, bounds))
-
-
-def _answer_all(message: str) -> None:
-    while _read() is not None:
-        _write(bytes([Answer.REFUSED]) + message.encode())
-
-
-def _read() -> bytes | None:
-    head = sys.stdin.buffer.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    body = sys.stdin.buffer.read(length)
-    return body if len(body) == length else None
-
-
-def _write(answer: bytes) -> None:
-    sys.stdout.buffer.write(LENGTH.pack(len(answer)) + answer)
-    sys.stdout.buffer.flush()
-
-
-def _ask_child(
-    tokenizer: LLTokenizer, grammar: Grammar, eos_token_ids: Sequence[int], bounds: GrammarConfig
-) -> bytes:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        # Never returns into the loop of its parent, whatever happens.
-        try:
-            os.close(reading)
-            _limit(bounds.cpu_s, bounds.memory_bytes)
-            os.write(writing, _verdict(tokenizer, grammar, eos_token_ids, bounds))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        answer = pipe.read(MAX_ANSWER_BYTES)
-    os.waitpid(child, 0)
-    return answer or bytes([Answer.TOO_COSTLY])
-
-
-def _limit(cpu_s: float, memory_bytes: int) -> None:
-    """Have the kernel end this process when its time is up, or refuse it memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    # What a compiler that runs out of memory says on its way out is not logged.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        return Answer.REFUSED, str(error)
+    answer = run_isolated(
+        partial(_verdict, tokenizer, grammar, eos_token_ids, bounds),
+        cpu_s=bounds.cpu_s,
+        memory_bytes=bounds.memory_bytes,
+        max_bytes=MAX_ANSWER_BYTES,
+    )
+    if not answer:
+        return Answer.TOO_COSTLY, ""
+    return Answer(answer[0]), answer[1:].decode(errors="replace")
 
 
 def _verdict(
@@ -238,7 +196,7 @@ def _verdict(
         mask = matcher.compute_bitmask()
         if any(mask) and not matcher.is_error():
             # One mask of the walks may go on when their time is up.
-            signal.setitimer(signal.ITIMER_PROF, bounds.walk_cpu_s + bounds.walk_mask_cpu_s)
+            limit_cpu(bounds.walk_cpu_s + bounds.walk_mask_cpu_s)
             walk(tokenizer, matcher, eos_token_ids, bounds)
     except GrammarTooCostly as error:
         return bytes([Answer.TOO_COSTLY]) + f"is too costly to follow: {error}".encode()
@@ -250,7 +208,3 @@ def _verdict(
     if is_impossible or not any(mask):
         return bytes([Answer.REFUSED]) + b"it allows no completion"
     return bytes([Answer.USABLE])
-
-
-if __name__ == "__main__":
-    main()

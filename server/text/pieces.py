@@ -1,0 +1,66 @@
+"""Plain values as bytes and back, in pieces between which a server does other work.
+
+To pack or unpack a conversation of thousands of messages in one call would hold the interpreter's
+lock for tens of milliseconds. So lists are packed some elements at a time, and what arrives is
+unpacked as it arrives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgpack
+
+from triolet.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+PIECE_ITEMS: Final = 256
+"""Elements of a list at once: messages take some 5 µs each."""
+PIECE_BYTES: Final = 64 * 1024
+"""Received and unpacked at once: what a pipe holds."""
+MAX_BYTES: Final = 256 * MIB
+"""Of one message, twice what a template may render of the largest body."""
+_SURROGATES: Final = "surrogatepass"
+"""A text with half of a pair is refused by who reads it, not on the way."""
+
+
+def pieces_of(values: Sequence[object]) -> Iterator[bytes]:
+    """Yield a message of some values, made of what JSON has, and bytes.
+
+    Raises:
+      OverflowError: an integer of more than 64 bits.
+    """
+    packer = msgpack.Packer(unicode_errors=_SURROGATES)
+    yield packer.pack_array_header(len(values))
+    for value in values:
+        if not isinstance(value, list | tuple):
+            yield packer.pack(value)
+            continue
+        yield packer.pack_array_header(len(value))
+        for at in range(0, len(value), PIECE_ITEMS):
+            yield b"".join(map(packer.pack, value[at : at + PIECE_ITEMS]))
+
+
+class Reader:
+    """Takes messages apart as they arrive."""
+
+    def __init__(self) -> None:
+        self._unpacker = msgpack.Unpacker(
+            strict_map_key=False, unicode_errors=_SURROGATES, max_buffer_size=MAX_BYTES
+        )
+
+    def feed(self, data: bytes | bytearray) -> list[Any] | None:
+        """Take what arrived; return the values of a message that is complete.
+
+        Raises:
+          ValueError: it is none.
+        """
+        self._unpacker.feed(data)
+        try:
+            values: list[Any] = self._unpacker.unpack()
+        except msgpack.OutOfData:
+            return None
+        return values

@@ -1,0 +1,87 @@
+"""The process beside the server that parses, renders, tokenises and compiles (processes.py).
+
+What it does here would hold up every stream of every client there: the interpreter's lock is held
+by one thread at a time, and a C function keeps it until it returns.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from triolet.errors import RequestError, invalid_request
+
+from .pieces import PIECE_BYTES, Reader, pieces_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_Work = TypeVar("_Work", bound=Callable[..., Any])
+
+NICENESS: Final = 5
+"""Stands back for the server and for workers: a prompt may wait, tokens may not."""
+
+
+class Kind(IntEnum):
+    """What became of a job."""
+
+    DONE = 0
+    REFUSED = 1
+    FAILED = 2
+
+
+Outcome: TypeAlias = tuple[Kind, Any]
+"""What became of a job, and what it returned; the arguments of its RequestError; or the traceback
+of any other error."""
+
+
+JOBS: Final[dict[str, Callable[..., Any]]] = {}
+"""All that can be asked for, by name, of the modules that are imported."""
+
+
+def job(work: _Work) -> _Work:
+    """Let a process do this. It is given, and returns, what pieces.py can pack."""
+    assert work.__name__ not in JOBS, "names are unique"
+    JOBS[work.__name__] = work
+    return work
+
+
+def main() -> None:
+    """Do what is asked on stdin until that ends."""
+    # The terminal's Ctrl-C is the server's to heed.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
+    # Whatever else prints would be taken for an answer.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    reader = Reader()
+    while data := os.read(sys.stdin.fileno(), PIECE_BYTES):
+        asked = reader.feed(data)
+        if asked is not None:
+            name, *args = asked
+            answers.write(packed(outcome_of(JOBS[name], args)))
+            answers.flush()
+
+
+def outcome_of(work: Callable[..., Any], args: Sequence[object]) -> Outcome:
+    """Do a job."""
+    try:
+        return Kind.DONE, work(*args)
+    except RequestError as error:
+        return Kind.REFUSED, error.said
+    except Exception:  # noqa: BLE001 (whatever it is, the server raises it)
+        return Kind.FAILED, traceback.format_exc()
+
+
+def packed(outcome: Outcome) -> bytes:
+    """Return what is answered."""
+    try:
+        return b"".join(pieces_of(outcome))
+    except OverflowError:
+        refusal = invalid_request("the body has an integer of more than 64 bits")
+        return b"".join(pieces_of((Kind.REFUSED, refusal.said)))

@@ -1,0 +1,205 @@
+"""Processes beside the server, which do what would hold up its streams.
+
+Parsing a large body, rendering a conversation, tokenising and compiling a grammar are jobs here:
+the name of a function and its arguments, which are sent in pieces (pieces.py) to a process that has
+the models' tokenizers (process.py). Clients take turns by the seconds that their jobs have
+taken (turns.py). A process that does not answer in time is ended, and another one started.
+
+What is small is no job: sending it would take longer. Whoever has the work decides that.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+
+import structlog
+import trio
+
+from triolet.errors import RequestError, invalid_request, overloaded
+
+from .pieces import PIECE_BYTES, Reader, pieces_of
+from .process import JOBS, Kind, Outcome
+from .turns import Turns, join_line
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from triolet.config import ServerConfig
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+Work: TypeAlias = tuple[Callable[..., object], tuple[object, ...]]
+"""A job and what it is given."""
+PROGRAM: Final = "server.text_process"
+"""What runs there: all jobs, and process.py."""
+RESTART_S: Final = 0.5
+"""Between the end of a process and the start of the next."""
+RETRY_S: Final = 1.0
+WAITING: Final = "texts wait to be parsed, rendered or tokenised"
+
+
+class Do(Protocol):
+    """How work that may take long is done."""
+
+    async def __call__(self, work: Callable[..., T], *args: object, param: str | None = None) -> T:
+        """Return what `work(*args)` returns.
+
+        Args:
+          work: a job (process.py).
+          args: what it is given, plain values.
+          param: the request field that an error names.
+
+        Raises:
+          RequestError: as `work` does; 400 if that takes too long; 429 or 503 if too much waits.
+        """
+
+
+async def at_once(work: Callable[..., T], *args: object, param: str | None = None) -> T:
+    """Do work in place, for programs without streams that it could hold up."""
+    del param
+    return work(*args)
+
+
+class _Task:
+    """A job, and the request that waits for it.
+
+    Attributes:
+      work: the job.
+      args: what it is given.
+      is_over: set when it has been done, or will not be.
+      is_late: it took too long.
+      outcome: what became of it; None if it was not done.
+    """
+
+    def __init__(self, work: Callable[..., Any], args: tuple[object, ...]) -> None:
+        self.work = work
+        self.args = args
+        self.is_over = trio.Event()
+        self.is_late = False
+        self.outcome: Outcome | None = None
+
+
+class TextProcesses:
+    """The processes and the line before them.
+
+    Args:
+      config: how many there are, and bounds.
+
+    Attributes:
+      turns: of the jobs.
+      first: what each process does before its first job, so that no client waits until modules are
+        imported and a model is read.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.turns: Turns[_Task] = Turns(config.text_processes, config.turns)
+        self.first: Sequence[Work] = ()
+        self._count = config.text_processes
+        self._timeout_s = config.text_timeout_s
+        self._has_changed = trio.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the processes until cancelled."""
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            for _ in range(self._count):
+                nursery.start_soon(self._keep)
+
+    async def do(self, work: Callable[..., T], *args: object, param: str | None = None) -> T:
+        """Return what a process makes of work; see `Do`."""
+        task = _Task(work, args)
+        job = join_line(self.turns, task, WAITING)
+        self._change()
+        try:
+            with trio.move_on_after(self._timeout_s):
+                await task.is_over.wait()
+        finally:
+            if job.began_at is None:
+                self.turns.leave(job)
+        if task.outcome is None:
+            if task.is_late or (job.began_at is not None and not task.is_over.is_set()):
+                raise invalid_request(
+                    f"takes longer than {self._timeout_s:g} s to read; shorten it", param
+                )
+            raise overloaded(f"too many {WAITING}", RETRY_S)
+        kind, value = task.outcome
+        if kind is Kind.REFUSED:
+            raise RequestError(**value)
+        if kind is Kind.FAILED:
+            raise RuntimeError(f"a text process failed:\n{value}")
+        result: T = value
+        return result
+
+    def _change(self) -> None:
+        self._has_changed.set()
+        self._has_changed = trio.Event()
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._serve()
+            except OSError as error:
+                log.warning("text_process_failed", error=str(error))
+            await trio.sleep(RESTART_S)
+
+    async def _serve(self) -> None:
+        """Start a process and give it jobs until it ends or does not answer."""
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-P", "-m", PROGRAM],  # -P: nothing of the current directory
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Threads of the tokenizer's own would not survive the forks for grammars.
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        )
+        try:
+            ask = partial(self._ask, process)
+            if all([await ask(_Task(*one)) for one in self.first]):
+                await self._work(ask)
+            log.warning("text_process_silent")
+        finally:
+            process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+
+    async def _work(self, ask: Callable[[_Task], Awaitable[bool]]) -> None:
+        """Have jobs done in turns, as long as who is asked is good for the next."""
+        is_good = True
+        while is_good:
+            while (job := self.turns.begin(trio.current_time())) is None:
+                await self._has_changed.wait()
+            try:
+                is_good = await ask(job.item)
+            finally:
+                self.turns.end(job, trio.current_time())
+                job.item.is_over.set()
+                self._change()
+
+    async def _ask(self, process: trio.Process, task: _Task) -> bool:
+        """Have a job done; return whether the process is still good for the next."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert task.work.__name__ in JOBS, "a process does nothing else"
+        with trio.move_on_after(self._timeout_s) as scope, suppress(trio.BrokenResourceError):
+            for piece in pieces_of((task.work.__name__, *task.args)):
+                await process.stdin.send_all(piece)
+            task.outcome = await _received(process.stdout)
+        task.is_late = scope.cancelled_caught
+        return task.outcome is not None
+
+
+async def _received(stream: trio.abc.ReceiveStream) -> Outcome | None:
+    """Return one answer; None if the stream ends before."""
+    reader = Reader()
+    while data := await stream.receive_some(PIECE_BYTES):
+        answer = reader.feed(data)
+        if answer is not None:
+            kind, value = answer
+            return Kind(kind), value
+    return None

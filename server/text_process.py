@@ -1,0 +1,18 @@
+"""`python -m server.text_process`: a text process, with all jobs that there are."""
+
+from __future__ import annotations
+
+from .api import json_body
+from .api.anthropic import schema as anthropic_schema
+from .api.ollama import schema as ollama_schema
+from .api.openai import embeddings, responses_schema, stored_responses
+from .jobs import endpoints
+from .text import grammar_check, tokenizer
+from .text.process import main
+
+JOBS_OF = (json_body, endpoints, grammar_check, stored_responses, tokenizer)
+KINDS_OF = (json_body, endpoints, embeddings, responses_schema, anthropic_schema, ollama_schema)
+"""Modules with jobs, and with kinds of request that one of these reads."""
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Text processes: work comes back as it was done, in pieces, and none of it holds up the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.api.json_body import checked_fields, parse_object
+from server.text import pieces
+from server.text.pieces import PIECE_ITEMS, Reader, pieces_of
+from server.text.processes import PROGRAM, TextProcesses
+from server.text.tokenizer import INLINE_IDS, INLINE_WEIGHT, TextModel
+from triolet.config import ServerConfig
+from triolet.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "triolet" / "demo"
+
+SMALL = st.none() | st.integers(-(2**63), 2**63) | st.text(max_size=9) | st.binary(max_size=9)
+PLAIN = st.recursive(
+    SMALL,
+    lambda inner: (
+        st.lists(inner, max_size=9) | st.dictionaries(st.text(max_size=3), inner, max_size=5)
+    ),
+)
+
+
+@given(st.lists(PLAIN, max_size=5), st.integers(1, 50))
+def test_whatever_is_sent_in_pieces_comes_back(values: list[object], size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_ITEMS", 2)
+        sent = b"".join(pieces_of(values))
+    reader = Reader()
+    *before, last = [reader.feed(sent[at : at + size]) for at in range(0, len(sent), size)]
+    assert last == values
+    assert set(map(type, before)) <= {type(None)}, "it is there when all of it is, and not before"
+
+
+def test_a_long_list_is_packed_some_elements_at_a_time() -> None:
+    sent = list(pieces_of([[{"role": "user", "content": "a"}] * 10 * PIECE_ITEMS]))
+    assert len(sent) == 2 + 10
+
+
+@asynccontextmanager
+async def running(**settings: Any) -> AsyncIterator[TextProcesses]:  # noqa: ANN401
+    processes = TextProcesses(ServerConfig(text_processes=1, **settings))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(processes.run)
+        yield processes
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_work_is_done_refused_or_fails_as_it_would_here() -> None:
+    content = "é" * 10**6
+    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 5}
+    body = json.dumps(asked).encode()
+    async with running() as processes:
+        fields, ignored = await processes.do(checked_fields, "ChatRequest", body, False)
+        assert (fields, ignored) == (asked, [])
+        for wrong, message in ((b'{"messages": 5}', "must be a list"), (b"[", "not valid JSON")):
+            with pytest.raises(RequestError, match=message) as refusal:
+                await processes.do(checked_fields, "ChatRequest", wrong, False)
+            assert refusal.value.status == 400
+        huge = b'{"messages": [], "tools": [{"x": %d}]}' % 2**64
+        with pytest.raises(RequestError, match="more than 64 bits"):
+            await processes.do(parse_object, huge)
+        with pytest.raises(RuntimeError, match="KeyError"):
+            await processes.do(checked_fields, "NoRequest", b"{}", False)
+
+
+def test_a_process_knows_every_kind_of_request_that_is_read() -> None:
+    kinds = set()
+    for path in (ROOT / "server").rglob("*.py"):
+        kinds |= set(re.findall(r"read_fields\((\w+), services\)", path.read_text()))
+    program = f"import {PROGRAM}; from server.api.schemas import StrictModel as s; print(*s.kinds)"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert len(kinds) > 10
+    assert kinds <= set(found.stdout.split())
+
+
+@pytest.mark.slow
+async def test_texts_are_the_same_elsewhere_and_special_tokens_stay_apart() -> None:
+    async with running() as processes:
+        here, there = TextModel.load(DEMO), TextModel.load(DEMO, do=processes.do)
+        # The templates do not show the last one: it is there to be large.
+        turn = {"role": "user", "content": "a <|end|> b " * 500, "more": "x" * INLINE_WEIGHT}
+        ids = []
+        for text in (here, there):
+            prompt = await text.render_chat([turn, turn])
+            ids.append(await text.encode(prompt, add_special_tokens=False))
+        assert len(ids[0]) > INLINE_IDS
+        assert ids[0] == ids[1]
+        assert await there.decode(ids[1]) == await here.decode(ids[0])
+
+
+async def children() -> list[int]:
+    """Return the processes that this one has started, when there are any."""
+    found: list[str] = []
+    with trio.fail_after(60.0):
+        while not found:
+            await trio.lowlevel.checkpoint()
+            found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()  # noqa: ASYNC240
+    return [int(pid) for pid in found]
+
+
+@pytest.mark.slow
+async def test_a_process_that_ends_or_hangs_is_replaced() -> None:
+    async with running(text_timeout_s=5.0) as processes:
+        await processes.do(parse_object, b"{}")
+        [first] = await children()
+        os.kill(first, signal.SIGSTOP)
+        with pytest.raises(RequestError, match="takes longer than 5 s") as hung:
+            await processes.do(parse_object, b"{}", param="messages")
+        assert (hung.value.status, hung.value.param) == (400, "messages")
+        assert await processes.do(parse_object, b"{}") == {}
+        [second] = await children()
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(RequestError, match="too many") as ended:
+            await processes.do(parse_object, b"{}")
+        assert ended.value.status == 503
+        assert await processes.do(parse_object, b"{}") == {}
+    assert len({first, second}) == 2
+
+
+@pytest.mark.slow
+async def test_a_client_that_leaves_does_not_end_the_process() -> None:
+    async with running() as processes:
+        await processes.do(parse_object, b"{}")
+        before = await children()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(processes.do, parse_object, b"{}")
+            await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert await processes.do(parse_object, b"{}") == {}
+        assert await children() == before
+        assert (processes.turns.num_waiting, processes.turns.num_running) == (0, 0)
