@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from server.text.turns import in_thread
+from server.text.threads import in_thread
 from triolet.errors import RequestError, invalid_request
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ goes on from. The id of an item holds that of its response, so items need no ind
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -201,15 +202,15 @@ async def conversation_of(
                 wanted.append((PREVIOUS, stored.previous, stored.previous))
     do = at_once if num_bytes <= INLINE_BYTES else services.do
     items = {}
-    for response_id, one in found.items():
+    for of_id, one in found.items():
         shown = await do(stored_items, one.input, one.response)
-        items[response_id] = [_read(item) for item in shown]
+        items[of_id] = [_read(item) for item in shown]
     by_id = {item.id: item for of_one in items.values() for item in of_one}
     earlier: list[InputItem] = []
-    response_id = fields.previous_response_id
-    while response_id is not None:
-        earlier[:0] = items[response_id]
-        response_id = found[response_id].previous
+    before = fields.previous_response_id
+    while before is not None:
+        earlier[:0] = items[before]
+        before = found[before].previous
     own = [by_id.get(i.id, i) if i.type == "item_reference" else i for i in fields.input]
     for place, item in enumerate(own):
         if item.type == "item_reference":
