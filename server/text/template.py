@@ -101,9 +101,14 @@ class ChatTemplate:
         for name, source in templates.items():
             try:
                 tree = self._environment.parse(source)
-                self._templates[name] = tree
-                if is_linear(tree, len(source) + num_special_chars):
-                    self._templates[name] = self._compiled(tree)
+                may_run_here = is_linear(tree, len(source) + num_special_chars)
+                for loop in tree.find_all(nodes.For):
+                    # Each turn says something, so `render` hears of it.
+                    nothing = nodes.TemplateData("", lineno=loop.lineno)
+                    loop.body.insert(0, nodes.Output([nothing], lineno=loop.lineno))
+                self._templates[name] = (
+                    self._environment.from_string(tree) if may_run_here else tree
+                )
             except jinja2.TemplateError as error:
                 raise ModelError(
                     f"chat template {name!r} is not valid jinja2: {error}; "
@@ -135,8 +140,8 @@ class ChatTemplate:
           tools: functions that the model may call, in the API's form.
           template_kwargs: further names for the template; they do not replace the ones above.
           max_chars: bound on the output.
-          check: called for each piece of the output and each turn of a loop; what it raises ends the
-            rendering.
+          check: called for each piece of the output and each turn of a loop; what it raises ends
+            the rendering.
           refuse: called with the output so far, once it has `refuse_after` characters and whenever
             it has doubled since; what it raises ends the rendering.
           refuse_after: characters.
@@ -156,7 +161,7 @@ class ChatTemplate:
         try:
             picked = self._pick(has_tools=bool(tools))
             if isinstance(picked, nodes.Template):
-                picked = self._compiled(picked)
+                picked = self._environment.from_string(picked)
             for piece in picked.generate(variables):
                 check()
                 num_chars += len(piece)
@@ -187,13 +192,6 @@ class ChatTemplate:
             # It wants conversations of another kind: which of those show tools is not known.
             return True
         return without != with_tool
-
-    def _compiled(self, tree: nodes.Template) -> jinja2.Template:
-        for loop in tree.find_all(nodes.For):
-            # Each turn says something, so `render` hears of it.
-            nothing = nodes.TemplateData("", lineno=loop.lineno)
-            loop.body.insert(0, nodes.Output([nothing], lineno=loop.lineno))
-        return self._environment.from_string(tree)
 
     def _pick(self, *, has_tools: bool) -> jinja2.Template | nodes.Template:
         wanted = TOOL_TEMPLATE if has_tools else DEFAULT_TEMPLATE

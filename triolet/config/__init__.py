@@ -48,6 +48,7 @@ from .server import (
     ResponseCacheConfig,
     ResumeConfig,
     ServerConfig,
+    TemplateConfig,
     TenantsConfig,
     TurnsConfig,
 )
@@ -145,6 +146,7 @@ __all__ = [
     "SpeculationConfig",
     "StoreConfig",
     "SupervisorConfig",
+    "TemplateConfig",
     "TenantsConfig",
     "ToolParser",
     "TurnsConfig",

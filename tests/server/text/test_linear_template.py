@@ -110,6 +110,7 @@ HIDDEN = {
     "by a name of a namespace": "{% set ns = namespace(a=1) %}{{ ns[messages[0].content] }}",
     "as a function": "{% set raise_exception = messages[0].content %}{{ raise_exception(9) }}",
     "in an argument": "{{ messages | length(lipsum(n=9)) }}",
+    "in a method's further arguments": "{{ messages[0].content.split(*lipsum(n=9)) }}",
     "in further arguments": "{{ messages | length(*lipsum(n=9)) }}",
     "in a named argument": "{{ raise_exception('x', y=lipsum(n=9)) }}",
     "in a test": "{% if x is defined(*lipsum(n=9)) %}{% endif %}",
