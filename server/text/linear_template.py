@@ -22,6 +22,7 @@ not called where it is named. Whatever is not known is not linear, which says no
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
@@ -132,17 +133,13 @@ def is_linear(template: nodes.Template, num_chars: int) -> bool:
       num_chars: of its source, and of what else it is given beside messages and tools.
     """
     walk = _Walk()
-    if num_chars > MAX_TEMPLATE_CHARS:
-        return False
-    try:
+    with suppress(_NotLinear, RecursionError):
         for _ in range(MAX_PASSES):
             before = walk.names.copy(), walk.spaces.copy()
             walk.built = 0.0
             walk.run(template.body)
             if (walk.names, walk.spaces) == before:
-                return True
-    except (_NotLinear, RecursionError):
-        return False
+                return num_chars <= MAX_TEMPLATE_CHARS
     return False
 
 
