@@ -68,6 +68,7 @@ def read_files(config: ServerConfig, do: Do) -> ModelFiles:
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
         generic_tools=config.generic_tools,
+        bounds=config.template,
         do=do,
     )
     if not text.has_chat_template:

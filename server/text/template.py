@@ -1,56 +1,40 @@
-"""The environment that chat templates run in: what they may do, and how they are ended.
+"""Chat templates: what they are given, which of them may run in the server, and what they refuse.
 
-Templates come from the model directory, which
-its operator chose, but such directories are downloaded from strangers, and harmless templates meet
-hostile messages. jinja2's sandbox keeps them from Python's insides; here are bounds on their time
-and on the sizes of what they build:
-
-- Every turn of a loop and every call, of macros too, first asks whether the request still waits for
-  the result. The request decides how long; a thread is never lost to a loop.
-- Repeating, adding, joining, formatting and calling cannot make a text, a list or a number beyond a
-  bound. It is looked at before, where one step could make much out of little (repeating, padding);
-  otherwise afterwards, when the step has taken at most a multiple of what was allowed before it.
+Templates come from the model directory, which its operator chose, but such directories are
+downloaded from strangers, and harmless templates meet hostile messages. jinja2's sandbox keeps them
+from Python's insides. It bounds neither their time nor their memory, and one operation may hold the
+interpreter for ever. So a template whose operations are all known to be cheap
+(linear_template.py) is compiled and rendered by whoever needs it. Any other belongs into a child
+process with limits (isolated.py), where it is compiled too: jinja2's compiler works out what stands
+between literals.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import jinja2
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triolet.errors import ModelError, RequestError, invalid_request
 from triolet.units import MIB
 
+from .linear_template import is_linear
 from .model_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from jinja2.parser import Parser
-    from jinja2.runtime import Context
 
 
 MAX_CHARS: Final = 64 * MIB
 """Four times the largest request body: templates repeat little of what they are given."""
-MAX_ITEMS: Final = 1_000_000
-"""Of a list or tuple; and no honest template pads to a width beyond it."""
-MAX_BITS: Final = 4096
-"""Of a product: numbers in prompts have a few digits."""
-_PADDING_FILTERS: Final = frozenset({"center", "indent", "wordwrap", "truncate", "round", "slice"})
-_WIDE: Final = re.compile(r"[%:.][-+ #0,_<>=^]*(?:\*|\d{7,})")
-"""A width or precision in a format that is as large as the bound, or a value's."""
-_NESTED: Final = re.compile(r":[^}]*\{")
-"""A width that is a value's in `str.format`."""
-
-go_on: ContextVar[Callable[[], None]] = ContextVar("go_on", default=lambda: None)
-"""Asked before each step of the rendering under way in this thread; ends it by raising."""
 
 
 class GenerationBlock(Extension):
@@ -62,143 +46,6 @@ class GenerationBlock(Extension):
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class CheckedCode(CodeGenerator):
-    """Template to Python, with a question before each step and a bound on what is joined."""
-
-    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
-        for loop in node.find_all(nodes.For):
-            loop.body.insert(0, nodes.ExprStmt(_call("step")))
-            if loop.test is not None:
-                loop.test = nodes.And(_call("step"), loop.test)
-        for assignment in node.find_all(nodes.AssignBlock):
-            assignment.filter = nodes.Filter(assignment.filter, "bounded", [], [], None, None)
-        super().visit_Template(node, frame)
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.joined((")
-        for part in node.nodes:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
-
-
-class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox with its bounds."""
-
-    code_generator_class = CheckedCode
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[loopcontrols, GenerationBlock],
-            # The output is a prompt, not HTML.
-            autoescape=False,
-        )
-        self.filters = {
-            name: _checked(filter_, pads=name in _PADDING_FILTERS, formats=name == "format")
-            for name, filter_ in self.filters.items()
-        }
-        self.filters["bounded"] = _bounded
-
-    def step(self) -> bool:
-        """Be a call, before which it is asked whether to go on; true, so that it can stand in front
-        of a condition."""
-        return True
-
-    def joined(self, parts: Iterable[object]) -> str:
-        """Return what `~` makes of some values."""
-        texts = [str(part) for part in parts]
-        _refuse_beyond(sum(map(len, texts)), MAX_CHARS)
-        return "".join(texts)
-
-    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        """Return `left operator right`."""
-        if operator == "**":
-            raise jinja2.TemplateRuntimeError("powers are not available in chat templates")
-        if operator == "+":
-            if isinstance(left, Sized) and isinstance(right, Sized):
-                _refuse_beyond(len(left) + len(right), _most(left))
-        elif operator == "%":
-            _refuse_wide(left)
-        elif isinstance(left, int) and isinstance(right, int):
-            _refuse_beyond(left.bit_length() + right.bit_length(), MAX_BITS)
-        else:
-            sequence, count = (right, left) if isinstance(left, int) else (left, right)
-            if isinstance(sequence, Sized) and isinstance(count, int):
-                _refuse_beyond(len(sequence) * count, _most(sequence))
-        result: object = super().call_binop(context, operator, left, right)
-        return result
-
-    def call(self, context: Context, called: object, /, *args: object, **kwargs: object) -> object:
-        """Return what a function, method or macro returns."""
-        # The sandbox wraps `format` and `format_map` of strings.
-        method = getattr(called, "__wrapped__", called)
-        text = getattr(method, "__self__", None)
-        if isinstance(text, str):
-            is_format = str(getattr(method, "__name__", "")).startswith("format")
-            if is_format:
-                _refuse_wide(text)
-            if not is_format or _NESTED.search(text):
-                _refuse_widths((*args, *kwargs.values()))
-        return _checked(super().call)(context, called, *args, **kwargs)
-
-
-def _call(name: str) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name), [], [], None, None)
-
-
-def _checked(
-    called: Callable[..., object], *, pads: bool = False, formats: bool = False
-) -> Callable[..., object]:
-    """Return a function that asks whether to go on and bounds the result's size.
-
-    Args:
-      called: does the work.
-      pads: its numbers are widths.
-      formats: its first argument is a format.
-    """
-
-    def call(*args: object, **kwargs: object) -> object:
-        go_on.get()()
-        if pads:
-            _refuse_widths((*args, *kwargs.values()))
-        if formats:
-            _refuse_wide(str(args[0]))
-        return _bounded(called(*args, **kwargs))
-
-    # How jinja2 knows which filters want its context or environment.
-    call.__dict__.update(vars(called) if hasattr(called, "__dict__") else {})
-    return call
-
-
-def _bounded(value: object) -> object:
-    if isinstance(value, str | list | tuple):
-        _refuse_beyond(len(value), _most(value))
-    return value
-
-
-def _most(value: object) -> int:
-    return MAX_CHARS if isinstance(value, str) else MAX_ITEMS
-
-
-def _refuse_widths(arguments: Iterable[object]) -> None:
-    for argument in arguments:
-        if isinstance(argument, int):
-            _refuse_beyond(argument, MAX_ITEMS)
-
-
-def _refuse_wide(form: object) -> None:
-    if isinstance(form, str) and _WIDE.search(form):
-        raise jinja2.TemplateRuntimeError("a width in a format is too large")
-
-
-def _refuse_beyond(size: int, most: int) -> None:
-    if size > most:
-        raise jinja2.TemplateRuntimeError(f"a size or number of {size} is beyond {most}")
 
 
 _TEMPLATE_FAULTS: Final = (
@@ -230,7 +77,7 @@ _SOME_WORDS: Final = "be brief"
 
 
 class ChatTemplate:
-    """The templates of one model, compiled.
+    """The templates of one model.
 
     Args:
       templates: source by name; at least one.
@@ -241,20 +88,36 @@ class ChatTemplate:
     """
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        environment = TemplateEnvironment()
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        # The output is a prompt, not HTML.
+        self._environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, GenerationBlock],
+            autoescape=False,
+        )
+        self._environment.filters["tojson"] = _tojson
+        self._environment.globals["raise_exception"] = _raise_exception
+        self._environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)
-        self._templates: dict[str, jinja2.Template] = {}
+        self._templates: dict[str, jinja2.Template | nodes.Template] = {}
+        num_special_chars = sum(map(len, special_tokens.values()))
         for name, source in templates.items():
             try:
-                self._templates[name] = environment.from_string(source)
+                tree = self._environment.parse(source)
+                may_run_here = is_linear(tree, len(source) + num_special_chars)
+                self._templates[name] = (
+                    self._environment.from_string(tree) if may_run_here else tree
+                )
             except jinja2.TemplateError as error:
                 raise ModelError(
                     f"chat template {name!r} is not valid jinja2: {error}; "
                     "correct it in the model directory"
                 ) from error
+
+    def is_linear(self, *, has_tools: bool) -> bool:
+        """Whether a rendering costs at most a multiple of what it is given, so that it may run in
+        this process. Anything else belongs into a child process with limits."""
+        return isinstance(self._pick(has_tools=has_tools), jinja2.Template)
 
     def render(
         self,
@@ -264,7 +127,6 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         max_chars: int = MAX_CHARS,
-        check: Callable[[], None] = lambda: None,
         refuse: Callable[[str], None] = lambda so_far: None,
         refuse_after: int = MAX_CHARS,
     ) -> str:
@@ -276,7 +138,6 @@ class ChatTemplate:
           tools: functions that the model may call, in the API's form.
           template_kwargs: further names for the template; they do not replace the ones above.
           max_chars: bound on the output.
-          check: called before each step; what it raises ends the rendering.
           refuse: called with the output so far, once it has `refuse_after` characters and whenever
             it has doubled since; what it raises ends the rendering.
           refuse_after: characters.
@@ -285,17 +146,19 @@ class ChatTemplate:
           RequestError: the template refused the messages, or its output is too long.
         """
         variables = {
-            **self._special_tokens,
             **(template_kwargs or {}),
+            **self._special_tokens,
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
         pieces = []
         num_chars = 0
-        before = go_on.set(check)
         try:
-            for piece in self._pick(has_tools=bool(tools)).generate(variables):
+            picked = self._pick(has_tools=bool(tools))
+            if isinstance(picked, nodes.Template):
+                picked = self._environment.from_string(picked)
+            for piece in picked.generate(variables):
                 num_chars += len(piece)
                 if num_chars > max_chars:
                     raise invalid_request(
@@ -307,19 +170,17 @@ class ChatTemplate:
                     refuse_after = 2 * num_chars
         except _TEMPLATE_FAULTS as error:
             raise _refusal(error) from error
-        finally:
-            go_on.reset(before)
         return "".join(pieces)
 
-    def shows_tools(self, check: Callable[[], None] = lambda: None) -> bool:
-        """Whether a conversation reads differently with a tool.
-
-        Args:
-          check: see `render`.
-        """
+    def shows_tools(self) -> bool:
+        """Whether a conversation reads differently with a tool; of a template that may not run
+        here, whether it has the word."""
+        picked = self._pick(has_tools=True)
+        if isinstance(picked, nodes.Template):
+            return any(name.name == "tools" for name in picked.find_all(nodes.Name))
         try:
             without, with_tool = (
-                self.render([{"role": "user", "content": "hi"}], tools=tools, check=check)
+                self.render([{"role": "user", "content": "hi"}], tools=tools)
                 for tools in (None, [_SOME_TOOL])
             )
         except RequestError:
@@ -327,19 +188,18 @@ class ChatTemplate:
             return True
         return without != with_tool
 
-    def shows_system(self, check: Callable[[], None] = lambda: None) -> bool:
-        """Whether a system message is shown, and not refused or left out.
-
-        Args:
-          check: see `render`.
-        """
+    def shows_system(self) -> bool:
+        """Whether a system message is shown, and not refused or left out; one that may not run
+        here is taken to show it."""
+        if not self.is_linear(has_tools=False):
+            return True
         turns = [{"role": "system", "content": _SOME_WORDS}, {"role": "user", "content": "hi"}]
         try:
-            return _SOME_WORDS in self.render(turns, check=check)
+            return _SOME_WORDS in self.render(turns)
         except RequestError:
             return False
 
-    def _pick(self, *, has_tools: bool) -> jinja2.Template:
+    def _pick(self, *, has_tools: bool) -> jinja2.Template | nodes.Template:
         wanted = TOOL_TEMPLATE if has_tools else DEFAULT_TEMPLATE
         for name in (wanted, DEFAULT_TEMPLATE):
             if name in self._templates:
@@ -347,10 +207,47 @@ class ChatTemplate:
         return next(iter(self._templates.values()))
 
 
+def encoded_rendering(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, object]],
+    **options: Any,  # noqa: ANN401 (render's)
+) -> bytes:
+    """Return what `template.render` returns or refuses, for `decoded_rendering`."""
+    said: str | list[str | None]
+    try:
+        said = template.render(messages, **options)
+    except RequestError as error:
+        said = [error.message, error.param, error.code]
+    return json.dumps(said, ensure_ascii=False).encode(errors="surrogatepass")
+
+
+def decoded_rendering(answer: bytes | None) -> str:
+    """Return a text that was rendered in a child process.
+
+    Args:
+      answer: of `encoded_rendering`; None if the child took too much.
+
+    Raises:
+      RequestError: as `ChatTemplate.render`.
+    """
+    if answer is None:
+        raise invalid_request(
+            "the model's chat template takes too much time or memory to render these messages; "
+            "shorten them, or correct the template in the model directory",
+            "messages",
+        )
+    said = json.loads(answer.decode(errors="surrogatepass"))
+    if isinstance(said, str):
+        return said
+    raise invalid_request(*said)
+
+
 def _refusal(error: Exception) -> RequestError:
     reason = "an expression in it does not take their values"
     if isinstance(error, jinja2.TemplateError):
         reason = _PYTHON_OBJECT.sub("a value", str(error))[:200]
+    elif isinstance(error, MemoryError):
+        reason = "it takes too much memory"
     return invalid_request(
         f"the model's chat template cannot render these messages: {reason}", "messages"
     )
@@ -364,9 +261,17 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # jinja2's own filter escapes <, > and & for HTML, which models were not trained on.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    pieces = []
+    num_chars = 0
+    for piece in encoder.iterencode(value) if indent else [encoder.encode(value)]:
+        num_chars += len(piece)
+        if num_chars > MAX_CHARS:  # the deeper something is, the more blanks before it
+            raise jinja2.TemplateRuntimeError(f"JSON is longer than {MAX_CHARS} characters")
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def _raise_exception(message: object) -> NoReturn:

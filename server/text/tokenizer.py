@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from dataclasses import asdict, astuple
+from functools import lru_cache, partial
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -19,17 +20,18 @@ from typing import (
     get_args,
 )
 
-from triolet.config import ReasoningParser, ToolParser
+from triolet.config import ReasoningParser, TemplateConfig, ToolParser
 from triolet.errors import invalid_request
 
 from .detokenizer import Detokenizer, TokenText, Vocabulary
+from .isolated import run_isolated
 from .model_files import TextFiles, read_text_files
 from .process import job
 from .processes import Do, Work, at_once
 from .reasoning import find_reasoner
 from .scanning import parsed_arguments
 from .special_tokens import ChatPrompt, SpecialTokenGuard, literal_tokenizer
-from .template import ChatTemplate
+from .template import ChatTemplate, decoded_rendering, encoded_rendering
 from .tool_forms.generic import GENERIC, ToolSupport, with_tools_in_words
 from .tool_forms.table import HARMONY, form_of
 
@@ -76,6 +78,7 @@ class TextSource(NamedTuple):
       tool_parser: a ToolParser's value: how the model writes calls of tools.
       reasoning_parser: a ReasoningParser's: how the model's reasoning is told apart.
       generic_tools: where the chat template shows no tools, the system prompt does.
+      bounds: a TemplateConfig's values.
       nonce: of the names of special tokens, in all processes that work for one server.
     """
 
@@ -83,6 +86,7 @@ class TextSource(NamedTuple):
     tool_parser: str
     reasoning_parser: str
     generic_tools: bool
+    bounds: tuple[float, int, int]
     nonce: str
 
     def load(self, do: Do = at_once) -> TextModel:
@@ -99,6 +103,7 @@ class TextSource(NamedTuple):
             tool_parser=ToolParser(self.tool_parser),
             reasoning_parser=ReasoningParser(self.reasoning_parser),
             generic_tools=self.generic_tools,
+            bounds=TemplateConfig(*self.bounds),
             nonce=self.nonce,
             elsewhere=None if do is at_once else (do, self),
         )
@@ -152,6 +157,7 @@ class TextModel:
       elsewhere: what does work that takes long, in processes that read the model from the source;
         None to do all of it in place.
       generic_tools: where the chat template shows no tools, the system prompt does.
+      bounds: of renderings that may cost more than what they are given.
 
     Attributes:
       eos_token_ids: every id that ends a sequence.
@@ -172,6 +178,7 @@ class TextModel:
         tool_parser: ToolParser = ToolParser.AUTO,
         reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
         nonce: str | None = None,
+        bounds: TemplateConfig = TemplateConfig(),  # noqa: B008 (frozen)
         elsewhere: tuple[Do, TextSource] | None = None,
         generic_tools: bool = True,
     ) -> None:
@@ -210,6 +217,7 @@ class TextModel:
         self._literal, self._id_of_marker = literal_tokenizer(
             files.tokenizer, self._specials, self._guard.markers
         )
+        self._bounds = bounds
         self._elsewhere = elsewhere
         self.first_work: list[Work] = []
         if elsewhere is not None:
@@ -224,6 +232,7 @@ class TextModel:
         reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
         do: Do = at_once,
         generic_tools: bool = True,
+        bounds: TemplateConfig = TemplateConfig(),  # noqa: B008 (frozen)
     ) -> TextModel:
         """Read a model directory.
 
@@ -231,7 +240,12 @@ class TextModel:
           ModelError: a file is missing or broken, or lacks a marker of the reasoning.
         """
         source = TextSource(
-            str(model_dir), tool_parser.value, reasoning_parser.value, generic_tools, new_nonce()
+            str(model_dir),
+            tool_parser.value,
+            reasoning_parser.value,
+            generic_tools,
+            astuple(bounds),
+            new_nonce(),
         )
         return source.load(do)
 
@@ -361,7 +375,8 @@ class TextModel:
                 MESSAGES,
             )
         args = messages, add_generation_prompt, tools, template_kwargs
-        is_quick = is_light(args)
+        is_linear = self._template.is_linear(has_tools=bool(tools))
+        is_quick = is_linear and is_light(args)
         prompt = ChatPrompt(*await self._do("rendered", *args, param=MESSAGES, is_quick=is_quick))
         self._refuse_if_hopeless(prompt, MESSAGES)
         return prompt
@@ -383,14 +398,20 @@ class TextModel:
         if self.tools is ToolSupport.GENERIC:
             turns = with_tools_in_words(turns, tools or (), takes_system=self._takes_system)
             tools = None
-        rendered = self._template.render(
-            self._guard.protect(turns),
-            add_generation_prompt=add_generation_prompt,
-            tools=self._guard.protect(tools),
-            template_kwargs=self._guard.protect(template_kwargs),
-            refuse=refuse_beyond,
-            refuse_after=self.max_model_len * self._vocabulary.longest_token_bytes,
-        )
+        asked = self._guard.protect(turns)
+        options: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "tools": self._guard.protect(tools),
+            "template_kwargs": self._guard.protect(template_kwargs),
+            "max_chars": self._bounds.max_bytes,
+            "refuse": refuse_beyond,
+            "refuse_after": self.max_model_len * self._vocabulary.longest_token_bytes,
+        }
+        if self._template.is_linear(has_tools=bool(tools)):
+            rendered = self._template.render(asked, **options)
+        else:
+            work = partial(encoded_rendering, self._template, asked, **options)
+            rendered = decoded_rendering(run_isolated(work, **asdict(self._bounds)))
         refuse_beyond(rendered)
         return self._guard.as_text(rendered), self._guard.with_markers(rendered)
 

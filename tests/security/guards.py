@@ -55,6 +55,9 @@ _BOUNDS: Final = (
     "security/test_bombs.py::test_as_many_as_the_bound_are_taken_and_one_more_is_refused"
 )
 
+_LINEAR: Final = "server/text/test_linear_template.py"
+_NOT_LINEAR: Final = f"{_LINEAR}::test_what_is_not_known_to_be_cheap_is_not_linear"
+_ISOLATED: Final = "server/text/test_isolated.py"
 _CROWDS: Final = "server/edge/test_crowds.py"
 _TYPES: Final = "server/api/test_content_types.py"
 _ADDRESS: Final = "server/edge/test_client_address.py"
@@ -186,17 +189,38 @@ MUTANTS: Final = (
            "            walk(tokenizer, matcher, eos_token_ids, bounds)\n", "",
            "server/text/test_grammars.py::"
            "test_what_costs_too_much_within_some_tens_of_tokens_is_refused_by_name"),
+    Mutant("A19", "server/text/template.py", "ImmutableSandboxedEnvironment(",
+           "jinja2.Environment(", f"{_LINEAR}::test_a_hostile_template_gets_nowhere"),
+    Mutant("A19", "server/text/template.py", "if may_run_here else tree", "if tree else tree",
+           _NOT_LINEAR),
+    Mutant("A19", "server/text/linear_template.py", "_refuse_if(self.built > MAX_BUILT)", "pass",
+           _NOT_LINEAR),
+    Mutant("A19", "server/text/linear_template.py", "if (walk.names, walk.spaces) == before:",
+           "if walk.names:", _NOT_LINEAR),
+    Mutant("A19", "server/text/linear_template.py", "_refuse_if(value.level < self._depth)", "pass",
+           _NOT_LINEAR),
+    Mutant("A19", "server/text/linear_template.py", "_refuse_if(name in _ALL_METHODS)", "pass",
+           _NOT_LINEAR),
+    Mutant("A19", "server/text/linear_template.py", "_refuse_if(len(parts) > MAX_PARTS)", "pass",
+           _NOT_LINEAR),
+    Mutant("A19", "server/text/linear_template.py", "_refuse_if(node.dyn_args or node.dyn_kwargs)\n"
+           "    given", "given", _NOT_LINEAR),
+    Mutant("A19", "server/text/linear_template.py", "return num_chars <= MAX_TEMPLATE_CHARS",
+           "return True",
+           f"{_LINEAR}::test_long_templates_and_special_tokens_are_not_linear"),
+    Mutant("A19", "server/text/isolated.py", "signal.setitimer(signal.ITIMER_PROF, cpu_s)", "pass",
+           f"{_ISOLATED}::test_work_that_takes_too_long_is_ended"),
+    Mutant("A19", "server/text/isolated.py",
+           "resource.setrlimit(resource.RLIMIT_AS, (most, most))", "pass",
+           f"{_ISOLATED}::test_memory_beyond_the_bound_is_refused"),
+    Mutant("A19", "server/text/isolated.py",
+           "return result if wait_status == 0 and len(result) <= max_bytes else None",
+           "return result", f"{_ISOLATED}::test_work_that_takes_too_long_is_ended"),
+    Mutant("A19", "server/text/template.py", "                check()\n", "",
+           "server/text/test_template.py::test_each_turn_of_a_loop_asks_whether_to_go_on"),
     Mutant("A19", "server/text/template.py",
-           "class TemplateEnvironment(ImmutableSandboxedEnvironment):",
-           "class TemplateEnvironment(jinja2.Environment):",
-           "server/text/test_template.py::test_a_hostile_template_gets_nowhere"),
-    Mutant("A19", "server/text/template.py",
-           'loop.body.insert(0, nodes.ExprStmt(_call("step")))', "pass",
-           "server/text/test_template.py::test_an_endless_template_ends_when_nobody_waits"),
-    Mutant("A19", "server/text/template.py", "if loop.test is not None:", "if not loop:",
-           "server/text/test_template.py::test_an_endless_template_ends_when_nobody_waits"),
-    Mutant("A19", "server/text/template.py", "        go_on.get()()\n", "",
-           "server/text/test_template.py::test_an_endless_template_ends_when_nobody_waits"),
+           "loop.body.insert(0, nodes.Output([nothing], lineno=loop.lineno))", "pass",
+           "server/text/test_template.py::test_each_turn_of_a_loop_asks_whether_to_go_on"),
     Mutant("A19", "server/text/template.py", "if num_chars > max_chars:", "if num_chars < 0:",
            "server/text/test_template.py::test_output_is_bounded"),
     Mutant("A20", "server/tenants/tenancy.py",

@@ -85,7 +85,7 @@ class _Here(TextSource):
         """Return the source of a model."""
         name = str(id(model))
         cls.models[name] = model
-        return cls(name, "", "", False, "")
+        return cls(name, "", "", False, (), "")  # type: ignore[arg-type]
 
     def load(self, do: Do = at_once) -> TextModel:
         """Return it."""

@@ -49,6 +49,7 @@ from .server import (
     ResponseCacheConfig,
     ResumeConfig,
     ServerConfig,
+    TemplateConfig,
     TenantsConfig,
     TurnsConfig,
 )
@@ -148,6 +149,7 @@ __all__ = [
     "StoreConfig",
     "StoredResponsesConfig",
     "SupervisorConfig",
+    "TemplateConfig",
     "TenantsConfig",
     "ToolParser",
     "TurnsConfig",

@@ -74,6 +74,20 @@ class GrammarConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateConfig:
+    """Bounds on renderings by chat templates that do more than what is known to be cheap."""
+
+    cpu_s: float = 1.0 * SECONDS
+    """For compiling and rendering, in a process that is ended then. The costliest known template
+    takes 50 ms for both, with a hundred turns."""
+    memory_bytes: int = 512 * MIB
+    """That it may take on top of what the process has: a text of 64 MiB, in pieces and as a
+    whole."""
+    max_bytes: int = 64 * MIB
+    """Of the text: four times the largest request body. Templates repeat little."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnsConfig:
     """Lines for the processes that parse, render, tokenise and compile: one line for each tenant,
     or for each client address where there are no tenants (server/text/turns.py)."""
@@ -362,6 +376,7 @@ class ServerConfig:
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     batches: BatchConfig = field(default_factory=BatchConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
+    template: TemplateConfig = field(default_factory=TemplateConfig)
     curve_dir: str | None = None
     """Key directory (`triolet keys make`); required for any tcp address."""
     token_window: int = 64

@@ -122,7 +122,9 @@ async def test_a_hosted_tool_that_is_demanded_is_refused_with_what_to_do(tools: 
         refused = await server.post(RESPONSES, demanded)
         assert not server.fleet.generations
     assert (refused.status, refused.error["param"]) == (400, "tool_choice.type")
-    assert "offer a function, and do in your program what it is called for" in refused.error["message"]
+    assert (
+        "offer a function, and do in your program what it is called for" in refused.error["message"]
+    )
 
 
 async def test_a_strict_server_refuses_hosted_tools() -> None:

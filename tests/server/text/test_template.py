@@ -21,18 +21,8 @@ CHATML = (
 )
 
 
-MANY = "{% set many = range(2000) | list %}"
-"""Beforehand, because a call would be a step too. Squared they take a second: without the bound
-these tests fail, and do not hang."""
-ENDLESS = {
-    "loops": MANY + "{% for a in many %}{% for b in many %}{% endfor %}{% endfor %}",
-    "conditions": MANY + "{% for a in [0] %}{% for b in many if false %}{% endfor %}{% endfor %}",
-    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
-    "{{ f(14) }}",
-    "recursion": "{% for n in [14] recursive %}{% if n %}{{ loop([n - 1, n - 1]) }}{% endif %}"
-    "{% endfor %}",
-}
-"""Without output, and more steps than anybody asked for."""
+class NobodyWaitsError(Exception):
+    """The client that asked for a rendering has left."""
 
 
 def template(source: str, **special_tokens: str) -> ChatTemplate:
@@ -106,67 +96,36 @@ def test_the_words_of_the_template_reach_the_client() -> None:
         template("{{ raise_exception('roles must alternate') }}").render(MESSAGES)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
-        "{{ cycler.__init__.__globals__ }}",
-        "{{ 'x' * 1000000000 }}",
-        "{{ 1000000000 * 'x' }}",
-        "{{ 9 ** 999999999 }}",
-        "{% for i in range(1000000000) %}{% endfor %}",
-        "{{ ([0] * 100000000) | length }}",
-        "{{ 'x' | center(1000000000000) }}",
-        "{{ 'x'.ljust(1000000000) }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '%*d' % (1000000000, 1) }}",
-        "{{ '%.1000000000f' | format(1.0) }}",
-        "{{ '{:1000000000}'.format(1) }}",
-        "{{ '{:>{}}'.format(1, 1000000000) }}",
-        "{% set ns = namespace(n=3) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}"
-        "{% endfor %}",
-        "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
-        "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}"
-        "{% endfor %}",
-        "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}"
-        "{% endfor %}",
-        "{% set ns = namespace(s=[0]) %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}"
-        "{% endfor %}",
-        "{% set ns = namespace(s='x') %}{% for i in range(99) %}"
-        "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}",
-        "{% macro twice(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='x') %}"
-        "{% for i in range(99) %}{% set ns.s = twice(ns.s) %}{% endfor %}",
-    ],
-)
-def test_a_hostile_template_gets_nowhere(source: str) -> None:
-    with pytest.raises(RequestError):
-        template(source).render(MESSAGES)
-
-
-class NobodyWaits(Exception):
-    """The client that asked for a rendering has left."""
-
-
-@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
-def test_an_endless_template_ends_when_nobody_waits(source: str) -> None:
+def test_each_turn_of_a_loop_asks_whether_to_go_on() -> None:
+    """Also where it says nothing."""
     steps = 0
 
     def check() -> None:
         nonlocal steps
         steps += 1
-        if steps > 1000:
-            raise NobodyWaits
+        if steps > 5:
+            raise NobodyWaitsError
 
-    with pytest.raises(NobodyWaits):
-        template(source).render(MESSAGES, check=check)
-    assert template("{{ 'fine' }}").render(MESSAGES) == "fine"
+    silent = template("{% for m in messages %}{% set x = m %}{% endfor %}")
+    with pytest.raises(NobodyWaitsError):
+        silent.render(MESSAGES * 3, check=check)
+    assert silent.render(MESSAGES * 3) == ""
 
 
 def test_output_is_bounded() -> None:
     endless = "{% for i in range(10000) %}{{ messages[0].content }}{% endfor %}"
     with pytest.raises(RequestError, match="longer than 1000 characters"):
         template(endless).render(MESSAGES, max_chars=1000)
+
+
+def test_json_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deeper something is nested, the more blanks stand before it."""
+    monkeypatch.setattr("server.text.template.MAX_CHARS", 1000)
+    nested: object = "x"
+    for _ in range(20):
+        nested = [nested]
+    with pytest.raises(RequestError, match="longer than 1000 characters"):
+        template("{{ messages[0] | tojson(indent=8) }}").render([{"content": nested}])
 
 
 def test_a_broken_template_is_the_models_error() -> None:
