@@ -185,7 +185,7 @@ MUTANTS: Final = (
            "with trio.move_on_after(self._config.wait_s):\n                await asked",
            "with trio.move_on_after(3600):\n                await asked",
            "server/text/test_grammars.py::test_nobody_waits_for_ever"),
-    Mutant("A18", "server/text/grammar_process.py",
+    Mutant("A18", "server/text/grammar_check.py",
            "            walk(tokenizer, matcher, eos_token_ids, bounds)\n", "",
            "server/text/test_grammars.py::"
            "test_what_costs_too_much_within_some_tens_of_tokens_is_refused_by_name"),

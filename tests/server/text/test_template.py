@@ -96,22 +96,6 @@ def test_the_words_of_the_template_reach_the_client() -> None:
         template("{{ raise_exception('roles must alternate') }}").render(MESSAGES)
 
 
-def test_each_turn_of_a_loop_asks_whether_to_go_on() -> None:
-    """Also where it says nothing."""
-    steps = 0
-
-    def check() -> None:
-        nonlocal steps
-        steps += 1
-        if steps > 5:
-            raise NobodyWaitsError
-
-    silent = template("{% for m in messages %}{% set x = m %}{% endfor %}")
-    with pytest.raises(NobodyWaitsError):
-        silent.render(MESSAGES * 3, check=check)
-    assert silent.render(MESSAGES * 3) == ""
-
-
 def test_output_is_bounded() -> None:
     endless = "{% for i in range(10000) %}{{ messages[0].content }}{% endfor %}"
     with pytest.raises(RequestError, match="longer than 1000 characters"):
