@@ -55,6 +55,7 @@ _BOUNDS: Final = (
     "security/test_bombs.py::test_as_many_as_the_bound_are_taken_and_one_more_is_refused"
 )
 
+_CHUNKS: Final = "server/edge/test_chunked_bodies.py"
 _CROWDS: Final = "server/edge/test_crowds.py"
 _TYPES: Final = "server/api/test_content_types.py"
 _ADDRESS: Final = "server/edge/test_client_address.py"
@@ -114,6 +115,20 @@ MUTANTS: Final = (
            "scope.deadline = began_at + min(allowed_s, config.body_timeout_s)",
            "scope.deadline = began_at + allowed_s + 3600",
            f"{_HTTP}::test_a_slow_body_is_ended"),
+    Mutant("A8", _HEAD_GUARD,
+           "        if self.stream is not None:  # a request",
+           "        if self.stream is not self:  # a request",
+           f"{_CHUNKS}::"
+           "test_a_body_whose_end_waits_while_its_request_is_answered_ends_nothing"),
+    Mutant("A8", _HEAD_GUARD,
+           'num_bytes + getattr(reader, "_bytes_in_chunk", 0) > ',
+           "num_bytes > ",
+           f"{_CHUNKS}::test_a_chunk_beyond_the_bound_of_bodies_is_refused_by_its_size"),
+    Mutant("A8", _HEAD_GUARD,
+           "self._num_chunks += event.chunk_start",
+           "self._num_chunks += 0",
+           f"{_CHUNKS}::test_small_chunks_are_refused_beyond_a_number_unless_they_are_large_"
+           "enough_on_average"),
     Mutant("A9", "server/edge/tcp.py", "return self._left_s <= 0", "return False",
            "server/edge/test_write_deadline.py::"
            "test_who_takes_less_than_enough_is_not_waited_for_for_ever"),
