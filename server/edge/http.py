@@ -412,8 +412,8 @@ class PatchedH11Protocol(H11Protocol):
         if isinstance(event, h11.Data):
             self._num_chunks += event.chunk_start
             self._num_body_bytes += len(event.data)
-        reader = getattr(self.connection, "_reader", None)
         bounds, num_bytes = self._bounds, self._num_body_bytes
+        reader = getattr(self.connection, "_reader", None)
         if num_bytes + getattr(reader, "_bytes_in_chunk", 0) > bounds.max_body_bytes:
             raise too_large(bounds.max_body_bytes)
         if self._num_chunks > bounds.free_chunks + num_bytes / bounds.min_chunk_bytes:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from triolet.config import GrammarConfig
+from triolet.errors import ModelError
 from triolet.grammar import (
     GrammarError,
     GrammarTooCostly,
@@ -26,6 +27,7 @@ from triolet.grammar import (
     build_tokenizer,
     compile_grammar,
 )
+from triolet.model_dir.bounded import read_text
 from triolet.sampling import Grammar, GrammarKind
 
 if TYPE_CHECKING:
@@ -169,8 +171,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     try:
-        tokenizer = build_tokenizer(Path(path).read_text(encoding="utf-8"), eos_token_ids)
-    except (GrammarError, OSError) as error:
+        tokenizer = build_tokenizer(read_text(Path(path)), eos_token_ids)
+    except (GrammarError, ModelError) as error:
         _answer_all(str(error))
         return
     while (body := _read()) is not None:

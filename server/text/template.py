@@ -247,9 +247,10 @@ class ChatTemplate:
         for name, source in templates.items():
             try:
                 self._templates[name] = environment.from_string(source)
-            except jinja2.TemplateError as error:
+            except Exception as error:
+                # It becomes Python first, whose compiler raises several kinds and MemoryError.
                 raise ModelError(
-                    f"chat template {name!r} is not valid jinja2: {error}; "
+                    f"chat template {name!r} is not valid jinja2: {str(error) or 'too large'}; "
                     "correct it in the model directory"
                 ) from error
 

@@ -55,6 +55,8 @@ _BOUNDS: Final = (
     "security/test_bombs.py::test_as_many_as_the_bound_are_taken_and_one_more_is_refused"
 )
 
+_BOUNDED: Final = "triolet/model_dir/bounded.py"
+_STRANGERS: Final = "triolet/test_bounded_files.py"
 _CHUNKS: Final = "server/edge/test_chunked_bodies.py"
 _CROWDS: Final = "server/edge/test_crowds.py"
 _TYPES: Final = "server/api/test_content_types.py"
@@ -90,9 +92,32 @@ MUTANTS: Final = (
            "engine/test_model_config.py::test_a_directory_with_code_in_it_is_refused"),
     Mutant("A5", "engine/model_config.py", 'if fields.get("auto_map"):', "if not fields:",
            "engine/test_model_config.py::test_what_cannot_be_computed_is_refused"),
-    Mutant("A5", "engine/preflight/headers.py",
+    Mutant("A5", "triolet/model_dir/headers.py",
            "if not _SHARD_NAME.fullmatch(name):", "if not name:",
            "engine/test_weights.py::test_a_lying_index_is_a_clean_error"),
+    Mutant("A5", _BOUNDED, "if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):", "if not file:",
+           f"{_STRANGERS}::"
+           "test_what_is_no_file_of_a_fit_size_is_refused_and_not_waited_for"),
+    Mutant("A5", _BOUNDED, "    if len(content) > most:\n", "    if len(content) < 0:\n",
+           f"{_STRANGERS}::"
+           "test_what_is_no_file_of_a_fit_size_is_refused_and_not_waited_for"),
+    Mutant("A5", _BOUNDED,
+           'if sum(map(content.count, (b",", b"[", b"{"))) > most:', "if most < 0:",
+           f"{_STRANGERS}::test_json_of_too_many_values_is_refused_before_it_is_parsed"),
+    Mutant("A5", _BOUNDED, "not 1 <= value <= most:", "value < 1:",
+           f"{_STRANGERS}::"
+           "test_a_number_beyond_its_range_is_refused_by_file_field_value_and_range"),
+    Mutant("A5", _BOUNDED, "if ends is not None and ends[0]() > ends[1]:", "if ends == ():",
+           f"{_STRANGERS}::"
+           "test_a_check_opens_no_file_after_its_time_and_an_inner_check_gets_no_more"),
+    Mutant("A5", "triolet/model_dir/headers.py",
+           "    if count > MAX_TENSORS:\n", "    if count < 0:\n",
+           f"{_STRANGERS}::"
+           "test_more_tensors_than_models_have_are_refused_in_one_file_and_in_all"),
+    Mutant("A5", "triolet/gguf/container.py",
+           "        if count > most:\n", "        if most < 0:\n",
+           f"{_STRANGERS}::"
+           "test_a_gguf_file_that_announces_more_than_models_have_is_refused"),
     Mutant("A6", "server/api/served_models.py",
            "found = self._by_name.get(name)\n",
            "found = self._by_name.get(name) or (open(name) and self._any)\n",
@@ -214,6 +239,11 @@ MUTANTS: Final = (
            "server/text/test_template.py::test_an_endless_template_ends_when_nobody_waits"),
     Mutant("A19", "server/text/template.py", "if num_chars > max_chars:", "if num_chars < 0:",
            "server/text/test_template.py::test_output_is_bounded"),
+    Mutant("A19", "server/text/template.py",
+           "            except Exception as error:\n",
+           "            except jinja2.TemplateError as error:\n",
+           "ops/test_model_check.py::"
+           "test_a_template_that_cannot_be_compiled_is_named_with_its_file_before_a_start"),
     Mutant("A20", "server/tenants/tenancy.py",
            "if not hmac.compare_digest(found, digest) or entry is None:",
            "if found != digest or entry is None:",

@@ -264,11 +264,10 @@ class HeadFile:
         except HeadError as error:
             raise self._damage(f"the last head: {error}") from None
         if self._key is None:
-            try:
-                self._key = open_key(self._path.parent)
-            except FileNotFoundError:
-                what = f"{KEY_NAME}, the key that signed them, is missing"
-                raise self._damage(what) from None
+            folder = self._path.parent
+            if not any((folder / name).exists() for name in (KEY_NAME, NEW_KEY_NAME)):
+                raise self._damage(f"{KEY_NAME}, the key that signed them, is missing")
+            self._key = open_key(folder)
         if head.key != self._key.public:
             raise self._damage(f"the last head is signed by another key than that of {KEY_NAME}")
         self.newest, self._digest = head, head_digest(line)
