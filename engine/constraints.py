@@ -21,6 +21,7 @@ import structlog
 
 from triolet.config import MaskConfig
 from triolet.grammar import GrammarError, GrammarTooCostly, build_tokenizer, compile_grammar
+from triolet.model_dir.bounded import read_text
 from triolet.sampling import MAX_MARKER_TOKENS
 
 from .batch import AllBut, Barred, FollowedBy, Mask
@@ -108,7 +109,7 @@ class Constraints:
 
     def _read_tokenizer(self) -> LLTokenizer:
         self._is_wanted.wait(READ_AFTER_S)
-        text = self._tokenizer_path.read_text(encoding="utf-8")
+        text = read_text(self._tokenizer_path)
         return build_tokenizer(text, self._eos_token_ids, self._vocab_size)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:

@@ -6,13 +6,13 @@ tensors. Whatever would make the answers differ from the model's own is refused 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import xxhash
 
 from triolet.errors import ModelError
+from triolet.model_dir.bounded import count_of, end_token_ids, read_json
 
 from .rope_config import RopeConfig, read_rope
 
@@ -93,23 +93,23 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     path = model_dir / "config.json"
     fields = read_json(path)
     architecture = _architecture(path, fields)
-    num_heads = _count(path, fields, "num_attention_heads")
-    num_kv_heads = _count(path, fields, "num_key_value_heads", num_heads)
-    hidden_size = _count(path, fields, "hidden_size")
+    num_heads = count_of(path, fields, "num_attention_heads")
+    num_kv_heads = count_of(path, fields, "num_key_value_heads", num_heads)
+    hidden_size = count_of(path, fields, "hidden_size")
     default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
-    head_dim = _count(path, fields, "head_dim", default_head_dim)
+    head_dim = count_of(path, fields, "head_dim", default_head_dim)
     if num_heads % num_kv_heads:
         raise ModelError(
             f"{path}: num_attention_heads {num_heads} is not a multiple of "
             f"num_key_value_heads {num_kv_heads}; the file is broken: fetch it again"
         )
-    max_position_embeddings = _count(path, fields, "max_position_embeddings")
+    max_position_embeddings = count_of(path, fields, "max_position_embeddings")
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_count(path, fields, "vocab_size"),
+        vocab_size=count_of(path, fields, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_count(path, fields, "intermediate_size"),
-        num_layers=_count(path, fields, "num_hidden_layers"),
+        intermediate_size=count_of(path, fields, "intermediate_size"),
+        num_layers=count_of(path, fields, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -131,15 +131,8 @@ def load_eos_token_ids(model_dir: Path) -> tuple[int, ...]:
     """
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
-        if not path.exists():
-            continue
-        value = read_json(path).get("eos_token_id")
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
-            raise ModelError(f"{path}: eos_token_id is {value!r}; it must be a token id or a list")
-        return tuple(ids)
+        if ids := end_token_ids(path, read_json(path, is_optional=True)):
+            return ids
     return ()
 
 
@@ -161,25 +154,6 @@ def check_directory(model_dir: Path) -> None:
             "*.safetensors and *.json only: convert the weights to safetensors, or delete the file "
             "if the directory has them already"
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
-
-    Raises:
-      ModelError: the file is missing, unreadable or holds something else.
-    """
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path} is missing; give the path of a complete Hugging Face model directory"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {error}; fetch the file again") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object; fetch the file again")
-    return value
 
 
 def _architecture(path: Path, fields: dict[str, Any]) -> str:
@@ -205,17 +179,6 @@ def _architecture(path: Path, fields: dict[str, Any]) -> str:
     if activation not in ("silu", "swish"):
         raise ModelError(f"{path}: hidden_act {activation!r} is not supported; supported: silu")
     return str(name)
-
-
-def _count(path: Path, fields: dict[str, Any], name: str, default: int | None = None) -> int:
-    value = fields.get(name)
-    if value is None:
-        value = default
-    if type(value) is not int or value < 1:
-        raise ModelError(
-            f"{path}: {name} is {value!r}; it must be a positive integer: fetch the file again"
-        )
-    return value
 
 
 def _eps(path: Path, fields: dict[str, Any]) -> float:

@@ -5,10 +5,10 @@ Reads tokenizer.json as far as ids are named there; knows no model and no text.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from triolet.errors import ConfigError
+from triolet.model_dir.bounded import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ def check_same_vocabulary(model_dir: Path, draft_dir: Path) -> None:
 def _tokens(directory: Path) -> dict[int, str]:
     path = directory / "tokenizer.json"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         vocabulary = document["model"]["vocab"]
         # Of a unigram model it is a list of pieces with their scores.
         pieces = (
@@ -48,7 +48,7 @@ def _tokens(directory: Path) -> dict[int, str]:
             else vocabulary
         )
         added = {token["content"]: token["id"] for token in document.get("added_tokens", ())}
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (ConfigError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
             f"speculate needs the tokenizer of both models, and {path} cannot be read: {error}"
         ) from error

@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 
 from triolet.errors import ConfigError, ModelError
 from triolet.gguf.directory import gguf_weights
+from triolet.model_dir.headers import Stored, weight_files
 
 from .layers import DecoderLayer, Linear, RMSNorm, Weights
 from .preflight.check import most_common
-from .preflight.headers import Stored, weight_files
 from .preflight.tensors import FLOATS, mismatched, missing, refuse_unknown
 
 if TYPE_CHECKING:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,24 +14,24 @@ from engine.adapters.shapes import require_finite, require_shapes
 from engine.model_config import load_model_config
 from engine.preflight.check import (
     check_model,
-    check_tokenizer,
     check_weights,
     chosen_device,
     most_common,
 )
-from engine.preflight.headers import read_header, weight_files
-from triolet.config import AUTO_BACKEND, LOOKUP, NO_GUESSES
+from triolet.config import AUTO_BACKEND, LOOKUP, NO_GUESSES, TemplateConfig
 from triolet.errors import ConfigError, ModelError
 from triolet.gguf.directory import SUFFIX as GGUF_SUFFIX
 from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 from triolet.gguf.directory import gguf_directory, gguf_weights
 from triolet.home import expanded
+from triolet.model_dir.bounded import REMEDY, read_json
+from triolet.model_dir.headers import read_header, read_headers, weight_files
 
 from .models.fetch import is_kept, kept_file
 from .models.known import AUTO, DEMO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from engine.preflight.check import CheckedModel
     from triolet.adapters.files import AdapterFiles
@@ -38,20 +39,6 @@ if TYPE_CHECKING:
 
 WEIGHT_FILES: Final = ("*.safetensors", GGUF_WEIGHTS)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-
-
-class ModelDirectory(NamedTuple):
-    """A directory that looks like a model.
-
-    Attributes:
-      path: absolute.
-      architecture: as config.json names it.
-      weight_bytes: size of all files of weights.
-    """
-
-    path: Path
-    architecture: str
-    weight_bytes: int
 
 
 class Checked(NamedTuple):
@@ -80,17 +67,79 @@ def check_start(
     Raises:
       ConfigError: it cannot be served so; the text says why and what to do.
     """
-    try:
-        path = find_model(model).path
+    with _readable():
+        path = find_model(model)
         checked = Checked(path, check_model(path, engine))
         if speculation is not None and speculation.source not in (NO_GUESSES, LOOKUP):
             _check_draft(speculation, engine)
-    except OSError as error:
-        where = error.filename or model
-        raise ModelError(
-            f"{where} cannot be read: {error.strerror}; let this user read it, and its files"
-        ) from error
     return checked
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(
+            f"{error.filename or 'the model'} cannot be read: {error.strerror}; let this user read "
+            "it, and its files"
+        ) from error
+
+
+def check_text(model_dir: Path) -> None:
+    """Check what a server reads of a model, as it does itself.
+
+    Raises:
+      ModelError: a file is missing or broken.
+    """
+    for check in _checks_of_text():
+        check(model_dir)
+
+
+def _checks_of_text() -> tuple[Callable[[Path], object], ...]:
+    from server.text import model_files as read
+
+    return (
+        read.read_text_files,
+        _check_templates,
+        read.read_sampling_defaults,
+        read.read_embedding_model,
+        partial(read.read_page_words, has_chat_template=True),
+    )
+
+
+def _check_templates(model_dir: Path) -> None:
+    from server.text.model_files import TOKENIZER_CONFIG, read_chat_templates, template_file
+    from server.text.template import ChatTemplate
+
+    config = read_json(model_dir / TOKENIZER_CONFIG, is_optional=True)
+    templates = read_chat_templates(model_dir, config)
+    try:
+        ChatTemplate(templates, {}).require_compilable(TemplateConfig())
+    except ModelError as error:
+        raise ModelError(f"{template_file(model_dir, config)}: {error}") from error
+
+
+def model_faults(model: str | Path | None, first: ConfigError) -> list[str]:
+    """Return everything that keeps a model from being served, each once.
+
+    Args:
+      model: as given; None is the demo model.
+      first: what a check has found.
+    """
+    found = {str(first): None}
+    for check in (load_model_config, *_checks_of_text(), _check_headers):
+        try:
+            with _readable():
+                check(_directory(model))
+        except ConfigError as error:
+            found[str(error)] = None
+    return list(found)
+
+
+def _check_headers(model_dir: Path) -> None:
+    if gguf_weights(model_dir) is None and _weights(model_dir):
+        read_headers(weight_files(model_dir))
 
 
 def check_adapter(model: Path, files: AdapterFiles) -> None:
@@ -123,6 +172,7 @@ def _check_draft(speculation: SpeculationConfig, engine: EngineConfig) -> None:
     )
     try:
         check_model(Path(speculation.source), own)
+        check_text(Path(speculation.source))
     except ConfigError as error:
         raise ConfigError(f"the draft model cannot be used: {error}") from error
 
@@ -132,36 +182,42 @@ def demo_model_path() -> Path:
     return Path(str(files("triolet") / "demo"))
 
 
-def find_model(model: str | Path | None) -> ModelDirectory:
+def find_model(model: str | Path | None) -> Path:
     """Return the directory of a model; None is the demo model, and so is its name.
 
     Raises:
-      ModelError: it is missing or incomplete; the text says what is missing and what to do.
+      ModelError: it is missing or has no weights; the text says what to do.
     """
+    path = _directory(model)
+    if not _weights(path):
+        remedy = REMEDY
+        if names := sorted(path.glob(f"*{GGUF_SUFFIX}")):
+            remedy = f"name the GGUF file itself: {names[0]}"
+        raise ModelError(
+            f"{path} has no .safetensors file (weights in other formats are not loaded); {remedy}"
+        )
+    return path
+
+
+def _directory(model: str | Path | None) -> Path:
     model = None if model is None else Path(model)
     if model is None or (str(model) == DEMO and not model.exists()):
         path = demo_model_path()
         remedy = "install Triolet again, or name a model directory"
     else:
         path = _written_down(expanded(model).absolute(), str(model))
-        remedy = "point MODEL at a complete Hugging Face directory, or download it again"
+        remedy = REMEDY
         if not path.exists() and _HUB_ID.fullmatch(str(model)):
             remedy = f"if it is a name on a hub, download it first: hf download {model} --local-dir"
             remedy += f" {path.name}, then name that directory"
     if not path.is_dir():
         raise ModelError(f"model directory {path} does not exist; {remedy}")
     refuse_adapter(path, str(path))
-    architecture = _architecture(path / "config.json", remedy)
-    if not (path / "tokenizer.json").is_file():
-        raise ModelError(f"{path / 'tokenizer.json'} is missing; {remedy}")
-    weights = [file for kind in WEIGHT_FILES for file in sorted(path.glob(kind))]
-    if not weights:
-        if names := sorted(path.glob(f"*{GGUF_SUFFIX}")):
-            remedy = f"name the GGUF file itself: {names[0]}"
-        raise ModelError(
-            f"{path} has no .safetensors file (weights in other formats are not loaded); {remedy}"
-        )
-    return ModelDirectory(path, architecture, sum(file.stat().st_size for file in weights))
+    return path
+
+
+def _weights(path: Path) -> list[Path]:
+    return [file for kind in WEIGHT_FILES for file in path.glob(kind)]
 
 
 def refuse_adapter(path: Path, named: str) -> None:
@@ -282,33 +338,12 @@ def check_files(model_dir: Path) -> CheckedFiles:
     Raises:
       ModelError: the model is broken, incomplete or of an unsupported kind.
     """
-    try:
+    with _readable():
         config = load_model_config(model_dir)
-        check_tokenizer(model_dir)
         weights = check_weights(config, model_dir)
         dtypes = {
             path.name: most_common(one.dtype for one in read_header(path).values())
             for path in weights.files
             if gguf_weights(model_dir) is None
         }
-    except OSError as error:
-        raise ModelError(
-            f"{error.filename or model_dir} cannot be read: {error.strerror}; let this user read "
-            "it, and its files"
-        ) from error
     return CheckedFiles(config.architecture, weights.dtype, weights.num_numbers, dtypes)
-
-
-def _architecture(path: Path, remedy: str) -> str:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{path} is missing; {remedy}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}; {remedy}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} holds JSON that is no object; {remedy}")
-    architectures = config.get("architectures")
-    if isinstance(architectures, list) and architectures:
-        return str(architectures[0])
-    return str(config.get("model_type", "unknown"))

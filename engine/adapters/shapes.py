@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from triolet.adapters.files import WEIGHTS_FILE, Place, place_of
 from triolet.errors import ModelError
-
-from ..preflight.headers import read_header
+from triolet.model_dir.headers import read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

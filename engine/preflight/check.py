@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config import AUTO_BACKEND, AUTO_DEVICE, Dtype, WeightFormat, require
-from triolet.errors import ConfigError, ModelError
+from triolet.errors import ConfigError
 from triolet.gguf.container import read_gguf
 from triolet.gguf.directory import gguf_weights
 from triolet.memory import available_memory_bytes
+from triolet.model_dir.headers import read_headers, weight_files
 
 from ..adapters.shapes import adapter_numbers
 from ..attention.traits import ALL_TRAITS, NATIVE, check_backend
-from ..model_config import load_eos_token_ids, load_model_config, read_json
+from ..model_config import load_model_config
 from .gguf import check_gguf_tensors
-from .headers import read_headers, weight_files
 from .tensors import check_tensors
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
       ConfigError: a setting cannot work with this model or on this machine.
     """
     model = load_model_config(model_dir)
-    check_tokenizer(model_dir)
     weights = check_weights(model, model_dir)
     engine = replace(engine, device=chosen_device(engine))
     device_type = check_device(engine.device)
@@ -130,26 +129,6 @@ def check_weights(model: ModelConfig, model_dir: Path) -> CheckedWeights:
     check_tensors(model, stored, model_dir)
     num_numbers = sum(prod(tensor.shape) for tensor in stored.values())
     return CheckedWeights(files, most_common(each.dtype for each in stored.values()), num_numbers)
-
-
-def check_tokenizer(model_dir: Path) -> None:
-    """Look at the files that say how text becomes tokens, and which token ends a sequence.
-
-    Raises:
-      ModelError: tokenizer.json holds no tokenizer, or no file names an end token.
-    """
-    path = model_dir / "tokenizer.json"
-    if not isinstance(read_json(path).get("model"), dict):
-        raise ModelError(f"{path} describes no tokenizer: it has no model; fetch the file again")
-    if load_eos_token_ids(model_dir):
-        return
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (model_dir / name).exists() and read_json(model_dir / name).get("eos_token"):
-            return
-    raise ModelError(
-        f"no end token: neither config.json nor generation_config.json in {model_dir} has "
-        "eos_token_id, and tokenizer_config.json no eos_token; fetch these files again"
-    )
 
 
 def chosen_device(engine: EngineConfig) -> str:

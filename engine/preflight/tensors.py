@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
+    from triolet.model_dir.headers import Stored
+
     from ..model_config import ModelConfig
-    from .headers import Stored
 
 _IGNORED: Final = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Old checkpoints carry the rotary frequencies, which follow from the config."""

@@ -89,13 +89,16 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset(match[1].split()) if match else frozenset()
 
 
-def check_memory(wanted_bytes: int) -> Finding:
-    """Compare free memory with what one prefill and one decode worker take."""
+def check_memory(wanted_bytes: int | None) -> Finding:
+    """Compare free memory with what one prefill and one decode worker take, None if not known."""
     available = available_memory_bytes()
     if available is None:
         return Finding("Memory", Status.OK, "this system does not say how much is free")
-    detail = f"{show_size(available)} free; one fleet takes about {show_size(wanted_bytes)}"
-    if available < wanted_bytes:
+    known = "what a fleet takes shows once its model can be read"
+    if wanted_bytes is not None:
+        known = f"one fleet takes about {show_size(wanted_bytes)}"
+    detail = f"{show_size(available)} free; {known}"
+    if wanted_bytes is not None and available < wanted_bytes:
         return Finding(
             "Memory", Status.WARN, detail, "give smaller pools, such as --kv-pool 128MiB"
         )

@@ -11,8 +11,9 @@ from transport.frames import Goodbye
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.errors import ConfigError, TrioletError
+from triolet.model_dir.bounded import within_check_time
 
-from ..model_directory import check_start, shown_path
+from ..model_directory import check_start, check_text, model_faults, shown_path
 from ..plain_text import one_line
 from ..ports import PortTaken, claim_port
 from ..private_directory import private_directory
@@ -31,24 +32,27 @@ MAX_COMPLAINT: Final = 1000
 """Characters of what keeps a server from being ready: a sentence for each of several workers."""
 
 
+@within_check_time()
 def check_model(
     model: str | Path | None, engine: EngineConfig
-) -> tuple[Finding, CheckedModel | None]:
-    """Look at a model, its settings and the device as `triolet serve` does before it starts."""
+) -> tuple[list[Finding], CheckedModel | None]:
+    """Look at a model, its settings and the device as `triolet serve` does before it starts, and
+    return all that keeps it from being served."""
     try:
         path, found = check_start(model, engine)
+        check_text(path)
     except ConfigError as error:
-        return failed_model(error), None
+        return [failed_model(fault) for fault in model_faults(model, error)], None
     detail = (
         f"{shown_path(path)}: {found.config.architecture}, "
         f"{show_size(found.weight_bytes)} of weights, context of {found.max_model_len}"
     )
-    return Finding("Model", Status.OK, detail), found
+    return [Finding("Model", Status.OK, detail)], found
 
 
-def failed_model(error: ConfigError) -> Finding:
+def failed_model(fault: str) -> Finding:
     """Return what is said of a model that cannot be served."""
-    cause, _, remedy = as_typed(one_line(str(error))).partition("; ")
+    cause, _, remedy = as_typed(one_line(fault)).partition("; ")
     return Finding("Model", Status.FAIL, cause, remedy)
 
 

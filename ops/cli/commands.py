@@ -248,7 +248,7 @@ def server(sources: Sources, model: ModelArgument = None) -> None:
 
 
 def _run_server(sources: Sources, model: str | None) -> None:
-    from ..model_directory import find_model, with_model_name
+    from ..model_directory import check_text, find_model, with_model_name
     from ..models.adapters import with_adapters
     from ..models.stored import with_stored_model
     from ..role_process import run_role
@@ -261,11 +261,12 @@ def _run_server(sources: Sources, model: str | None) -> None:
         for each in own.of_models:
             _require_addresses(each, f"model {each.model_name}: " if own.models else "")
             if own.models:
-                find_model(each.model_dir)
+                check_text(find_model(each.model_dir))
         with with_stored_model(settings) as found, with_adapters(found) as stored:
             ready = stored.server
             if not own.models:
-                model_dir = find_model(stored.fleet.model).path
+                model_dir = find_model(stored.fleet.model)
+                check_text(model_dir)
                 ready = replace(with_model_name(ready, model_dir), model_dir=str(model_dir))
             from server.main import main as run_server
 

@@ -78,20 +78,20 @@ def examine(wanted: Wanted) -> tuple[list[Finding], int]:
     each = each_model(wanted.settings)
     num_workers = sum(own.fleet.prefill + own.fleet.decode for own in each)
     models = [check_stored(own, num_workers) for own in each]
-    wanted_bytes = sum(num_bytes for _, num_bytes in models)
+    sizes = [num_bytes for _, num_bytes in models]
     machine = [
         check_python(),
         check_packages(),
         check_cpu(),
         check_kernels(),
-        check_memory(wanted_bytes),
+        check_memory(sum(sizes) if all(sizes) else None),
     ]
     on_port, port = check_port(server.host, server.port)
     places = [
         check_open_files(),
         *check_links(parent_directory()),
         on_port,
-        *(finding for finding, _ in models),
+        *(finding for findings, _ in models for finding in findings),
         *check_auto(wanted.settings),
     ]
     has_failed = any(finding.status is Status.FAIL for finding in (*machine, *places))
@@ -113,9 +113,9 @@ def check_auto(settings: Settings) -> list[Finding]:
     return [Finding("Tenants, auto", Status.OK, chosen)]
 
 
-def check_stored(settings: Settings, num_workers: int) -> tuple[Finding, int]:
+def check_stored(settings: Settings, num_workers: int) -> tuple[list[Finding], int]:
     """Look at one model, a version of the store too, for both kinds of worker; return what was
-    found with the memory that they need together.
+    found with the memory that they need together, 0 if it cannot be served.
 
     Args:
       settings: for this model.
@@ -129,16 +129,17 @@ def check_stored(settings: Settings, num_workers: int) -> tuple[Finding, int]:
         ):
             for worker in (stored.prefill, stored.decode):
                 engine = with_pool_share(worker.engine, num_workers, num_gpus)
-                finding, found = check_model(stored.fleet.model, engine)
+                findings, found = check_model(stored.fleet.model, engine)
                 if found is None:
+                    wanted_bytes = 0
                     break
                 pool_bytes = found.engine.kv_pool_bytes or 0
                 wanted_bytes += found.loaded_bytes + found.adapter_bytes + pool_bytes
                 wanted_bytes += WORKER_OVERHEAD_BYTES
     except ConfigError as error:
-        finding, wanted_bytes = failed_model(error), 0
-    subject = f"{finding.subject} {name_of(settings)}".strip()
-    return finding._replace(subject=subject), wanted_bytes
+        findings, wanted_bytes = [failed_model(str(error))], 0
+    name = name_of(settings)
+    return [one._replace(subject=f"{one.subject} {name}".strip()) for one in findings], wanted_bytes
 
 
 def serve_command(wanted: Wanted, port: int) -> str:

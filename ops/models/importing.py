@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from server.text.model_files import SAMPLING_FILE, SamplingDefaults, read_sampling_defaults
+from server.text.model_files import SAMPLING_FILE, SamplingDefaults, sampling_defaults
 from triolet.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from triolet.config import WeightFormat
 from triolet.errors import ModelError
 from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 from triolet.home import expanded
+from triolet.model_dir.bounded import parse_json, read_bytes, read_json, within_check_time
 from triolet.store.aliases import Aliases
 from triolet.store.ingest import Way, directory_files, ingest, source_file
 from triolet.store.manifest import MAX_DOCUMENT_BYTES, WEIGHT_TYPE, Facts
 from triolet.store.reference import require_name, tag_of
 
-from ..model_directory import check_files, find_model, gguf_source, weight_names
+from ..model_directory import check_files, check_text, find_model, gguf_source, weight_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,6 +120,7 @@ class _Parts(NamedTuple):
     sampling: Mapping[str, object] | None = None
 
 
+@within_check_time()
 def _of_adapter(path: Path, wanted: Wanted) -> _Parts:
     """Look at a LoRA adapter, which is served beside a base."""
     if (path / MODEL_CONFIG).exists():
@@ -144,10 +144,11 @@ def _of_adapter(path: Path, wanted: Wanted) -> _Parts:
     return _Parts(kept, sorted(others), Facts("LoRA", "safetensors", precision, num_numbers))
 
 
+@within_check_time()
 def _of_model(wanted: Wanted) -> _Parts:
     """Look at a model."""
     own_fields = None if wanted.sampling is None else read_sampling(wanted.sampling)
-    found = find_model(wanted.model).path
+    found = find_model(wanted.model)
     gguf = gguf_source(found)
     if gguf is not None and Path(wanted.model).is_dir():
         # Its other files would not be part of the version, which is read from the GGUF file alone.
@@ -163,7 +164,7 @@ def _of_model(wanted: Wanted) -> _Parts:
         # Under one name: the version is its content, however the file is called.
         files = [source_file(gguf.path, GGUF_WEIGHTS, WEIGHT_TYPE, gguf.path.parent.resolve())]
     checked = check_files(found)
-    read_sampling_defaults(str(found))
+    check_text(found)
     dtypes = checked.dtypes if gguf is None else {GGUF_WEIGHTS: checked.precision}
     files = [one._replace(dtype=dtypes.get(one.name)) for one in files]
     form = "safetensors" if gguf is None else "gguf"
@@ -185,33 +186,20 @@ def read_sampling(path: Path) -> dict[str, Any]:
     """
     known = [one.name for one in fields(SamplingDefaults)]
     remedy = f"allowed: a JSON object of {', '.join(known)}"
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_SAMPLING_BYTES + 1)
-        values = json.loads(content)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"cannot read {path}: {error}; {remedy}") from error
-    if len(content) > MAX_SAMPLING_BYTES or not isinstance(values, dict):
+    content = read_bytes(path, MAX_SAMPLING_BYTES, remedy)
+    values = parse_json(path, content, MAX_SAMPLING_BYTES, remedy)
+    if not isinstance(values, dict):
         raise ModelError(f"{path} holds no small object; {remedy}")
     unknown = sorted(values.keys() - set(known))
     if unknown:
         raise ModelError(f"{path} has a field {unknown[0]!r}; {remedy}")
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / SAMPLING_FILE
-        copy.write_bytes(content)
-        try:
-            read_sampling_defaults(folder)
-        except ModelError as error:
-            raise ModelError(str(error).replace(str(copy), str(path))) from None
+    sampling_defaults(path, values)
     return values
 
 
 def _own_document(model_dir: Path) -> dict[str, Any]:
     """Return the model's own sampling file, which has been checked."""
     path = model_dir / SAMPLING_FILE
-    if not path.exists():
-        return {}
-    if path.stat().st_size > MAX_DOCUMENT_BYTES:
+    if path.exists() and path.stat().st_size > MAX_DOCUMENT_BYTES:
         raise ModelError(f"{path} has more than {MAX_DOCUMENT_BYTES} bytes; correct it")
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
+    return read_json(path, is_optional=True)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from triolet.auto import require_models, require_tenant_ladders
 from triolet.errors import ConfigError
 from triolet.ids import Role
+from triolet.model_dir.bounded import within_check_time
 from triolet.tenants_form import read_tenants
 
-from ..model_directory import check_start, with_model_name, with_pool_share
+from ..model_directory import check_start, check_text, with_model_name, with_pool_share
 from ..models.choose import ready_model
 from ..models.fetch import is_kept
 from ..models.known import AUTO, KNOWN
@@ -70,6 +71,7 @@ def prepare_model(plan: FleetPlan, own: Settings) -> ModelPlan:
         return _prepared(own, num_workers, plan.gpus)
 
 
+@within_check_time()
 def _prepared(settings: Settings, num_workers: int, gpus: tuple[str, ...]) -> ModelPlan:
     """Return what a model's processes are.
 
@@ -91,6 +93,7 @@ def _prepared(settings: Settings, num_workers: int, gpus: tuple[str, ...]) -> Mo
         settings = of_role(settings, role, engine=checked.model.engine)
         dtypes[role] = checked.model.dtype
         adapter_bytes[role] = checked.model.adapter_bytes
+    check_text(checked.path)
     named = with_model_name(settings.server, checked.path)
     return ModelPlan(checked.path, replace(settings, server=named), dtypes, adapter_bytes)
 

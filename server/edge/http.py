@@ -253,6 +253,7 @@ class PatchedH11Protocol(H11Protocol):
         self._turns = edge.turns
         self._is_in_turn = False
         self._is_in_chunks = False
+        self._num_chunks = self._num_body_bytes = 0
 
     @property
     def awaits_head(self) -> bool:
@@ -375,6 +376,10 @@ class PatchedH11Protocol(H11Protocol):
                 return
             try:
                 event = self.connection.next_event()
+                self._check_chunks(event)
+            except RequestError as error:
+                await self.refuse(error)
+                return
             except h11.RemoteProtocolError as error:
                 reason, _, _ = str(error).partition(":")  # behind it h11 shows bytes
                 await self.refuse(http_error(400, f"the request is malformed: {reason}"))
@@ -387,13 +392,37 @@ class PatchedH11Protocol(H11Protocol):
             elif isinstance(event, h11.Data):
                 await self.stream.handle(Body(stream_id=STREAM_ID, data=event.data))
             elif isinstance(event, h11.EndOfMessage):
-                if not self._is_in_turn:  # the body came later: what is made of it begins now
-                    await self._turns.wait()
-                await self.stream.handle(EndBody(stream_id=STREAM_ID))
+                await self._end_body()
             elif isinstance(event, Data):
                 await self.stream.handle(event)
             else:
                 return
+
+    async def _end_body(self) -> None:
+        if not self._is_in_turn:  # the body came later: what is made of it begins now
+            await self._turns.wait()
+        if self.stream is not None:  # a request that was answered meanwhile has none any more
+            await self.stream.handle(EndBody(stream_id=STREAM_ID))
+
+    def _check_chunks(self, event: object) -> None:
+        """Refuse a body by the size of a chunk that has begun, or by the number of its chunks.
+
+        h11 hands a chunk on as it comes, and takes sizes of 20 digits: it alone knows the size.
+        """
+        if isinstance(event, h11.Data):
+            self._num_chunks += event.chunk_start
+            self._num_body_bytes += len(event.data)
+        bounds, num_bytes = self._bounds, self._num_body_bytes
+        reader = getattr(self.connection, "_reader", None)
+        if num_bytes + getattr(reader, "_bytes_in_chunk", 0) > bounds.max_body_bytes:
+            raise too_large(bounds.max_body_bytes)
+        if self._num_chunks > bounds.free_chunks + num_bytes / bounds.min_chunk_bytes:
+            raise http_error(
+                400,
+                f"the request's body came in {self._num_chunks} chunks of {num_bytes} bytes in all;"
+                f" beyond {bounds.free_chunks} chunks each {bounds.min_chunk_bytes} bytes may take "
+                "one more: send larger chunks, or the body with a Content-Length",
+            )
 
     async def _create_stream(self, request: h11.Request) -> None:
         names = dict(request.headers)
@@ -405,6 +434,7 @@ class PatchedH11Protocol(H11Protocol):
         ) and request.method == b"GET"
         kind = PatchedWSStream if is_websocket else PatchedHTTPStream
         self._is_in_chunks = False
+        self._num_chunks = self._num_body_bytes = 0
         self.stream = kind(
             self.app,
             self.config,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from triolet.config import GrammarConfig
+from triolet.errors import ModelError
 from triolet.grammar import (
     GrammarError,
     GrammarTooCostly,
@@ -22,6 +23,7 @@ from triolet.grammar import (
     build_tokenizer,
     compile_grammar,
 )
+from triolet.model_dir.bounded import read_text
 from triolet.sampling import Grammar, GrammarKind
 
 from .isolated import limit_cpu, run_isolated
@@ -152,7 +154,7 @@ class Answer(IntEnum):
 @lru_cache(maxsize=MAX_TOKENIZERS)
 def tokenizer_of(path: str, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
     """Return a model's tokenizer as grammars need it, read once by this process."""
-    return build_tokenizer(Path(path).read_text(encoding="utf-8"), eos_token_ids)
+    return build_tokenizer(read_text(Path(path)), eos_token_ids)
 
 
 @job
@@ -175,7 +177,7 @@ def check_grammar(
     grammar = Grammar(GrammarKind(kind), text)
     try:
         tokenizer = tokenizer_of(path, tuple(eos_token_ids))
-    except (GrammarError, OSError) as error:
+    except (GrammarError, ModelError) as error:
         return Answer.REFUSED, str(error)
     answer = run_isolated(
         partial(_verdict, tokenizer, grammar, eos_token_ids, bounds),

@@ -7,7 +7,6 @@ file is silent, the API's own defaults hold.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections import Counter
@@ -20,8 +19,18 @@ from tokenizers import Tokenizer
 from triolet.errors import ModelError
 from triolet.gguf.container import read_gguf
 from triolet.gguf.directory import gguf_weights
+from triolet.model_dir.bounded import (
+    MAX_TEMPLATE_BYTES,
+    REMEDY,
+    count_of,
+    end_token_ids,
+    read_bytes,
+    read_json,
+    read_json_value,
+    read_text,
+)
+from triolet.model_dir.headers import read_header
 from triolet.pooling import Pooling
-from triolet.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,14 +77,15 @@ def read_sampling_defaults(model_dir: str | Path) -> SamplingDefaults:
       ModelError: the file is broken, or recommends what cannot work.
     """
     path = Path(model_dir) / SAMPLING_FILE
-    if not path.exists():
-        return SamplingDefaults()
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"cannot read {path}: {error}; correct or remove it") from error
-    if not isinstance(values, dict):
-        raise ModelError(f"{path} holds no object; correct or remove it")
+    return sampling_defaults(path, read_json(path, is_optional=True))
+
+
+def sampling_defaults(path: Path, values: Mapping[str, Any]) -> SamplingDefaults:
+    """Return what a file recommends.
+
+    Raises:
+      ModelError: it recommends what cannot work.
+    """
     found = {name: values[name] for name in _RANGES if values.get(name) is not None}
     for name, value in found.items():
         kind, is_allowed, allowed = _RANGES[name]
@@ -246,8 +256,8 @@ JsonObject: TypeAlias = "dict[str, object]"
 
 DEFAULT_TEMPLATE: Final = "default"
 TOOL_TEMPLATE: Final = "tool_use"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 SPECIAL_TOKEN_NAMES: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token")
-REMEDY: Final = "point MODEL at a complete Hugging Face directory, or download it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,15 +290,15 @@ def read_text_files(model_dir: str | Path) -> TextFiles:
         raise ModelError(f"model directory {folder} does not exist; {REMEDY}")
     config = read_json(folder / "config.json")
     generation = read_json(folder / "generation_config.json", is_optional=True)
-    tokenizer_config = read_json(folder / "tokenizer_config.json", is_optional=True)
+    tokenizer_config = read_json(folder / TOKENIZER_CONFIG, is_optional=True)
     tokenizer = _read_tokenizer(folder / "tokenizer.json")
     special_tokens = {
         **_special_tokens(read_json(folder / "special_tokens_map.json", is_optional=True)),
         **_special_tokens(tokenizer_config),
     }
     eos_token_ids = {
-        *_eos_ids(config, folder / "config.json"),
-        *_eos_ids(generation, folder / "generation_config.json"),
+        *end_token_ids(folder / "config.json", config),
+        *end_token_ids(folder / "generation_config.json", generation),
     }
     eos_of_tokenizer = tokenizer.token_to_id(special_tokens.get("eos_token", ""))
     if eos_of_tokenizer is not None:
@@ -301,46 +311,10 @@ def read_text_files(model_dir: str | Path) -> TextFiles:
     return TextFiles(
         tokenizer=tokenizer,
         eos_token_ids=tuple(sorted(eos_token_ids)),
-        max_model_len=_max_model_len(config, folder / "config.json"),
+        max_model_len=count_of(folder / "config.json", config, "max_position_embeddings"),
         special_tokens=special_tokens,
         chat_templates=read_chat_templates(folder, tokenizer_config),
     )
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"cannot read {path}: {error}; {REMEDY}") from error
-
-
-def read_json(path: Path, *, is_optional: bool = False) -> JsonObject:
-    """Return the object in a file.
-
-    Raises:
-      ModelError: it is missing and not optional, is no JSON, or holds something else.
-    """
-    if is_optional and not path.exists():
-        return {}
-    value = read_json_value(path)
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds JSON that is no object; {REMEDY}")
-    return value
-
-
-def read_json_value(path: Path) -> object:
-    """Return what a file holds.
-
-    Raises:
-      ModelError: it is missing, or no JSON.
-    """
-    if not path.exists():
-        raise ModelError(f"{path} is missing; {REMEDY}")
-    try:
-        value: object = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}; {REMEDY}") from error
-    return value
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
@@ -349,7 +323,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
             f"{path} is missing; save the tokenizer in its fast form "
             "(transformers: tokenizer.save_pretrained writes tokenizer.json)"
         )
-    text = _read_text(path)
+    text = read_text(path)
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:
@@ -373,52 +347,46 @@ def _special_tokens(config: JsonObject) -> dict[str, str]:
     return found
 
 
-def _eos_ids(config: JsonObject, path: Path) -> tuple[int, ...]:
-    value = config.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise ModelError(f"eos_token_id in {path} is {value!r}; allowed: an id or a list of ids")
-    return tuple(ids)
-
-
-def _max_model_len(config: JsonObject, path: Path) -> int:
-    value = config.get("max_position_embeddings")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"max_position_embeddings in {path} is {value!r}; allowed: at least 1")
-    return value
-
-
 def read_chat_templates(folder: Path, tokenizer_config: JsonObject) -> dict[str, str]:
     """Return templates by name. A file of its own wins over tokenizer_config.json, as it does in
     the directories that have both."""
-    jinja = folder / "chat_template.jinja"
-    if jinja.exists():
-        return {DEFAULT_TEMPLATE: _read_text(jinja)}
-    value = tokenizer_config.get("chat_template")
-    if value is None:
-        older_file = folder / "chat_template.json"
-        value = read_json(older_file, is_optional=True).get("chat_template")
+    path = template_file(folder, tokenizer_config)
+    if path.suffix == ".jinja":
+        return {DEFAULT_TEMPLATE: read_text(path, MAX_TEMPLATE_BYTES)}
+    own = tokenizer_config if path.name == TOKENIZER_CONFIG else read_json(path, is_optional=True)
+    value = own.get("chat_template")
     if value is None:
         return {}
-    if isinstance(value, str):
-        return {DEFAULT_TEMPLATE: value}
     named = {}
-    for entry in value if isinstance(value, list) else [None]:
+    entries = [{"name": DEFAULT_TEMPLATE, "template": value}] if isinstance(value, str) else value
+    for entry in entries if isinstance(entries, list) else [None]:
         if not isinstance(entry, dict):
             entry = {}
         name, template = entry.get("name"), entry.get("template")
         if not isinstance(name, str) or not isinstance(template, str):
             raise ModelError(
-                f"chat_template in {folder / 'tokenizer_config.json'} is neither a string nor a "
-                f"list of objects with name and template; {REMEDY}"
+                f"chat_template in {path} is neither a string nor a list of objects with name and "
+                f"template; {REMEDY}"
             )
         named[name] = template
+    num_bytes = sum(len(template.encode()) for template in named.values())
+    if num_bytes > MAX_TEMPLATE_BYTES:
+        raise ModelError(
+            f"chat_template in {path} has {num_bytes} bytes; allowed: up to {MAX_TEMPLATE_BYTES}; "
+            f"{REMEDY}"
+        )
     return named
 
 
-MAX_HEADER_BYTES: Final = 100 * MIB
-"""Of a file of weights: the bound of its format."""
-_LENGTH_BYTES: Final = 8
+def template_file(folder: Path, tokenizer_config: JsonObject) -> Path:
+    """Return the file that has a model's chat templates, if any file has."""
+    jinja = folder / "chat_template.jinja"
+    if jinja.exists():
+        return jinja
+    is_inside = tokenizer_config.get("chat_template") is not None
+    return folder / (TOKENIZER_CONFIG if is_inside else "chat_template.json")
+
+
 _GENERAL: Final = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -470,14 +438,17 @@ def read_model_card(model_dir: str | Path) -> ModelCard:
     gguf = gguf_weights(folder)
     weights = sorted(folder.glob("*.safetensors")) if gguf is None else [gguf]
     paths = [folder / "config.json", *weights]
-    digest = hashlib.sha256(paths[0].read_bytes())
+    digest = hashlib.sha256(read_bytes(paths[0]))
     by_dtype: Counter[str] = Counter()
     for path in weights:
-        header, numbers = _safetensors(path) if gguf is None else _gguf(path)
+        try:
+            header, numbers = _safetensors(path) if gguf is None else _gguf(path)
+        except ModelError:  # a server needs no weights, and workers refuse such files
+            continue
         digest.update(header)
         by_dtype += numbers
     stats = [path.stat() for path in paths]
-    tokenizer_config = read_json(folder / "tokenizer_config.json", is_optional=True)
+    tokenizer_config = read_json(folder / TOKENIZER_CONFIG, is_optional=True)
     templates = read_chat_templates(folder, tokenizer_config)
     return ModelCard(
         family=str(config.get("model_type", ""))[:64],
@@ -503,37 +474,16 @@ def _info(config: JsonObject) -> dict[str, int | float]:
 
 def _gguf(path: Path) -> tuple[bytes, Counter[str]]:
     """Return the digest of what a file says of its tensors, and how many numbers of each type it
-    holds; nothing of a broken one, as of the other form."""
-    try:
-        file = read_gguf(path)
-    except ModelError:
-        return b"", Counter()
+    holds."""
+    file = read_gguf(path)
     return bytes.fromhex(file.header_digest), file.num_numbers
 
 
 def _safetensors(path: Path) -> tuple[bytes, Counter[str]]:
     """Return what a file says of its tensors, and how many numbers of each type it holds."""
-    header = _header(path)
-    return header, _numbers(header)
-
-
-def _header(path: Path) -> bytes:
-    """Return what a file of weights says of its tensors, as JSON; empty if it cannot be one."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        return file.read(size) if size <= MAX_HEADER_BYTES else b""
-
-
-def _numbers(header: bytes) -> Counter[str]:
-    """Return how many numbers of each type a file holds.
-
-    A broken header counts as nothing: a server needs no weights, and workers refuse such files.
-    """
     found: Counter[str] = Counter()
-    try:
-        for name, tensor in json.loads(header).items():
-            if name != "__metadata__":
-                found[str(tensor["dtype"])] += math.prod(map(int, tensor["shape"]))
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        return Counter()
-    return found
+    tensors = read_header(path)
+    for stored in tensors.values():
+        found[stored.dtype] += math.prod(stored.shape)
+    shown = [(name, stored.dtype, stored.shape) for name, stored in tensors.items()]
+    return repr(shown).encode(), found

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import jinja2
@@ -24,6 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from triolet.errors import ModelError, RequestError, invalid_request
 from triolet.units import MIB
 
+from .isolated import run_isolated
 from .linear_template import is_linear
 from .model_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from jinja2.parser import Parser
+
+    from triolet.config import TemplateConfig
 
 
 MAX_CHARS: Final = 64 * MIB
@@ -108,11 +113,32 @@ class ChatTemplate:
                 self._templates[name] = (
                     self._environment.from_string(tree) if may_run_here else tree
                 )
-            except jinja2.TemplateError as error:
-                raise ModelError(
-                    f"chat template {name!r} is not valid jinja2: {error}; "
-                    "correct it in the model directory"
-                ) from error
+            except Exception as error:
+                raise _invalid(name, error) from error
+
+    def require_compilable(self, bounds: TemplateConfig) -> None:
+        """Compile, in child processes, what may not run here.
+
+        Args:
+          bounds: of each.
+
+        Raises:
+          ModelError: one cannot be compiled.
+        """
+        for name, one in self._templates.items():
+            if isinstance(one, nodes.Template):
+                work = partial(self._fault_of, one)
+                fault = run_isolated(work, **asdict(bounds))
+                if fault != b"":
+                    said = "it takes too much time or memory" if fault is None else fault.decode()
+                    raise _invalid(name, ValueError(said))
+
+    def _fault_of(self, tree: nodes.Template) -> bytes:
+        try:
+            self._environment.from_string(tree)
+        except Exception as error:  # noqa: BLE001 (see _invalid)
+            return (str(error) or "too large").encode()
+        return b""
 
     def is_linear(self, *, has_tools: bool) -> bool:
         """Whether a rendering costs at most a multiple of what it is given, so that it may run in
@@ -240,6 +266,15 @@ def decoded_rendering(answer: bytes | None) -> str:
     if isinstance(said, str):
         return said
     raise invalid_request(*said)
+
+
+def _invalid(name: str, error: Exception) -> ModelError:
+    """Return the error of a template. It becomes Python first, whose compiler raises several kinds
+    and MemoryError."""
+    return ModelError(
+        f"chat template {name!r} is not valid jinja2: {str(error) or 'too large'}; "
+        "correct it in the model directory"
+    )
 
 
 def _refusal(error: Exception) -> RequestError:

@@ -37,7 +37,7 @@ async def test_the_demo_model_as_a_gguf_file_answers_as_the_demo_model(
     write_model(
         path, transformers.AutoModelForCausalLM.from_pretrained(DEMO), Kind.Q8_0, vocabulary
     )
-    directory = find_model(path).path
+    directory = find_model(path)
     text = TextModel.load(directory)
     assert text.has_chat_template
     assert read_page_words(directory, has_chat_template=True).cards == ()

@@ -148,7 +148,7 @@ def test_architectures_differ_in_biases_and_norms(
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map names code"),
         ({"quantization_config": {"bits": 4}}, "quantised weights are not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
-        ({"hidden_size": None}, "hidden_size is None; it must be a positive integer"),
+        ({"hidden_size": None}, "hidden_size is None; allowed: 1 to 1048576; "),
         ({"num_hidden_layers": -2}, "num_hidden_layers is -2"),
         ({"vocab_size": True}, "vocab_size is True"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
@@ -207,10 +207,10 @@ def test_any_nonsense_is_a_clean_error(
     ("content", "text"),
     [
         (None, "config.json is missing; give the path of a complete"),
-        (b"{", "config.json cannot be read: "),
-        (b"[1]", "holds no JSON object"),
-        (b"\xff\xfe{}", "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
+        (b"{", "config.json is not valid JSON: "),
+        (b"[1]", "holds JSON that is no object"),
+        (b"\xff\xfe{}", "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
     ],
 )
 def test_a_broken_config_file_is_named(tmp_path: Path, content: bytes | None, text: str) -> None:

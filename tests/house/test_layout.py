@@ -75,6 +75,8 @@ ENTRY_POINTS = {
     ("ops/cli/commands.py", "server"),
     # The check of a model before a start, which loads no torch.
     ("ops/model_directory.py", "engine"),
+    # What a server reads of the directory is checked by the server's own readers.
+    ("ops/model_directory.py", "server"),
     ("ops/cli/check_places.py", "engine"),
     # A probe computes as a worker does.
     ("ops/cli/probe_command.py", "worker"),

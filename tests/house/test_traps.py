@@ -91,7 +91,7 @@ def test_the_time_of_day_decides_nothing() -> None:
     assert told == set(MAY_TELL_THE_TIME)
 
 
-MAY_BUILD_PATTERNS = {"server/text/tokenizer.py": "escaped, out of the model's own tokens"}
+MAY_BUILD_PATTERNS = {"server/text/special_tokens.py": "escaped, out of the model's own tokens"}
 WORKERS_AND_SERVER = ("server/", "worker/", "prefill/", "decode/", "transport/", "engine/")
 
 

@@ -130,7 +130,10 @@ def test_settings_that_cannot_be_are_refused(assignments: list[str], said: str) 
 def test_a_start_with_adapters_that_cannot_be_served_is_refused(adapter: Path) -> None:
     at = f"fleet.adapters=sql={adapter}"
     for assignments, said in (
-        (["fleet.adapters=sql=/nowhere/sql"], "adapter sql: /nowhere/sql/.*_config.json cannot"),
+        (
+            ["fleet.adapters=sql=/nowhere/sql"],
+            "adapter sql: /nowhere/sql/.*_config.json is missing",
+        ),
         (["fleet.adapters=sql=~no-such-user/sql"], "adapter sql: ~no-such-user/sql begins with"),
         ([at, "worker.engine.max_adapter_rank=2"], "r is 4, and ranks up to 2 are served"),
         ([at, "worker.engine.max_adapters=0"], "has 1, and worker.engine.max_adapters allows 0"),

@@ -45,6 +45,17 @@ def test_too_little_memory_is_a_warning_with_a_way_out() -> None:
     assert check_memory(1).status is Status.OK
 
 
+def test_nothing_is_said_of_what_a_fleet_takes_whose_model_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{")
+    assert main(["doctor", "chat=demo", f"code={tmp_path}", "--port", "0", "--json"]) == 1
+    rows = {row["subject"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
+    said = rows["Memory"]["detail"]
+    assert said.endswith("what a fleet takes shows once its model can be read")
+    assert rows["Memory"]["status"] == "ok"
+
+
 @pytest.mark.slow
 def test_a_broken_model_fails_and_the_exit_code_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -112,7 +123,7 @@ def test_each_model_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[s
     rows = {row["subject"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
     assert rows["Model chat"]["status"] == "ok"
     assert rows["Model code"]["status"] == "fail"
-    assert "cannot be read as JSON" in rows["Model code"]["detail"]
+    assert "is not valid JSON" in rows["Model code"]["detail"]
     assert main(["doctor", "demo", "chat=demo"]) == 2
     assert "'demo' has no name for requests" in capsys.readouterr().err
 

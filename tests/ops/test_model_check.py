@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from math import prod
 from pathlib import Path
@@ -19,6 +20,7 @@ from ops.model_directory import demo_model_path
 from ops.ports import claim_port
 from tests.gguf_files import TINY, Kind, write_tiny
 from triolet.config import EngineConfig
+from triolet.model_dir.bounded import within_check_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,14 +97,14 @@ WHOLE = safetensors(SHAPES)
 BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ("no directory", lambda model: model.rename(model.with_name("gone")), "does not exist"),
     ("no config", lambda model: (model / "config.json").unlink(), "config.json is missing"),
-    ("half a config", file("config.json", "{"), "cannot be read as JSON"),
+    ("half a config", file("config.json", "{"), "config.json is not valid JSON"),
     ("GPT-2", config(architectures=["GPT2LMHeadModel"]), "'GPT2LMHeadModel' is not supported"),
     ("Gemma", config(architectures=["Gemma3ForCausalLM"]), "'Gemma3ForCausalLM' is not supp"),
     ("quantised", config(quantization_config={"bits": 4}), "quantised weights are not supported"),
     ("other shapes", config(hidden_size=32), "config.json wants floats"),
     ("pickles", file("pytorch_model.bin", ""), "files that can run code are refused"),
     ("no tokenizer", lambda model: (model / "tokenizer.json").unlink(), "tokenizer.json is miss"),
-    ("no real tokenizer", file("tokenizer.json", "{}"), "describes no tokenizer"),
+    ("no real tokenizer", file("tokenizer.json", "{}"), "is not a tokenizer"),
     ("no end token", config(eos_token_id=None), "no end token"),
     ("no weights", lambda model: (model / WEIGHTS).unlink(), "no .safetensors file"),
     ("a pointer", weights(b"version https://git-lfs"), "is no safetensors file, or only the st"),
@@ -110,7 +112,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ("truncated weights", weights(WHOLE[:-1]), "bytes of weights, its header says"),
     ("longer weights", weights(WHOLE + b"x"), "bytes of weights, its header says"),
     ("a list as header", weights(struct.pack("<Q", 2) + b"[]"), "broken header: no JSON object"),
-    ("no header", weights(struct.pack("<Q", 4) + b"{{{{"), "has a broken header"),
+    ("no header", weights(struct.pack("<Q", 4) + b"{{{{"), "the header of "),
     ("unreadable weights", unreadable, "cannot be read: Is a directory; let this user read it"),
     ("integers", weights(safetensors(SHAPES, "I32")), "is I32 [8, 16]; config.json wants floats"),
     ("a false size", weights(safetensors(SHAPES, "F16")), "is F16 [8, 16] in 512 bytes"),
@@ -124,7 +126,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
         weights(safetensors(SHAPES | {"score.weight": [2]})),
         "tensor score.weight has no place in a LlamaForCausalLM",
     ),
-    ("no index", file(INDEX, "[]"), "holds no JSON object"),
+    ("no index", file(INDEX, "[]"), "holds JSON that is no object"),
     ("an empty index", file(INDEX, "{}"), "has no weight_map"),
     (
         "an absent shard",
@@ -223,13 +225,13 @@ def test_the_doctor_accepts_a_gguf_file_and_fetches_no_known_model(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     path = write_tiny(tmp_path / "tiny.gguf", Kind.Q8_0)
-    found, checked = check_model(path, EngineConfig())
+    (found,), checked = check_model(path, EngineConfig())
     assert (found.status, checked is not None and checked.max_model_len) == (Status.OK, 512)
     assert checked is not None
     assert found.detail.startswith(f"{path}: LlamaForCausalLM, ")
     assert checked.weight_bytes == path.stat().st_size
     assert checked.loaded_bytes == 2 * sum(map(prod, tensor_shapes(TINY).values()))
-    missing, _ = check_model(Path("smollm2"), EngineConfig())
+    (missing,), _ = check_model(Path("smollm2"), EngineConfig())
     assert missing.status is Status.FAIL
     assert missing.remedy == "`triolet serve smollm2` fetches it"
     assert not (tmp_path / "data").exists()
@@ -312,3 +314,101 @@ def test_any_other_setting_is_called_by_its_path() -> None:
     assert as_typed("weights is 'int8'") == "worker.engine.weights is 'int8'"
     assert as_typed("worker.engine.block_size is 3") == "worker.engine.block_size is 3"
     assert as_typed("drain_timeout_s is 3") == "drain_timeout_s is 3", "of server and workers"
+
+
+READ = (
+    *"config.json generation_config.json tokenizer.json tokenizer_config.json".split(),
+    *"special_tokens_map.json chat_template.jinja chat_template.json page.json".split(),
+    *"modules.json sentence_bert_config.json".split(),
+    *(WEIGHTS, INDEX),
+)
+"""Every file of a model's directory that is read before a start."""
+
+
+@pytest.mark.parametrize("name", READ)
+def test_no_file_of_a_model_is_waited_for_by_a_check_or_an_import(
+    model: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    found, checked = check_model(model, EngineConfig())
+    assert checked is None
+    assert f"{model / name} is no ordinary file" in [one.detail for one in found]
+    assert main(["model", "import", str(model), "--name", "x", "--store", str(tmp_path / "s")]) == 2
+    assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for a in b %}" * 25 + "{% endfor %}" * 25, "too many statically nested blocks"),
+        ("{% if a %}" * 99 + "x" + "{% endif %}" * 99, "too many levels of indentation"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "maximum recursion depth exceeded"),
+        ("{{ 1" + "+1" * 2_000 + " }}", "maximum recursion depth exceeded"),
+        ("{{ " + "9" * 5000 + " }}", "Exceeds the limit"),
+        ("{% for %}", "Expected an expression"),
+        ("{{ x }}" * 20_000, "has 140000 bytes; allowed: up to 131072"),
+    ],
+    ids="blocks indentation parentheses sum digits syntax size".split(),
+)
+def test_a_template_that_cannot_be_compiled_is_named_with_its_file_before_a_start(
+    model: Path, template: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file("tokenizer_config.json", json.dumps({"chat_template": template}))(model)
+    (found,), _ = check_model(model, EngineConfig())
+    assert found.status is Status.FAIL
+    assert str(model / "tokenizer_config.json") in found.detail
+    assert words in f"{found.detail}; {found.remedy}"
+    assert main(["model", "import", str(model), "--name", "x", "--store", str(tmp_path / "s")]) == 2
+    assert words in capsys.readouterr().err
+    assert main(["serve", str(model), "--port", "0", "--set", "supervisor.templates=false"]) == 2
+    assert words in capsys.readouterr().err
+    (model / "chat_template.jinja").write_text(template)
+    (found,), _ = check_model(model, EngineConfig())
+    assert str(model / "chat_template.jinja") in found.detail
+
+
+def test_a_model_of_a_thousand_million_layers_is_refused_by_the_number(model: Path) -> None:
+    config(num_hidden_layers=10**9)(model)
+    (found,), _ = check_model(model, EngineConfig())
+    assert found.detail == f"{model / 'config.json'}: num_hidden_layers is 1000000000"
+    assert found.remedy.startswith("allowed: 1 to 1000; ")
+
+
+def test_every_fault_of_a_directory_is_told_and_each_once(model: Path) -> None:
+    config(architectures=["GPT2LMHeadModel"])(model)
+    (model / "tokenizer.json").unlink()
+    file("chat_template.jinja", "{% for %}")(model)
+    file("generation_config.json", '{"temperature": 9}')(model)
+    file("page.json", '{"cards": 1}')(model)
+    weights(b"version https://git-lfs")(model)
+    found, checked = check_model(model, EngineConfig())
+    assert checked is None
+    details = [one.detail for one in found]
+    for words in (
+        "architecture 'GPT2LMHeadModel' is not supported",
+        "tokenizer.json is missing",
+        "chat_template.jinja: chat template 'default' is not valid jinja2",
+        "temperature in ",
+        "cards in ",
+        "is no safetensors file, or only the start of one",
+    ):
+        assert len([one for one in details if words in one]) == 1, words
+    assert len(details) == 6
+    assert all(one.remedy and one.status is Status.FAIL for one in found)
+
+
+def test_a_check_of_a_directory_ends_after_its_time(model: Path) -> None:
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return 4.0 * looks
+
+    with within_check_time(clock):
+        found, checked = check_model(model, EngineConfig())
+    assert checked is None
+    assert {one.detail.rpartition(": ")[2] for one in found} == {
+        "the check of its directory takes more than 10 s"
+    }

@@ -25,7 +25,6 @@ from triolet.gguf.directory import WEIGHTS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ops.model_directory import ModelDirectory
 
 CONTENT = bytes(range(256)) * 4000
 MEMBER = "tiny_model/tiny.gguf"
@@ -180,11 +179,9 @@ def gguf_file(path: Path) -> Path:
 
 def test_a_gguf_file_is_found_as_a_directory_with_its_name(tmp_path: Path) -> None:
     found = find_model(gguf_file(tmp_path / "My-Model.Q4_0.gguf"))
-    assert found.path.name == "My-Model.Q4_0"
-    assert found.architecture == "LlamaForCausalLM"
-    assert found.weight_bytes == (tmp_path / "My-Model.Q4_0.gguf").stat().st_size
-    assert (found.path / WEIGHTS).resolve() == tmp_path / "My-Model.Q4_0.gguf"
-    assert shown_path(found.path) == tmp_path / "My-Model.Q4_0.gguf"
+    assert found.name == "My-Model.Q4_0"
+    assert (found / WEIGHTS).resolve() == tmp_path / "My-Model.Q4_0.gguf"
+    assert shown_path(found) == tmp_path / "My-Model.Q4_0.gguf"
     assert shown_path(demo_model_path()) == demo_model_path()
 
 
@@ -193,16 +190,16 @@ def test_a_known_model_that_is_kept_is_found_by_its_name(
 ) -> None:
     with pytest.raises(ModelError, match="`triolet serve smollm2` fetches it"):
         find_model(Path("smollm2"))
-    assert find_model(Path("auto")).path == demo_model_path()
+    assert find_model(Path("auto")) == demo_model_path()
     path = gguf_file(kept_file(SMOLLM2))
     monkeypatch.setitem(KNOWN, "smollm2", replace(SMOLLM2, file_bytes=path.stat().st_size))
     found = find_model(Path("smollm2"))
-    assert found.path.name == "SmolLM2-135M-Instruct.Q4_1"
-    assert '"repetition_penalty": 1.1' in (found.path / "generation_config.json").read_text()
-    assert find_model(ready_model(Path("smollm2"))).path == found.path
-    served = with_model_name(NO_NAME, found.path)
-    assert (served.model_name, served.model_aliases) == ("smollm2", (found.path.name,))
-    assert with_model_name(replace(NO_NAME, model_name="mine"), found.path).model_name == "mine"
+    assert found.name == "SmolLM2-135M-Instruct.Q4_1"
+    assert '"repetition_penalty": 1.1' in (found / "generation_config.json").read_text()
+    assert find_model(ready_model(Path("smollm2"))) == found
+    served = with_model_name(NO_NAME, found)
+    assert (served.model_name, served.model_aliases) == ("smollm2", (found.name,))
+    assert with_model_name(replace(NO_NAME, model_name="mine"), found).model_name == "mine"
     assert with_model_name(NO_NAME, demo_model_path()).model_name == demo_model_path().name
 
 
@@ -232,15 +229,15 @@ def test_what_exists_under_a_known_name_is_meant_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("smollm2").symlink_to(demo_model_path())
-    assert find_model(ready_model(Path("smollm2"))).path == tmp_path / "smollm2"
+    assert find_model(ready_model(Path("smollm2"))) == tmp_path / "smollm2"
 
 
 @pytest.mark.parametrize("read", [find_model, lambda model: find_model(ready_model(model))])
 def test_demo_is_the_name_of_the_demo_model(
-    read: Callable[[Path], ModelDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    read: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert read(Path("demo")).path == demo_model_path()
+    assert read(Path("demo")) == demo_model_path()
     whole_folder(tmp_path / "demo")
     with pytest.raises(ModelError, match="name the GGUF file itself"):
         read(Path("demo"))

@@ -143,7 +143,7 @@ def test_the_doctor_says_what_is_wrong_with_a_version(
 ) -> None:
     command = ("doctor", "tiny", "--store", str(store), "--port", "0", "--json")
     capsys.readouterr()
-    finding, wanted_bytes = check_stored(named("tiny", store), 2)
+    (finding,), wanted_bytes = check_stored(named("tiny", store), 2)
     assert finding.status is Status.OK
     assert wanted_bytes > 0
     assert capsys.readouterr().out == "", "stdout is the findings' alone"

@@ -31,7 +31,7 @@ class Mutant(NamedTuple):
 
 
 _HEAD_GUARD: Final = "server/edge/http.py"
-_JSON: Final = "server/api/body.py"
+_JSON: Final = "server/api/json_body.py"
 _DOOR: Final = "server/test_door.py"
 _TURNS: Final = "server/test_turns.py"
 _KEYS: Final = "security/test_keys.py"
@@ -58,6 +58,9 @@ _BOUNDS: Final = (
 _LINEAR: Final = "server/text/test_linear_template.py"
 _NOT_LINEAR: Final = f"{_LINEAR}::test_what_is_not_known_to_be_cheap_is_not_linear"
 _ISOLATED: Final = "server/text/test_isolated.py"
+_BOUNDED: Final = "triolet/model_dir/bounded.py"
+_STRANGERS: Final = "triolet/test_bounded_files.py"
+_CHUNKS: Final = "server/edge/test_chunked_bodies.py"
 _CROWDS: Final = "server/edge/test_crowds.py"
 _TYPES: Final = "server/api/test_content_types.py"
 _ADDRESS: Final = "server/edge/test_client_address.py"
@@ -92,9 +95,32 @@ MUTANTS: Final = (
            "engine/test_model_config.py::test_a_directory_with_code_in_it_is_refused"),
     Mutant("A5", "engine/model_config.py", 'if fields.get("auto_map"):', "if not fields:",
            "engine/test_model_config.py::test_what_cannot_be_computed_is_refused"),
-    Mutant("A5", "engine/preflight/headers.py",
+    Mutant("A5", "triolet/model_dir/headers.py",
            "if not _SHARD_NAME.fullmatch(name):", "if not name:",
            "engine/test_weights.py::test_a_lying_index_is_a_clean_error"),
+    Mutant("A5", _BOUNDED, "if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):", "if not file:",
+           f"{_STRANGERS}::"
+           "test_what_is_no_file_of_a_fit_size_is_refused_and_not_waited_for"),
+    Mutant("A5", _BOUNDED, "    if len(content) > most:\n", "    if len(content) < 0:\n",
+           f"{_STRANGERS}::"
+           "test_what_is_no_file_of_a_fit_size_is_refused_and_not_waited_for"),
+    Mutant("A5", _BOUNDED,
+           'if sum(map(content.count, (b",", b"[", b"{"))) > most:', "if most < 0:",
+           f"{_STRANGERS}::test_json_of_too_many_values_is_refused_before_it_is_parsed"),
+    Mutant("A5", _BOUNDED, "not 1 <= value <= most:", "value < 1:",
+           f"{_STRANGERS}::"
+           "test_a_number_beyond_its_range_is_refused_by_file_field_value_and_range"),
+    Mutant("A5", _BOUNDED, "if ends is not None and ends[0]() > ends[1]:", "if ends == ():",
+           f"{_STRANGERS}::"
+           "test_a_check_opens_no_file_after_its_time_and_an_inner_check_gets_no_more"),
+    Mutant("A5", "triolet/model_dir/headers.py",
+           "    if count > MAX_TENSORS:\n", "    if count < 0:\n",
+           f"{_STRANGERS}::"
+           "test_more_tensors_than_models_have_are_refused_in_one_file_and_in_all"),
+    Mutant("A5", "triolet/gguf/container.py",
+           "        if count > most:\n", "        if most < 0:\n",
+           f"{_STRANGERS}::"
+           "test_a_gguf_file_that_announces_more_than_models_have_is_refused"),
     Mutant("A6", "server/api/served_models.py",
            "found = self._by_name.get(name)\n",
            "found = self._by_name.get(name) or (open(name) and self._any)\n",
@@ -117,6 +143,20 @@ MUTANTS: Final = (
            "scope.deadline = began_at + min(allowed_s, config.body_timeout_s)",
            "scope.deadline = began_at + allowed_s + 3600",
            f"{_HTTP}::test_a_slow_body_is_ended"),
+    Mutant("A8", _HEAD_GUARD,
+           "        if self.stream is not None:  # a request",
+           "        if self.stream is not self:  # a request",
+           f"{_CHUNKS}::"
+           "test_a_body_whose_end_waits_while_its_request_is_answered_ends_nothing"),
+    Mutant("A8", _HEAD_GUARD,
+           'num_bytes + getattr(reader, "_bytes_in_chunk", 0) > ',
+           "num_bytes > ",
+           f"{_CHUNKS}::test_a_chunk_beyond_the_bound_of_bodies_is_refused_by_its_size"),
+    Mutant("A8", _HEAD_GUARD,
+           "self._num_chunks += event.chunk_start",
+           "self._num_chunks += 0",
+           f"{_CHUNKS}::test_small_chunks_are_refused_beyond_a_number_unless_they_are_large_"
+           "enough_on_average"),
     Mutant("A9", "server/edge/tcp.py", "return self._left_s <= 0", "return False",
            "server/edge/test_write_deadline.py::"
            "test_who_takes_less_than_enough_is_not_waited_for_for_ever"),
@@ -146,7 +186,7 @@ MUTANTS: Final = (
     Mutant("A14", _JSON, "if not math.isfinite(value):", "if value != value:", _ODD_JSON),
     Mutant("A14", _JSON, "except RecursionError:", "except ZeroDivisionError:", _ODD_JSON),
     Mutant("A14", _JSON, "    if holds_many_values(body):\n", "    if not body:\n", _ODD_JSON),
-    Mutant("A14", "server/api/constraints.py", "except (ValueError, RecursionError):",
+    Mutant("A14", "server/text/scanning.py", "except (ValueError, RecursionError):",
            "except ValueError:",
            "server/api/test_tools.py::test_arguments_that_parsers_die_of_stay_text"),
     Mutant("A15", "server/api/schemas.py", "if len(texts) > MAX_STOP_STRINGS:",
@@ -161,12 +201,12 @@ MUTANTS: Final = (
            "self._refuse_beyond(self._guard.least_chars(so_far), MESSAGES)", "pass",
            "server/text/test_tokenizer.py::"
            "test_a_conversation_that_cannot_fit_is_refused_before_it_is_searched"),
-    Mutant("A16", "server/text/tokenizer.py", "self._guard.protect(messages),", "messages,",
+    Mutant("A16", "server/text/tokenizer.py", "asked = self._guard.protect(turns)", "asked = turns",
            "server/text/test_tokenizer.py::test_special_tokens_that_a_user_writes_are_text"),
-    Mutant("A16", "server/text/tokenizer.py", "with trio.move_on_after(self._timeout_s):",
+    Mutant("A16", "server/text/processes.py", "with trio.move_on_after(self._timeout_s):",
            "with trio.move_on_after(3600):",
            "server/text/test_tokenizer.py::"
-           "test_text_that_takes_too_long_is_given_up_and_holds_its_thread"),
+           "test_text_that_takes_too_long_is_given_up_and_its_line_goes_on"),
     Mutant("A17", "server/api/schemas.py",
            '"""POST /v1/chat/completions."""\n\n    messages: Annotated[list[Message], '
            "Field(min_length=1, ",
@@ -216,13 +256,16 @@ MUTANTS: Final = (
     Mutant("A19", "server/text/isolated.py",
            "return result if wait_status == 0 and len(result) <= max_bytes else None",
            "return result", f"{_ISOLATED}::test_work_that_takes_too_long_is_ended"),
-    Mutant("A19", "server/text/template.py", "                check()\n", "",
-           "server/text/test_template.py::test_each_turn_of_a_loop_asks_whether_to_go_on"),
     Mutant("A19", "server/text/template.py",
            "loop.body.insert(0, nodes.Output([nothing], lineno=loop.lineno))", "pass",
            "server/text/test_template.py::test_each_turn_of_a_loop_asks_whether_to_go_on"),
     Mutant("A19", "server/text/template.py", "if num_chars > max_chars:", "if num_chars < 0:",
            "server/text/test_template.py::test_output_is_bounded"),
+    Mutant("A19", "server/text/template.py",
+           "            except Exception as error:\n",
+           "            except jinja2.TemplateError as error:\n",
+           "ops/test_model_check.py::"
+           "test_a_template_that_cannot_be_compiled_is_named_with_its_file_before_a_start"),
     Mutant("A20", "server/tenants/tenancy.py",
            "if not hmac.compare_digest(found, digest) or entry is None:",
            "if found != digest or entry is None:",
@@ -464,6 +507,14 @@ MUTANTS: Final = (
            "        if longest is not None and longest.head.size > size",
            "        if longest is not None and longest.head.size < size",
            f"{_AUDIT_LOG}/test_verification.py::test_a_tail_that_was_cut_off_is_found"),
+    Mutant("A39", "triolet/audit_log/heads.py",
+           "        if not newline and (self._path.parent / KEY_NAME).exists():",
+           "        if not newline and self.newest is not None:",
+           f"{_AUDIT_LOG}/test_verification.py::"
+           "test_a_log_whose_heads_are_all_gone_is_wrong_and_never_signed_again"),
+    Mutant("A39", "triolet/audit_log/heads.py",
+           "        if end < self._end:\n", "        if end < 0:\n",
+           f"{_AUDIT_LOG}/test_log.py::test_an_open_log_signs_nothing_once_heads_were_removed"),
     Mutant("A39", "triolet/audit_log/segments.py",
            "            os.ftruncate(self._fd, offset)\n            raise\n",
            "            raise\n",

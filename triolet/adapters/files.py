@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import stat
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,12 +17,14 @@ from safetensors import SafetensorError, deserialize
 
 from ..errors import ModelError
 from ..memory import available_memory_bytes
+from ..model_dir.bounded import DOCUMENT, MAX_TENSORS, parse_json, read_bytes
 from .keys import SHA256
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+REMEDY: Final = "give a directory as PEFT's save_pretrained writes it"
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 MODULES: Final[Mapping[str, str]] = {
@@ -156,31 +156,10 @@ def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
     return AdapterFiles(path, rank, scale, matrices, SHA256 + digest.hexdigest())
 
 
-def _content(path: Path, most: int) -> bytes:
-    """Return the bytes of a file of at most so many; a pipe is not waited for."""
-    try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            found = os.fstat(file.fileno())
-            is_taken = stat.S_ISREG(found.st_mode) and found.st_size <= most
-            if is_taken:
-                _require_memory(path, found.st_size)
-            content = file.read() if is_taken else None
-    except OSError as error:
-        raise ModelError(
-            f"{path} cannot be read: {error.strerror or error}; give a directory with "
-            f"{CONFIG_FILE} and {WEIGHTS_FILE}, as PEFT's save_pretrained writes it"
-        ) from error
-    if content is None:
-        raise ModelError(
-            f"{path} is no ordinary file of at most {most} bytes; give an adapter as PEFT's "
-            "save_pretrained writes it"
-        )
-    return content
-
-
-def _require_memory(path: Path, num_bytes: int) -> None:
+def _require_memory(path: Path) -> None:
     """Refuse what would end the process that reads it: in a fleet that runs, all of it."""
-    needed, free = READING_SHARE * num_bytes, available_memory_bytes()
+    num_bytes = path.stat().st_size if path.is_file() else 0
+    needed, free = READING_SHARE * min(num_bytes, MAX_WEIGHTS_BYTES), available_memory_bytes()
     if free is not None and needed > free:
         raise ModelError(
             f"reading {path} takes {needed} bytes of memory, and {free} are free; end what needs "
@@ -190,12 +169,10 @@ def _require_memory(path: Path, num_bytes: int) -> None:
 
 def _read_config(path: Path) -> Mapping[str, Any]:
     """Return the fields of an adapter's config that computes nothing beside plain LoRA."""
-    try:
-        fields = json.loads(_content(path, MAX_CONFIG_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is no JSON: {error}; save the adapter again") from error
+    content = read_bytes(path, MAX_CONFIG_BYTES, REMEDY)
+    fields = parse_json(path, content, DOCUMENT.num_values, REMEDY)
     if not isinstance(fields, dict):
-        raise ModelError(f"{path} is no JSON object; save the adapter again")
+        raise ModelError(f"{path} is no JSON object; {REMEDY}")
     if fields.get("peft_type") != "LORA":
         raise ModelError(
             f"{path}: peft_type is {fields.get('peft_type')!r}; only 'LORA' is served; merge other "
@@ -245,8 +222,12 @@ def _rank_and_scale(path: Path, fields: Mapping[str, Any], max_rank: int) -> tup
 
 def _read_matrices(path: Path, rank: int) -> dict[Place, Matrix]:
     """Return the matrices of a file, which is read once."""
+    _require_memory(path)
     try:
-        content = _content(path, MAX_WEIGHTS_BYTES)
+        content = read_bytes(path, MAX_WEIGHTS_BYTES, REMEDY)
+        header_end = 8 + int.from_bytes(content[:8], "little")
+        if content.count(b"{", 8, header_end) > MAX_TENSORS:
+            raise ModelError(f"{path} has more than {MAX_TENSORS} tensors; {REMEDY}")
         tensors = dict(deserialize(content))  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise ModelError(

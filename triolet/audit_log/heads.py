@@ -28,7 +28,7 @@ from ..errors import AuditLogError
 from ..private_files import FILE_MODE, tighten
 from .events import time_text
 from .merkle import Frontier
-from .segments import write_whole
+from .segments import sync_folder, write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,9 +36,12 @@ if TYPE_CHECKING:
     from .segments import Position
 
 KEY_NAME: Final = "key.pem"
+NEW_KEY_NAME: Final = "key.pem.new"
+"""What a key is called until its first head is on disk: `key.pem` says that there was a head."""
 HEADS_NAME: Final = "heads.jsonl"
 NO_HEAD: Final = "0" * 64
 """Stands for the digest of the head before the first one."""
+NO_HEAD_LEFT: Final = f"it holds no head, though {KEY_NAME} has signed one: the heads were removed"
 MAX_HEAD_BYTES: Final = 8 * 1024
 """A body with 53 peaks of 64 digits, a signature, and room."""
 MAX_LOG_ENTRIES: Final = 2**53
@@ -114,16 +117,16 @@ class SigningKey:
 
 
 def open_key(folder: Path) -> SigningKey:
-    """Return the key of a log; make it if the log has none yet. One process at a time.
+    """Return the key of a log that has a head. One process at a time.
 
     Raises:
-      OSError: it cannot be read or written.
+      OSError: it is missing, or cannot be read.
       AuditLogError: the file holds no such key.
       ConfigError: others may read it, and this user may not change that.
     """
     path = folder / KEY_NAME
     if not path.exists():
-        _make_key(path)
+        (folder / NEW_KEY_NAME).rename(path)  # a process was killed after the first head
     tighten(path)
     try:
         key = load_pem_private_key(path.read_bytes(), None)
@@ -140,18 +143,19 @@ def open_key(folder: Path) -> SigningKey:
     return SigningKey(key)
 
 
-def _make_key(path: Path) -> None:
-    pem = Ed25519PrivateKey.generate().private_bytes(
-        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
-    )
-    new = path.with_name(f"{path.name}.new")
+def _make_key(folder: Path) -> SigningKey:
+    """Make a key under its first name; `open_key` gives it the other one."""
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    new = folder / NEW_KEY_NAME
     new.unlink(missing_ok=True)  # of a process that was killed here
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     with os.fdopen(descriptor, "wb") as file:
         file.write(pem)
         file.flush()
         os.fsync(file.fileno())
-    new.rename(path)
+    sync_folder(folder)  # no head may outlive its key
+    return SigningKey(key)
 
 
 def read_head(line: bytes) -> Head:
@@ -195,7 +199,7 @@ class HeadFile:
 
     Raises:
       OSError: key or heads cannot be read or made.
-      AuditLogError: the last head is wrong, or signed by another key.
+      AuditLogError: the last head is wrong, or signed by another key, or all heads are gone.
       ConfigError: others may read the key, and this user may not change that.
     """
 
@@ -204,11 +208,9 @@ class HeadFile:
         self.newest: Head | None = None
         self._digest = NO_HEAD
         self._end = 0
+        self._key: SigningKey | None = None
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
-            if os.fstat(self._fd).st_size and not (folder / KEY_NAME).exists():
-                raise self._damage(f"{KEY_NAME}, the key that signed them, is missing")
-            self._key = open_key(folder)
             self.catch_up()
         except BaseException:
             os.close(self._fd)
@@ -236,21 +238,24 @@ class HeadFile:
 
         Raises:
           OSError: it cannot be read.
-          AuditLogError: it is wrong, or signed by another key.
+          AuditLogError: it is wrong, or signed by another key, or heads are gone.
         """
         end = os.fstat(self._fd).st_size
-        if end == self._end:
+        if self.newest is not None and end == self._end:
             return
+        if end < self._end:
+            raise self._damage(f"it has {end} bytes, and had {self._end}: heads were removed")
         first = max(0, end - 2 * MAX_HEAD_BYTES)
         content = os.pread(self._fd, end - first, first)
         whole, newline, torn = content.rpartition(b"\n")
         if len(torn) > MAX_HEAD_BYTES:
             raise self._damage("its last line is longer than a head")
+        if not newline and (self._path.parent / KEY_NAME).exists():
+            raise self._damage(NO_HEAD_LEFT)
         if torn:
             os.ftruncate(self._fd, end - len(torn))
         self._end = end - len(torn)
         if not newline:
-            self.newest, self._digest = None, NO_HEAD
             return
         line = whole.rpartition(b"\n")[2]
         try:
@@ -258,6 +263,11 @@ class HeadFile:
             head.tree()
         except HeadError as error:
             raise self._damage(f"the last head: {error}") from None
+        if self._key is None:
+            folder = self._path.parent
+            if not any((folder / name).exists() for name in (KEY_NAME, NEW_KEY_NAME)):
+                raise self._damage(f"{KEY_NAME}, the key that signed them, is missing")
+            self._key = open_key(folder)
         if head.key != self._key.public:
             raise self._damage(f"the last head is signed by another key than that of {KEY_NAME}")
         self.newest, self._digest = head, head_digest(line)
@@ -268,29 +278,34 @@ class HeadFile:
         Raises:
           OSError: there is no room; the file is as it was.
         """
+        folder = self._path.parent
+        key = _make_key(folder) if self._key is None else self._key
         head = Head(
             size=tree.size,
             root=tree.root().hex(),
             time=time_text(now),
             previous=self._digest,
-            key=self._key.public,
+            key=key.public,
             frontier=[peak.hex() for peak in tree.peaks],
             segment=end.segment,
             offset=end.offset,
         )
-        line = self._key.sign(head)
+        line = key.sign(head)
         try:
             write_whole(self._fd, line + b"\n", self._end)
             os.fsync(self._fd)
         except OSError:
             os.ftruncate(self._fd, self._end)
             raise
+        if self._key is None:
+            self._key = open_key(folder)
         self.newest, self._digest = head, head_digest(line)
         self._end += len(line) + 1
 
     def _damage(self, what: str) -> AuditLogError:
         folder = self._path.parent
         return AuditLogError(
-            f"{self._path}: {what}; `triolet audit verify --audit {folder}` says more; keep the "
-            "folder as it is, and begin a new log by `--audit` with another one"
+            f"{self._path}: {what}; `triolet audit verify --audit {folder}` says more; put the "
+            "file back from a copy, or keep the folder as it is, and begin a new log by `--audit` "
+            f"with another one or by moving {folder} away"
         )

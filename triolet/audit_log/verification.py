@@ -13,7 +13,16 @@ import msgspec
 
 from ..errors import AuditLogError
 from .events import AlteredLine, LineError, decode_entry, split_line
-from .heads import HEADS_NAME, NO_HEAD, Head, HeadError, head_digest, read_head
+from .heads import (
+    HEADS_NAME,
+    KEY_NAME,
+    NO_HEAD,
+    NO_HEAD_LEFT,
+    Head,
+    HeadError,
+    head_digest,
+    read_head,
+)
 from .log import SYNC_LOCK, WRITE_LOCK
 from .merkle import Frontier, inclusion_path, leaf_hash, root_of_path
 from .segments import FileLock, read_lines, segment_files
@@ -105,7 +114,7 @@ def take_snapshot(folder: Path) -> Snapshot:
             found = File(heads, heads.stat().st_size if heads.exists() else 0)
     except OSError as error:
         raise AuditLogError(f"the audit log in {folder} cannot be read: {error}") from error
-    if not segments and not found.size_bytes:
+    if not segments and not found.size_bytes and not (folder / KEY_NAME).exists():
         raise AuditLogError(
             f"there is no audit log in {folder}; the first administrative command begins it, "
             "and `--audit` names another folder"
@@ -193,7 +202,10 @@ def newest_head(snapshot: Snapshot) -> tuple[bytes, Head]:
             )
         found = line, head
     if found is None:
-        raise AuditLogError(f"{snapshot.heads.path} holds no head yet: the next append signs one")
+        raise AuditLogError(
+            f"{snapshot.heads.path} holds no head; `triolet audit verify` says whether the next "
+            "append signs the first one"
+        )
     return found
 
 
@@ -340,6 +352,8 @@ class _Walk:
             before = one
             self.own.append(one)
             self._own_at[head.size] = one
+        if previous == NO_HEAD and (heads.path.parent / KEY_NAME).exists():
+            self._note_defect(heads.path.name, 0, NO_HEAD_LEFT)
         if heads.size_bytes and not _ends_whole(heads):
             self.notes.append(
                 f"{heads.path.name} ends within a head: a process was killed as it wrote it; the "

@@ -9,6 +9,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ModelError
+from ..model_dir.bounded import count_of
 from .container import ENCODINGS
 
 if TYPE_CHECKING:
@@ -172,10 +173,7 @@ def _rope_divisors(file: GgufFile, head_dim: int) -> list[float]:
 
 
 def _count(file: GgufFile, key: str, default: int | None = None) -> int:
-    value = file.metadata.get(key, default)
-    if type(value) is not int or value < 1:
-        raise ModelError(f"{file.path}: {key} is {value!r}; it must be a positive integer")
-    return value
+    return count_of(file.path, file.metadata, key, default)
 
 
 def _float(file: GgufFile, key: str, default: float | None = None) -> float:

@@ -15,6 +15,8 @@ from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ..errors import ModelError
+from ..model_dir.bounded import MAX_TENSORS, opened
+from ..units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +28,12 @@ Value: TypeAlias = "Scalar | list[Scalar]"
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 REMEDY: Final = "fetch the file again"
+MAX_METADATA_BYTES: Final = 256 * MIB
+"""Of everything before the numbers: the largest vocabularies take 30 MB."""
+MAX_KEYS: Final = 10_000
+"""Of the metadata; models have some forty."""
+MAX_ELEMENTS: Final = 4_000_000
+"""Of an array: eight times the merges of the largest vocabulary."""
 MAX_DIMENSIONS: Final = 4
 """Of a tensor, in ggml."""
 DEFAULT_ALIGNMENT: Final = 32
@@ -137,10 +145,11 @@ def read_gguf(path: Path) -> GgufFile:
         names the file, the position in it and what was expected there.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            opened(path, REMEDY) as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             return _parse(path, data)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # mmap of nothing
         raise ModelError(f"{path} is empty; {REMEDY}") from error
 
@@ -159,8 +168,8 @@ def _parse(path: Path, data: mmap.mmap) -> GgufFile:
             f"{path} is {kind}; supported: little-endian files of version 2 or 3: convert the "
             "model again with a current llama.cpp"
         )
-    num_tensors = cursor.count("tensors", 24)
-    num_keys = cursor.count("keys of metadata", 13)
+    num_tensors = cursor.count("tensors", 24, MAX_TENSORS)
+    num_keys = cursor.count("keys of metadata", 13, MAX_KEYS)
     metadata: dict[str, Value] = {}
     for _ in range(num_keys):
         key = cursor.string("a key of metadata")
@@ -215,7 +224,7 @@ class _Cursor:
 
     Args:
       path: for errors.
-      data: the whole file.
+      data: the whole file, of which MAX_METADATA_BYTES are read at most.
 
     Attributes:
       position: of the next byte.
@@ -224,7 +233,7 @@ class _Cursor:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
         self._data = data
-        self._size = len(data)
+        self._size = min(len(data), MAX_METADATA_BYTES)
         self.position = 0
 
     def take(self, num_bytes: int, what: str) -> bytes:
@@ -242,7 +251,7 @@ class _Cursor:
         """Return an integer of one of struct's forms."""
         return int(struct.unpack(form, self.take(struct.calcsize(form), what))[0])
 
-    def count(self, what: str, least_bytes: int) -> int:
+    def count(self, what: str, least_bytes: int, most: int) -> int:
         """Return how many of something follow, each of which has so many bytes at least."""
         start = self.position
         count = self.number("<Q", f"the number of {what}")
@@ -250,6 +259,11 @@ class _Cursor:
             raise ModelError(
                 f"{self._path} is cut off or broken: {count} {what} are announced at byte {start}, "
                 f"{self._size - self.position} bytes are left; {REMEDY}"
+            )
+        if count > most:
+            raise ModelError(
+                f"{self._path}: {count} {what} are announced at byte {start}; allowed: up to "
+                f"{most}; {REMEDY}"
             )
         return count
 
@@ -280,7 +294,7 @@ class _Cursor:
         if inner not in _SCALARS:  # arrays of arrays are allowed, and used by no model
             raise self._unknown(inner, key)
         form = _SCALARS[inner]
-        num_values = self.count(f"elements of {key}", struct.calcsize(form))
+        num_values = self.count(f"elements of {key}", struct.calcsize(form), MAX_ELEMENTS)
         taken = self.take(num_values * struct.calcsize(form), key)
         return list(struct.unpack(f"<{num_values}{form[1:]}", taken))
 
@@ -302,7 +316,7 @@ class _Cursor:
         takes as few calls as can be."""
         what, found = f"an element of {key}", list[Scalar]()
         data, size, length_at = self._data, self._size, _LENGTH.unpack_from
-        for _ in range(self.count(f"elements of {key}", 8)):
+        for _ in range(self.count(f"elements of {key}", 8, MAX_ELEMENTS)):
             start = self.position + 8
             end = start + length_at(data, self.position)[0] if start <= size else start
             if end > size:

@@ -107,5 +107,5 @@ def test_a_missing_directory_and_bytes_that_are_no_text_are_named(tmp_path: Path
         read_text_files(tmp_path / "nowhere")
     write_model(tmp_path)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
+    with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
         read_text_files(tmp_path)

@@ -34,7 +34,7 @@ def test_the_demo_model_s_file_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        ("{", "correct or remove"),
+        ("{", "is not valid JSON"),
         ([], "no object"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": True}, "temperature"),

@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from contextlib import closing
+from errno import ENOSPC
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pytest
 
 from tests.forked import Popen
+from triolet.audit_log import heads as heads_module
 from triolet.audit_log import log as log_module
 from triolet.audit_log import segments
 from triolet.audit_log.events import (
@@ -425,6 +427,50 @@ def test_a_key_that_was_exchanged_signs_nothing(folder: Path, tmp_path: Path) ->
     with pytest.raises(AuditLogError, match="the key that signed them, is missing"):
         record(Action.MODEL_TAG, "y", folder=folder)
     assert not key.exists(), "a new one would look like the log's own"
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_open_log_signs_nothing_once_heads_were_removed(folder: Path, count: int) -> None:
+    heads = folder / "heads.jsonl"
+    record(Action.MODEL_TAG, "x", folder=folder)
+    with AuditLog(folder) as log:
+        log.append(EVENT)
+        record(Action.MODEL_TAG, "y", folder=folder)
+        log.append(EVENT)
+        lines = heads.read_bytes().splitlines(keepends=True)
+        heads.write_bytes(b"".join(lines[:count]))
+        with pytest.raises(AuditLogError, match=r"heads\.jsonl: it .*: heads were removed; "):
+            log.append(EVENT)
+    assert heads.read_bytes() == b"".join(lines[:count])
+
+
+def test_a_kill_between_the_first_head_and_the_name_of_its_key_leaves_a_whole_log(
+    folder: Path,
+) -> None:
+    record(Action.MODEL_TAG, "x", folder=folder)
+    key = folder / "key.pem"
+    content = key.read_bytes()
+    key.rename(folder / "key.pem.new")
+    record(Action.MODEL_TAG, "y", folder=folder)
+    assert key.read_bytes() == content
+    assert subjects(folder) == ["x", "y"]
+    check_whole(folder)
+
+
+def test_a_key_without_room_for_its_first_head_is_no_key_of_the_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(fd: int, content: bytes, offset: int) -> None:
+        raise OSError(ENOSPC, "no room")
+
+    with monkeypatch.context() as full:
+        full.setattr(heads_module, "write_whole", no_room)
+        record(Action.MODEL_TAG, "x", folder=folder)
+    assert not (folder / "key.pem").exists()
+    assert verify(folder).unsigned == 2
+    record(Action.MODEL_TAG, "y", folder=folder)
+    assert subjects(folder) == ["x", "y"]
+    check_whole(folder)
 
 
 def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:

@@ -327,12 +327,41 @@ def test_a_damaged_log_proves_nothing(folder: Path) -> None:
 def test_no_log_and_no_head_are_told_apart(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(AuditLogError, match="there is no audit log in"):
         take_snapshot(tmp_path / "nowhere")
+    # A process was killed before the first head: there is no key yet.
     (folder / HEADS).write_bytes(b"")
+    (folder / "key.pem").unlink()
     verdict = verify(folder)
     assert (verdict.unsigned, verdict.trusted, verdict.defects) == (16, None, [])
-    with pytest.raises(AuditLogError, match="holds no head yet"):
+    with pytest.raises(AuditLogError, match=r"holds no head; .* the next append signs the first"):
         newest_head(take_snapshot(folder))
-    # The next append signs all again; heads kept elsewhere would still be right.
     record(Action.MODEL_TAG, "x", folder=folder)
     assert found(folder) == ([], 17)
     assert segment_path(folder, 0).name == SEGMENT
+
+
+@pytest.mark.parametrize("kept_bytes", [None, 0, 100])
+def test_a_log_whose_heads_are_all_gone_is_wrong_and_never_signed_again(
+    folder: Path, kept_bytes: int | None
+) -> None:
+    lines = lines_of(folder / SEGMENT)
+    (folder / SEGMENT).write_bytes(b"".join([*lines[:7], rewritten(7, "other"), *lines[8:]]))
+    heads = (folder / HEADS).read_bytes()
+    (folder / HEADS).unlink()
+    if kept_bytes is not None:
+        (folder / HEADS).write_bytes(heads[:kept_bytes])
+    for _ in range(2):
+        verdict = verify(folder)
+        assert found(folder) == ([(HEADS, 0)], 0)
+        assert verdict.defects[0].what == (
+            "it holds no head, though key.pem has signed one: the heads were removed"
+        )
+        with pytest.raises(AuditLogError, match=r"heads were removed; .* or by moving .* away"):
+            record(Action.MODEL_TAG, "x", folder=folder)
+        assert (folder / HEADS).read_bytes() == heads[: kept_bytes or 0]
+    (folder / SEGMENT).unlink()
+    assert found(folder) == ([(HEADS, 0)], 0)
+    with pytest.raises(AuditLogError, match="heads were removed"):
+        record(Action.MODEL_TAG, "x", folder=folder)
+    folder.rename(folder.with_name("kept"))  # what the error says to do
+    record(Action.MODEL_TAG, "x", folder=folder)
+    assert found(folder) == ([], 2)

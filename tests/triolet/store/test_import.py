@@ -304,7 +304,7 @@ def test_files_that_are_no_part_of_a_version_are_told(model: Path, add: Add) -> 
         ('{"temprature": 1}', "has a field 'temprature'; allowed: .*temperature"),
         ('{"temperature": 9}', r"temperature in .*s\.json is 9; allowed: 0 to 2"),
         ("[]", "holds no small object"),
-        ("{", "cannot read .*allowed: a JSON object of"),
+        ("{", "is not valid JSON: .*allowed: a JSON object of"),
     ],
 )
 def test_sampling_defaults_that_cannot_work_are_refused(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import stat
 from math import prod
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
-from triolet.errors import ModelError
-
-from ..model_config import read_json
+from ..errors import ModelError
+from .bounded import HEADER, MAX_TENSORS, opened, parse_json, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +17,9 @@ if TYPE_CHECKING:
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}\.safetensors")
-MAX_HEADER_BYTES: Final = 100_000_000
-"""What the safetensors format allows."""
+MAX_DIMENSIONS: Final = 8
+"""Of a tensor; weights have one or two."""
+REMEDY: Final = "fetch the file again"
 ITEM_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 """By the names of the format. A dtype that is not here has an unchecked length."""
 
@@ -77,6 +75,7 @@ def read_headers(files: Sequence[Path]) -> dict[str, Stored]:
                     "fetch the files again"
                 )
             found[name] = stored
+        _require_few(path, len(found))
     return found
 
 
@@ -87,18 +86,9 @@ def read_header(path: Path) -> dict[str, Stored]:
       ModelError: it cannot be read, is no safetensors file, or is shorter or longer than its header
         says.
     """
-    try:
-        # A pipe in place of a file must not be waited for.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise ModelError(f"{path} is no ordinary file; fetch the file again")
-            fields, num_bytes = _fields(path, file, found.st_size)
-    except OSError as error:
-        raise ModelError(
-            f"{path} cannot be read: {error.strerror or error}; let this user read it, or fetch "
-            "the file again"
-        ) from error
+    with opened(path, REMEDY) as file:
+        fields, num_bytes = _fields(path, file, os.fstat(file.fileno()).st_size)
+    _require_few(path, len(fields))
     tensors, end = {}, 0
     for name, value in fields.items():
         if name == "__metadata__":
@@ -128,15 +118,13 @@ def _fields(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]
     """Return the header's object, and the number of bytes behind it."""
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little") if len(prefix) == 8 else 0
-    if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+    if not 2 <= length <= min(HEADER.num_bytes, size - 8):
         raise ModelError(
             f"{path} is no safetensors file, or only the start of one; fetch the file again (a "
-            "file of a few hundred bytes is a pointer of Git LFS: git lfs pull)"
+            "file of a few hundred bytes is a pointer of Git LFS: git lfs pull; a header may have "
+            f"up to {HEADER.num_bytes} bytes)"
         )
-    try:
-        fields = json.loads(file.read(length))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} has a broken header: {error}; fetch the file again") from error
+    fields = parse_json(f"the header of {path}", file.read(length), HEADER.num_values, REMEDY)
     if not isinstance(fields, dict):
         raise ModelError(f"{path} has a broken header: no JSON object; fetch the file again")
     return fields, size - 8 - length
@@ -144,7 +132,16 @@ def _fields(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]
 
 def _entry(path: Path, value: Any) -> tuple[Stored, int, int]:  # noqa: ANN401 (from JSON)
     dtype, shape, (first, last) = value["dtype"], value["shape"], value["data_offsets"]
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"{len(shape)} dimensions; allowed: up to {MAX_DIMENSIONS}")
     numbers = [*shape, first, last]
     if not all(type(number) is int and number >= 0 for number in numbers) or last < first:
         raise ValueError(f"shape {shape} at {[first, last]}")
     return Stored(path, str(dtype), tuple(shape)), first, last
+
+
+def _require_few(path: Path, count: int) -> None:
+    if count > MAX_TENSORS:
+        raise ModelError(
+            f"{path}: the number of tensors is {count}; allowed: up to {MAX_TENSORS}; {REMEDY}"
+        )
