@@ -283,7 +283,9 @@ class Requests:
                 before = None if worker.beat is None else worker.beat.load
                 if not worker.heartbeat(frame, now):
                     self.lost(worker, "another_life", now)
-                elif before is not None:
+                    return
+                self.recovery.answered(worker, now)
+                if before is not None:
                     num_tokens = load.computed_tokens - before.computed_tokens
                     self._observer.worker_stepped(load.steps - before.steps, num_tokens)
             case Tokens(rows=rows):
