@@ -42,6 +42,8 @@ class AttemptKey(NamedTuple):
         return f"{self.request_id.hex()}/{self.attempt}"
 
 
+LIVES: Final = 256
+"""Of one process, from one epoch that a peer knows to the next one that it hears of."""
 _IDENTITY: Final = re.compile(rb"[a-z]+:([!-~]{1,255}):([0-9a-f]{16})")
 """What `PeerId.identity` returns."""
 
@@ -52,7 +54,7 @@ class PeerId(NamedTuple):
     Attributes:
       role: what it is.
       name: its name in the fleet, such as `decode-0`.
-      epoch: 64 random bits drawn at its start.
+      epoch: random bits drawn at the start of its process, and one more with each further life.
     """
 
     role: Role
@@ -65,6 +67,10 @@ class PeerId(NamedTuple):
     def identity(self) -> bytes:
         """Return what a bound side calls this peer: two lives never share a name."""
         return f"{self.role}:{self.name}:{self.epoch:016x}".encode()
+
+    def is_process_of(self, earlier: PeerId) -> bool:
+        """Return whether this is the process of an earlier life, in that life or in a later one."""
+        return self.epoch - earlier.epoch in range(LIVES)
 
 
 def shown_identity(identity: bytes) -> str:
@@ -93,5 +99,5 @@ def new_secret() -> bytes:
 
 
 def new_epoch() -> int:
-    """Return 64 random bits, never 0."""
-    return secrets.randbits(64) or 1
+    """Return 63 random bits, never 0. Further lives of the process count up from there."""
+    return secrets.randbits(63) or 1

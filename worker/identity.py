@@ -28,7 +28,7 @@ class Identity:
       kv_window_bytes: what one sender may have under way to here; decode only.
       kv_address: where KV is taken; decode only.
       model_digest: of the model's version; empty for a directory that is in no store.
-      draw_epoch: where epochs come from; a simulator brings its own.
+      draw_epoch: where its first epoch comes from; a simulator brings its own.
 
     Attributes:
       me: role, name and present epoch.
@@ -49,7 +49,6 @@ class Identity:
         model_digest: str = "",
         draw_epoch: Callable[[], int] = new_epoch,
     ) -> None:
-        self._draw_epoch = draw_epoch
         self.me = PeerId(role, name, draw_epoch())
         self.fingerprint = versioned(engine.fingerprint, model_digest)
         self.kv_address = kv_address
@@ -68,4 +67,4 @@ class Identity:
 
     def begin_new_life(self) -> None:
         """Take a new epoch: whatever was promised under the old one is void."""
-        self.me = self.me._replace(epoch=self._draw_epoch())
+        self.me = self.me._replace(epoch=self.me.epoch + 1)

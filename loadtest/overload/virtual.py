@@ -181,7 +181,7 @@ def _begin(fleet: Links, request: GenerationRequest) -> OutputStream:
       RequestError: refused, here or there.
     """
     ask = Ask(request.scheduling, request.deadline_s, request.request_id, request.key)
-    fleet.admission.refuse_early(ask, trio.current_time())
+    fleet.admission.admit(ask, trio.current_time())
     return fleet.submit(request)
 
 

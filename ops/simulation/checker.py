@@ -49,6 +49,9 @@ class Checker:
 
     def look(self) -> None:
         """Check everything that must hold at this moment."""
+        lives = [
+            w.core._identity.me.is_process_of for w in self._world.workers if w.engine is not None
+        ]
         for server in self._world.servers:
             if server.fleet is not None:
                 try:
@@ -57,6 +60,9 @@ class Checker:
                     self._report(f"{server}: {error}")
                 live = server.fleet._requests.table
                 server.charges[-1].check(one.spec.request_id for one in live)
+                deaths = {life for one in live for life in one.poison.deaths}
+                for dead in [one for one in deaths if any(is_process(one) for is_process in lives)]:
+                    self._report(f"{server} holds {dead} dead, whose process lives")
         self._check_workers()
 
     def is_quiet(self) -> bool:

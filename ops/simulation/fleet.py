@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
@@ -20,7 +21,7 @@ from server.scheduling.links import Links
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
 from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
-from triolet.ids import SECRET_BYTES, Role
+from triolet.ids import LIVES, SECRET_BYTES, Role
 from triolet.units import KIB, SECONDS
 
 from .clock import ClockAlarm, VirtualClock
@@ -146,7 +147,7 @@ async def running_fleet(
       seed: of what is drawn at random.
       front: of the server; None for one that is nothing but its fleet.
     """
-    network, host, epochs = MemoryNetwork(seed), Host(1), iter(range(1, 1_000_000))
+    network, host, epochs = MemoryNetwork(seed), Host(1), count(1, LIVES)
     if isinstance(trio.lowlevel.current_clock(), VirtualClock):
         network.conditions = _Calm(seed, CALM)
     link = LinkConfig(kv_ring_bytes=1024 * KIB)

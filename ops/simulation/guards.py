@@ -23,6 +23,7 @@ from prefill.links import KvLinks
 from prefill.shipper import PeerSender
 from server.scheduling.attempt import Attempts
 from server.scheduling.frames import Finish
+from server.scheduling.recovery import PoisonDetector
 from server.scheduling.request import Step
 from server.scheduling.requests import Requests
 from transport.frames import EndReason, Peer
@@ -161,6 +162,16 @@ def epochs() -> list[Exchange]:
         Exchange(PeerMonitor, "heartbeat", hear_any),
         Exchange(KvLinks, "_on_welcome", welcome_any),
         Exchange(Requests, "welcomed", welcomed),
+    ]
+
+
+def living_processes() -> list[Exchange]:
+    """A worker that was given up has died, even if it answers in the same life."""
+    settle = PoisonDetector.settle
+    return [
+        Exchange(
+            PoisonDetector, "settle", lambda one, life, has_died: settle(one, life, has_died=True)
+        )
     ]
 
 
@@ -323,6 +334,7 @@ GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "live lease": live_lease,
     "running step": running_step,
     "epochs": epochs,
+    "living processes": living_processes,
     "tombstones": tombstones,
     "self-fence": self_fence,
     "renewal by name": renewal_by_name,

@@ -53,6 +53,7 @@ MUTANTS: Final = (
     Mutant(("tokens of a hit",), 30),
     Mutant(("finished KV",), 30),
     Mutant(("right guesses",), 30),
+    Mutant(("living processes",), 60),
     Mutant(("epochs", "tombstones"), 100),
     Mutant(("epochs", "greetings", "broken links"), 200),
     Mutant(("epochs", "self-fence"), 100),

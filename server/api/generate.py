@@ -286,7 +286,7 @@ def refuse_early(
         within_s = deadline_s(one.config, is_streamed=bool(fields.stream))
         asks[one.name] = Ask(scheduling, within_s, live.request_id, live.key)
     if all(one.fleet.admission.would_refuse(asks[one.name], now) for one in others):
-        model.fleet.admission.refuse_early(asks[model.name], now)
+        model.fleet.admission.admit(asks[model.name], now)
 
 
 def current_ask_key() -> int:

@@ -146,17 +146,19 @@ class Admission:
             return Refusal(error)
         return Admit(tuple(next(forecasts) if r.form is None else None for r in ask.requests))
 
-    def refuse_early(self, ask: Ask, now: float) -> None:
-        """Raise for a request that would be refused whatever its prompt is.
+    def admit(self, ask: Ask, now: float) -> Admit:
+        """Decide, and count what is refused; without requests as one.
 
         Raises:
-          RequestError: 503, and it is counted as one request that was refused.
+          RequestError: refused.
         """
         decision = self.decide(ask, now)
         if isinstance(decision, Refusal):
-            self._table.receive()
-            self._table.reject(ask.scheduling, decision.error)
+            for _ in ask.requests or (ask,):
+                self._table.receive()
+                self._table.reject(ask.scheduling, decision.error)
             raise decision.error
+        return decision
 
     def would_refuse(self, ask: Ask, now: float) -> bool:
         """Return whether a request would be refused whatever its prompt is. Changes and counts

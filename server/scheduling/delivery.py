@@ -41,6 +41,11 @@ ROWS_PER_TURN: Final = 32
 millisecond with the writes that follow. With 16 the turns themselves cost more than the tokens."""
 
 
+INPUTS_AT_ONCE: Final = 32
+"""Inputs that begin, are done or are cancelled before others may run: a few milliseconds. Thousands
+at once, as one request may have, would be a silence for which workers give this server up."""
+
+
 class RequestOutput:
     """A Generation (server/contract/generation.py): the reading end of one request.
 
@@ -166,13 +171,14 @@ class Intake:
         while True:
             frames = deque(message.frame for message in await connection.receive_many())
             while frames:
-                small = self._without_turns(frames)
-                if small:
+                if small := self._without_turns(frames):
                     self._take_now([(worker, frame) for frame in small])
-                if frames:
+                else:
                     large = frames.popleft()
                     assert isinstance(large, Tokens), "nothing else is large"
                     await self._take_by_turns(worker, large.rows)
+                if frames:
+                    await trio.lowlevel.checkpoint()
 
     async def run(self) -> None:
         """Give turns until cancelled."""
@@ -183,9 +189,9 @@ class Intake:
                 await trio.lowlevel.checkpoint()
 
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
-        """Take out the first frames up to one with rows that need turns."""
+        """Take out the first frames of one turn, up to one with rows that need turns."""
         small: list[AnyFrame] = []
-        while frames:
+        while frames and len(small) < INPUTS_AT_ONCE:
             frame = frames[0]
             is_large = isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN
             if is_large and self._queue.num_tenants > 1:
@@ -293,46 +299,69 @@ class EmbeddingRun:
     It owns nothing: dropping it leaves the inputs to their deadlines.
 
     Args:
-      inputs: that were accepted.
+      asked: what is to be computed, and is admitted.
+      begin: begins some of them, of which the first has this place; may refuse them.
       on_cancel: called when inputs shall end.
+
+    Attributes:
+      inputs: that will have an end: the first of those that were asked for.
     """
 
     def __init__(
         self,
-        inputs: Sequence[Request],
+        asked: Sequence[GenerationRequest],
+        begin: Callable[[Sequence[GenerationRequest], int], Sequence[Request]],
         on_cancel: Callable[[Sequence[Request], CancelReason], None],
     ) -> None:
-        self._inputs = inputs
+        self._asked = asked
+        self._begin = begin
+        self.inputs: list[Request] = []
         self._on_cancel = on_cancel
         self._changed = trio.Event()
-        for one in inputs:
-            one.output.bind(self._note)
+        self._begin_more()
 
     @property
     def has_begun(self) -> bool:
         """Whether a worker was ever asked to compute one of them."""
-        return any(one.is_begun for one in self._inputs)
+        return any(one.is_begun for one in self.inputs)
 
     async def vectors(self) -> Sequence[bytes]:
         """Wait for all vectors.
 
         Raises:
-          RequestError: one of the inputs failed.
+          RequestError: one of the inputs was refused, or failed.
         """
         while True:
             await trio.lowlevel.checkpoint()
             self._changed = trio.Event()
-            ends = [one.terminal for one in self._inputs]
+            ends = [one.terminal for one in self.inputs]
             for end in ends:
                 if isinstance(end, Failed):
                     raise end.error
-            if all(ends):
-                return [one.vector for one in self._inputs]
-            await self._changed.wait()
+            if len(self.inputs) < len(self._asked):
+                self._begin_more()
+            elif all(ends):
+                return [one.vector for one in self.inputs]
+            else:
+                await self._changed.wait()
 
     def cancel(self, reason: CancelReason) -> None:
         """End what is not done. Idempotent."""
-        self._on_cancel([one for one in self._inputs if one.terminal is None], reason)
+        live = [one for one in self.inputs if one.terminal is None]
+        self._on_cancel(live[:INPUTS_AT_ONCE], reason)
+        if len(live) > INPUTS_AT_ONCE:
+            # Not a task of the client's request, which is over.
+            trio.lowlevel.spawn_system_task(self._cancel_more, reason)
+
+    async def _cancel_more(self, reason: CancelReason) -> None:
+        await trio.lowlevel.checkpoint()
+        self.cancel(reason)
+
+    def _begin_more(self) -> None:
+        first = len(self.inputs)
+        self.inputs += self._begin(self._asked[first : first + INPUTS_AT_ONCE], first)
+        for one in self.inputs[first:]:
+            one.output.bind(self._note)
 
     def _note(self) -> None:
         self._changed.set()

@@ -25,6 +25,7 @@ from triolet.process import process_facts
 from ..contract.generation import NO_CHARGES
 from ..contract.output_stream import OutputStream
 from .adapters import Adapters
+from .admission import Ask
 from .audit import Auditor
 from .delivery import Delivery, EmbeddingRun, Intake, RequestOutput
 from .presence import ASLEEP
@@ -289,15 +290,21 @@ class Links:
         return OutputStream(outputs, self._delivery.add)
 
     def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
-        """Begin to make vectors of inputs, of all or of none.
+        """Begin to make vectors of inputs. The first slice begins now, the others while the run is
+        waited for.
 
         Raises:
-          RequestError: refused; nothing was begun.
+          RequestError: one was refused; nothing was begun.
         """
         self.adapters.require_named(requests, self._config.model_name)
-        inputs = self._requests.submit(requests, self._now())
-        self._flush()
-        return EmbeddingRun(inputs, self._cancel)
+        self.admission.admit(Ask.of(tuple(requests)), self._now())
+
+        def begin(some: Sequence[GenerationRequest], first: int) -> list[Request]:
+            inputs = self._requests.submit(some, self._now(), first=first)
+            self._flush()
+            return inputs
+
+        return EmbeddingRun(requests, begin, self._cancel)
 
     @property
     def max_model_len(self) -> int:

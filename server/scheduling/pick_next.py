@@ -119,6 +119,8 @@ class PickNext:
 
     def _turn_of(self, request: Request, now: float) -> Route | Failure | None:
         """Return the workers or the end of a request that is first; None if it has to wait."""
+        if self._recovery.awaits_answer(request, now):
+            return None
         need = self._need(request, now)
         route = fork_route(request, now) or self._route(need, now)
         if route is not None:

@@ -19,25 +19,33 @@ The engine computes the same thing for the same tokens. So a request that is the
 worker dies or a step raises at one point of its text is the cause, and one that gets past that
 point is not:
 
-    1st strike               it is tried again beside the others
-    2nd strike, with others  isolated: from now on it shares no worker with another isolated one
-    2nd strike, alone        quarantined
-    3rd strike               quarantined
+    1st strike                  it is tried again beside the others
+    2nd strike, with others     isolated: it shares no worker with another isolated one
+    2nd strike, alone, or 3rd   blamed: what it did is held against no other request
+    2nd death, alone, or 3rd    convicted: its tenant's requests with this prompt are refused
+
+Only processes that died convict. A worker that is given up strikes at once, and whether its
+process died shows when it answers again: its epoch tells another process from the same one. The
+same one takes the strike back: a link broke, a heartbeat was late, or one of the two stood still.
+A blamed request waits for that answer. Where steps raise and no process dies, it is only blamed.
 
 Strikes are cleared by `CLEARING_TOKENS` more tokens, and by a strike in the other role: the request
 has got through the first one meanwhile. They are kept per request, not per prompt: several choices
-of one prompt are struck by one event. What is quarantined is the prompt.
+of one prompt are struck by one event. What is quarantined is the prompt, for its tenant only: no
+tenant can bring about that a prompt is refused to another one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from transport.tokens import pack_tokens
+from triolet.fair_lru import FairLru, Keeper
 from triolet.ids import Role
 from triolet.units import SECONDS
 
+from ..contract.generation import Finished
 from . import outcome
 from .outcome import Outcome
 from .workers import BreakerState
@@ -47,7 +55,6 @@ if TYPE_CHECKING:
 
     from triolet.config import RecoveryConfig, ServerConfig
     from triolet.ids import PeerId
-    from triolet.sampling import Grammar
 
     from ..contract.generation import GenerationRequest
     from .frames import Again, Fault
@@ -151,7 +158,7 @@ class BrokenPaths:
 
 
 MAX_EXPLAINED: Final = 1024
-"""Events whose cause is known: at most three per quarantined request."""
+"""Events whose cause is known: at most three per blamed request."""
 
 
 class Recovery:
@@ -176,13 +183,17 @@ class Recovery:
         now: float,
     ) -> None:
         self.paths = BrokenPaths(config.recovery)
-        self._max_attempts = config.max_attempts
+        self._config = config
         self._workers = workers
         self._observer = observer
         self.budget = RetryBudget(config.recovery, now)
-        self._prompts = Quarantine(config.recovery, prompt_digest)
-        self._grammars = Quarantine(config.recovery, grammar_digest)
-        self._explained: dict[Hashable, None] = {}
+        self._prompts = Quarantine(config.recovery, lambda one: pack_tokens(one.prompt_ids))
+        self._grammars = Quarantine(
+            config.recovery, lambda one: repr(one.sampling.grammar).encode()
+        )
+        self._explained: dict[Hashable, Request] = {}
+        # What was struck by the last life of each worker that may have died, and that life.
+        self._given_up: dict[Worker, dict[Request, PeerId]] = {}
         self._shown: dict[Worker, BreakerState] = {}
 
     @property
@@ -192,19 +203,14 @@ class Recovery:
 
     def objection_to(self, request: GenerationRequest, now: float) -> outcome.Failure | None:
         """Return the end of a request with a prompt or grammar in quarantine; None for others."""
-        grammar = request.sampling.grammar
-        if grammar is not None:
-            one = TenantGrammar(request.scheduling.tenant, grammar)
-            if self._grammars.remaining_s(one, now) is not None:
-                return outcome.grammar_too_costly()
-        remaining_s = self._prompts.remaining_s(request.prompt_ids, now)
-        return None if remaining_s is None else outcome.quarantined()
+        if self._grammars.refuses(request, now):
+            return outcome.grammar_too_costly()
+        return outcome.quarantined() if self._prompts.refuses(request, now) else None
 
     def condemn(self, request: GenerationRequest, now: float) -> None:
         """Refuse the grammar of a request that held a worker up with it."""
-        grammar = request.sampling.grammar
-        if grammar is not None:
-            self._grammars.add(TenantGrammar(request.scheduling.tenant, grammar), now)
+        if request.sampling.grammar is not None:
+            self._grammars.add(request, now)
             self._observer.quarantined("grammar", request.request_id.hex())
 
     def worked(self, worker: Worker, now: float) -> None:
@@ -235,18 +241,28 @@ class Recovery:
         if fault.num_suspects:
             is_prompt = attempt.pair.is_local and request.is_prefilling
             work = Role.PREFILL if is_prompt else fault.at
-            if request.poison.strike(work, num_tokens, fault.num_suspects):
-                self._quarantine(request, now)
-                return outcome.quarantined()
-        request.faults = [fault for fault in request.faults if fault not in self._explained]
-        if len(request.faults) >= self._max_attempts:
+            request.poison.strike(
+                work, num_tokens, fault.num_suspects, event if fault.step else worker.peer_id
+            )
+            if not fault.step and worker.peer_id is not None:
+                self._given_up.setdefault(worker, {})[request] = worker.peer_id
+            if request.poison.is_blamed:
+                self._explained.update(dict.fromkeys(request.faults, request))
+                while len(self._explained) > MAX_EXPLAINED:
+                    del self._explained[next(iter(self._explained))]
+        request.faults = [
+            one for one in request.faults if self._explained.get(one, request) is request
+        ]
+        cause = again.cause.replace("_", " ")
+        # One that waits for an answer begins once more only if that clears it, or does not come.
+        if len(request.faults) >= self._config.max_attempts + self.awaits_answer(request, now):
             return Outcome.NO_WORKER.failure(
-                f"{len(request.faults)} attempts failed, the last one: {_words(again.cause)}"
+                f"{len(request.faults)} attempts failed, the last one: {cause}"
             )
         if not self.budget.take(event, now):
             self._observer.retry_unaffordable()
             return Outcome.NO_WORKER.failure(
-                f"this attempt failed ({_words(again.cause)}), and too many others failed before it"
+                f"this attempt failed ({cause}), and too many others failed before it"
             )
         return None
 
@@ -261,9 +277,31 @@ class Recovery:
                 if share is not None:
                     share.is_isolated = False
 
+    def answered(self, worker: Worker, now: float) -> None:
+        """Take in that a worker is there: whether the process that was given up in its place has
+        died. One that is still in the step for which it was given up may die of that yet."""
+        if worker.peer_id is None or worker.monitor.is_stuck:
+            return
+        for request, life in self._given_up.pop(worker, {}).items():
+            has_died = not worker.peer_id.is_process_of(life)
+            is_convicted = request.poison.settle(life, has_died=has_died)
+            if is_convicted and not isinstance(request.terminal, Finished):
+                self._prompts.add(request.spec, now)
+                self._observer.quarantined("request", request.spec.request_id.hex())
+
+    def awaits_answer(self, request: Request, now: float) -> bool:
+        """Return whether it may show soon that a blamed request is innocent or convicted: it does
+        not begin before, or it could cost one more worker."""
+        return request.poison.is_blamed and any(
+            request in struck
+            and now - (worker.missing_since or now) < self._config.routing.suspect_grace_s
+            for worker, struck in self._given_up.items()
+        )
+
     def forget(self, worker: Worker) -> None:
         """Keep nothing of a worker that is no member any more."""
         self._shown.pop(worker, None)
+        self._given_up.pop(worker, None)
 
     def sweep(self, now: float) -> None:
         """Let time pass."""
@@ -276,7 +314,7 @@ class Recovery:
     def _is_anothers(self, event: Hashable, fault: Fault, request: Request, worker: Worker) -> bool:
         """Return whether an isolated request was there, which caused it. The ENDED of that request
         may be still to come."""
-        if event in self._explained:
+        if self._explained.get(event, request) is not request:
             return True
         if not fault.num_suspects or request.poison.isolated:
             return False
@@ -286,15 +324,6 @@ class Recovery:
             share.is_isolated and (share.is_granted if is_decode else share.is_asked)
             for share in worker.shares.values()
         )
-
-    def _quarantine(self, request: Request, now: float) -> None:
-        """Refuse its prompt, and hold its failures against no other request."""
-        self._prompts.add(request.spec.prompt_ids, now)
-        for event in request.faults:
-            self._explained[event] = None
-        while len(self._explained) > MAX_EXPLAINED:
-            del self._explained[next(iter(self._explained))]
-        self._observer.quarantined("request", request.spec.request_id.hex())
 
     def _count(self, worker: Worker, fault: Fault, attempt: Attempt, now: float) -> None:
         """Hold a fault against a worker or a path. Attempts that it struck together count once."""
@@ -311,10 +340,6 @@ class Recovery:
             self._observer.breaker_changed(str(worker), state.value)
 
 
-def _words(cause: str) -> str:
-    return cause.replace("_", " ")
-
-
 def _event(cause: str, fault: Fault, attempt: Attempt) -> Hashable:
     """Name what happened; what other attempts fail by as well has one name."""
     if not fault.is_shared:
@@ -328,123 +353,126 @@ CLEARING_TOKENS: Final = 16
 """Tokens past the strike that clear: more than a dead worker can have computed of one stream that
 this server has not seen."""
 ISOLATING_STRIKES: Final = 2
-QUARANTINING_STRIKES: Final = 3
+TELLING_STRIKES: Final = 3
+
+
+def _are_telling(num_suspects: list[int]) -> bool:
+    """Return whether a request caused what struck it, each time as one of so many suspects."""
+    is_lone = len(num_suspects) >= ISOLATING_STRIKES and num_suspects[-1] == 1
+    return is_lone or len(num_suspects) >= TELLING_STRIKES
 
 
 class PoisonDetector:
     """The strikes of one request.
 
     Attributes:
-      strikes: workers and steps that failed while they computed it, at one point of its text.
+      strikes: how many requests were computed, by the worker that was given up or the step that
+        raised while this one was among them, at one point of its text.
+      deaths: lives of workers that it was struck by, and whose processes have died.
     """
 
     def __init__(self) -> None:
-        self.strikes = 0
+        self.strikes: dict[Hashable, int] = {}
+        self.deaths: set[PeerId] = set()
         self._role: Role | None = None
         self._struck_at = 0
 
     @property
     def isolated(self) -> bool:
         """Whether it must share no worker with another isolated request."""
-        return self.strikes >= ISOLATING_STRIKES
+        return len(self.strikes) >= ISOLATING_STRIKES
+
+    @property
+    def is_blamed(self) -> bool:
+        """Whether it, and no other request, is the cause as far as strikes tell."""
+        return _are_telling(list(self.strikes.values()))
+
+    @property
+    def is_convicted(self) -> bool:
+        """Whether its prompt is to be refused: deaths alone tell as much."""
+        return _are_telling([num for life, num in self.strikes.items() if life in self.deaths])
 
     @property
     def is_of_prompt(self) -> bool:
         """Whether the cause of a failure may be in its prompt."""
-        return self.strikes > 0 and self._role is Role.PREFILL
+        return bool(self.strikes) and self._role is Role.PREFILL
 
-    def strike(self, role: Role, num_tokens: int, num_suspects: int) -> bool:
-        """Note that a worker died, or its step raised, while it computed this request.
+    def strike(self, role: Role, num_tokens: int, num_suspects: int, what: Hashable) -> None:
+        """Note that a worker was given up, or its step raised, while it computed this request.
 
         Args:
           role: of the work: a prompt is prefill's, wherever it was computed.
           num_tokens: tokens that the request has.
           num_suspects: requests that computed there, this one included.
-
-        Returns:
-          Whether it is quarantined.
+          what: names the step, or the life.
         """
         self.advanced(num_tokens)
         if role is not self._role:
-            self.strikes = 0
+            self.strikes.clear()
         self._role = role
         if not self.strikes:
             self._struck_at = num_tokens
-        self.strikes += 1
-        enough = ISOLATING_STRIKES if num_suspects == 1 else QUARANTINING_STRIKES
-        return self.strikes >= enough
+        self.strikes[what] = num_suspects
+
+    def settle(self, life: PeerId, *, has_died: bool) -> bool:
+        """Note whether a life that was given up has died, and take the strike back if not; return
+        whether that convicts it."""
+        was_convicted = self.is_convicted
+        if has_died:
+            self.deaths.add(life)
+        else:
+            self.strikes.pop(life, None)
+        return self.is_convicted and not was_convicted
 
     def advanced(self, num_tokens: int) -> bool:
         """Note how many tokens it has; return whether that ends an isolation."""
         if not self.strikes or num_tokens - self._struck_at < CLEARING_TOKENS:
             return False
-        was_isolated, self.strikes = self.isolated, 0
+        was_isolated = self.isolated
+        self.strikes.clear()
         return was_isolated
 
 
-T = TypeVar("T")
-
-
-class TenantGrammar(NamedTuple):
-    """A grammar as one tenant sends it: it is refused for no other tenant.
-
-    Attributes:
-      tenant: its name; empty where there are no tenants.
-      grammar: that its request carries.
-    """
-
-    tenant: str
-    grammar: Grammar
-
-
-def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
-    """Return the digest by which a prompt is remembered."""
-    return hashlib.blake2b(pack_tokens(prompt_ids), digest_size=16).digest()
-
-
-def grammar_digest(one: TenantGrammar) -> bytes:
-    """Return the digest by which a tenant's grammar is remembered."""
-    text = f"{one.tenant}\n{one.grammar.kind}\n{one.grammar.text}".encode(errors="surrogatepass")
-    return hashlib.blake2b(text, digest_size=16).digest()
-
-
-class Quarantine(Generic[T]):
-    """Refused prompts, or refused grammars.
+class Quarantine:
+    """Refused prompts, or refused grammars, each of one tenant.
 
     Args:
       config: how long, and how many at most.
-      digest: by which one is remembered.
+      refused: what of a request.
     """
 
-    def __init__(self, config: RecoveryConfig, digest: Callable[[T], bytes]) -> None:
-        self._digest = digest
-        self._keep_s = config.quarantine_s
-        self._max_refused = config.max_quarantined
-        # In the order in which they are forgotten.
-        self._until: dict[bytes, float] = {}
+    def __init__(
+        self, config: RecoveryConfig, refused: Callable[[GenerationRequest], bytes]
+    ) -> None:
+        self._refused = refused
+        self._config = config
+        # By tenant and digest, in the order in which they are forgotten.
+        self._until: dict[tuple[bytes, bytes], float] = {}
+        self._of_tenants: FairLru[tuple[bytes, bytes]] = FairLru()
 
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, one: T, now: float) -> None:
-        """Refuse one from now on."""
-        digest = self._digest(one)
-        self._until.pop(digest, None)
-        if len(self._until) >= self._max_refused:
-            del self._until[next(iter(self._until))]
-        self._until[digest] = now + self._keep_s
+    def add(self, request: GenerationRequest, now: float) -> None:
+        """Refuse what this request has to its tenant from now on."""
+        name = self._name(request)
+        if self._until.pop(name, None) is None:
+            self._of_tenants.add([name], Keeper(name[0]))
+        else:
+            self._of_tenants.touch(name, name[0])
+        self._until[name] = now + self._config.quarantine_s
+        if len(self._until) > self._config.max_quarantined:
+            del self._until[self._of_tenants.pop()]
 
-    def remaining_s(self, one: T, now: float) -> float | None:
-        """Return for how long one is still refused, or None if it is not."""
-        self._forget(now)
-        if not self._until:  # nearly always: digests of long prompts cost time
-            return None
-        until = self._until.get(self._digest(one))
-        return None if until is None else until - now
+    def refuses(self, request: GenerationRequest, now: float) -> bool:
+        """Return whether what a request has is refused to its tenant."""
+        while self._until and self._until[name := next(iter(self._until))] <= now:
+            del self._until[name]
+            self._of_tenants.remove([name], name[0])
+        # Nearly always it has nothing, and digests of long prompts cost time.
+        is_suspicious = self._of_tenants.held_by(request.scheduling.tenant.encode()) > 0
+        return is_suspicious and self._name(request) in self._until
 
-    def _forget(self, now: float) -> None:
-        while self._until:
-            digest = next(iter(self._until))
-            if self._until[digest] > now:
-                return
-            del self._until[digest]
+    def _name(self, request: GenerationRequest) -> tuple[bytes, bytes]:
+        digest = hashlib.blake2b(self._refused(request), digest_size=16).digest()
+        return request.scheduling.tenant.encode(), digest

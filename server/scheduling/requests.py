@@ -23,7 +23,7 @@ from triolet.ids import new_secret
 
 from ..contract.generation import NO_CHARGES
 from . import outcome
-from .admission import Ask, Refusal, limits_of
+from .admission import Ask, limits_of
 from .attempt import Attempts, SweepTimes, due_at
 from .frames import Again, Fault, Outbox
 from .outcome import Outcome
@@ -160,22 +160,24 @@ class Requests:
         if is_fenced:
             self._attempts.begin_anew(OWN_PAUSE, now)
 
-    def submit(self, specs: Iterable[GenerationRequest], now: float) -> list[Request]:
+    def submit(
+        self, specs: Iterable[GenerationRequest], now: float, *, first: int = 0
+    ) -> list[Request]:
         """Accept requests, all of them or none; each returned one gets its events.
+
+        Args:
+          specs: the requests.
+          now: the time.
+          first: place of the first one among the inputs of its client's request.
 
         Raises:
           RequestError: one was refused, and nothing was begun.
         """
         specs = tuple(specs)
-        for _ in specs:
-            self.table.receive()
-        decision = self.admission.decide(Ask.of(specs), now)
-        if isinstance(decision, Refusal):
-            for spec in specs:
-                self.table.reject(spec.scheduling, decision.error)
-            raise decision.error
         taken = []
-        for at, (spec, forecast) in enumerate(zip(specs, decision.forecasts, strict=True)):
+        forecasts = self.admission.admit(Ask.of(specs), now).forecasts
+        for at, (spec, forecast) in enumerate(zip(specs, forecasts, strict=True), first):
+            self.table.receive()
             turn = at // INPUTS_PER_TURN if forecast is None else 0
             request = self.table.accept(spec, now, turn=turn)
             if forecast is not None:
@@ -283,7 +285,9 @@ class Requests:
                 before = None if worker.beat is None else worker.beat.load
                 if not worker.heartbeat(frame, now):
                     self.lost(worker, "another_life", now)
-                elif before is not None:
+                    return
+                self.recovery.answered(worker, now)
+                if before is not None:
                     num_tokens = load.computed_tokens - before.computed_tokens
                     self._observer.worker_stepped(load.steps - before.steps, num_tokens)
             case Tokens(rows=rows):

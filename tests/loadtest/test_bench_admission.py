@@ -118,7 +118,7 @@ class LargeText(FakeText):
 
 
 class ChoosyAdmission(FakeAdmission):
-    def refuse_early(self, ask: Ask, now: float) -> None:
+    def admit(self, ask: Ask, now: float) -> None:
         if ask.scheduling.tenant == TENANTS[OVERLOADED]:
             raise overloaded("too much", 1.0)
 

@@ -56,10 +56,11 @@ class RecoveryConfig:
     """A prefill and a decode worker that lost one another are not paired again for this long where
     there are others."""
     quarantine_s: float = 600.0 * SECONDS
-    """A prompt that killed workers is refused for this long: a client that repeats it gives up
-    earlier, and a repaired worker gets its chance."""
+    """A prompt that killed workers is refused to its tenant for this long: a client that repeats it
+    gives up earlier, and a repaired worker gets its chance."""
     max_quarantined: int = 1024
-    """Prompts in quarantine; a digest each. At the bound the oldest is forgotten first."""
+    """Prompts in quarantine; a digest each. At the bound the tenant that has most of them loses its
+    oldest one."""
 
 
 class LocalPrefill(StrEnum):
@@ -97,7 +98,8 @@ class RoutingConfig:
 
     suspect_grace_s: float = 10.0 * SECONDS
     """The same for a prompt that may be what the last one died of: a restart, slow ones included.
-    Prefill has nothing but prompts to lose, decode has streams."""
+    Prefill has nothing but prompts to lose, decode has streams. For as long, a request that was
+    struck alone waits to hear whether the processes of its workers have died."""
 
     backlog_s: float = 250 * MILLISECONDS
     """Of computing, by its own measured pace, that a prefill worker is given ahead, all servers

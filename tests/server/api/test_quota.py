@@ -11,10 +11,11 @@ import trio
 
 from ops.cli.tenant_usage import show_usage
 from ops.exit_codes import CommandFailed
+from server.contract.generation import Usage
 from server.tenants.accounts import limits_of
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
-from tests.server.support.fakes import ChargingFleet, by_hand
+from tests.server.support.fakes import ChargingFleet, FakeRun, by_hand
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
@@ -24,8 +25,9 @@ from triolet.tenants import Plan, TenantRole
 from triolet.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
+    from server.contract.generation import GenerationRequest
     from server.tenants.accounts import Account
     from server.tenants.quotas import Quotas
     from tests.server.support.surface import Answer, Surface
@@ -260,3 +262,29 @@ async def test_a_key_by_which_nothing_is_kept_spares_nobody_the_early_refusal(wo
     unfit = CHAT | {"max_tokens": 10**6}  # which would be said once it is worked on
     answer = await world.server.post("/v1/chat/completions", unfit, headers=headers)
     assert answer.status == 429
+
+
+class FullRun(FakeRun):
+    """Takes the first input on, and is refused the others."""
+
+    async def vectors(self) -> Sequence[bytes]:
+        await trio.lowlevel.checkpoint()
+        raise overloaded("too many inputs wait already", retry_after_s=1.0)
+
+
+async def test_inputs_that_were_not_taken_on_any_more_are_given_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def embed(requests: Sequence[GenerationRequest]) -> FakeRun:
+        first = requests[0].request_id
+        world.quotas.accepted(first)
+        run = FullRun(len(requests))
+        run.inputs = range(1)
+        world.quotas.ended(first, Usage(0, 0), is_begun=True)
+        return run
+
+    monkeypatch.setattr(world.fleet, "embed", embed)
+    answer = await world.ask("/v1/embeddings", {"input": ["a b c", "d", "e f"]})
+    assert answer.status == 503
+    assert (world.quotas.num_open, world.quotas.store.num_reserved) == (0, 0)
+    assert world.account.used_tokens == 5, "of the first one alone"

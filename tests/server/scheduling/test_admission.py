@@ -242,7 +242,7 @@ def test_to_be_asked_whether_a_request_would_be_refused_changes_nothing() -> Non
     assert scene.admission.would_refuse(ask, scene.now)
     assert overload.status(scene.now) == before
     with pytest.raises(RequestError):
-        scene.admission.refuse_early(ask, scene.now)
+        scene.admission.admit(ask, scene.now)
     assert overload.status(scene.now).expected_returns == before.expected_returns + 1
 
 

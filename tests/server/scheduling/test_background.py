@@ -55,7 +55,11 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     request = world.submit(make_request(1, scheduling=scheduling)).request
     stream = RequestOutput(request, lambda _: None, lambda *_: None)
     asked = input_request(bytes(16), (1, 2), VectorForm(), 600.0, scheduling=scheduling)
-    run = EmbeddingRun(world.requests.submit([asked], world.now), lambda *_: None)
+    run = EmbeddingRun(
+        [asked],
+        lambda some, first: world.requests.submit(some, world.now, first=first),
+        lambda *_: None,
+    )
     world.collect()
     world.deliver()
     assert (stream.has_begun, run.has_begun) == (False, False)

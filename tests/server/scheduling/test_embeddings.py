@@ -127,6 +127,22 @@ def test_an_input_that_makes_steps_fail_ends_and_takes_nobody_with_it(max_attemp
             fail_all(world)
         else:
             world.compute(world.worker(world.prefill))
+    assert error_of(bad).code == "no_worker"
+    assert world.requests.recovery.num_quarantined == 0, "no process died"
+    check_done(world, good)
+
+
+def test_an_input_that_processes_die_of_is_refused_and_takes_nobody_with_it() -> None:
+    world = World(num_prefills=1)
+    bad, *good = submit(world, [request(0, "böse"), *(request(n) for n in range(1, 6))])
+    for _ in range(40):
+        world.deliver()
+        worker = world.worker(world.prefill)
+        if any(key.request_id == bad.spec.request_id for key in world.prefill.inputs):
+            world.lose(worker)
+            world.greet(worker)
+        else:
+            world.compute(worker)
     assert error_of(bad).code == "quarantined"
     with pytest.raises(RequestError, match="not tried again"):
         submit(world, [request(100, "böse")])

@@ -13,7 +13,6 @@ from transport.frames import EndReason, Grant, Prefill, Reserve, Tokens
 from triolet.config import LocalPrefill, RoutingConfig
 
 from .fakes import completion_ids, make_request
-from .stages import fail_step
 from .world import World
 
 ALWAYS = RoutingConfig(LocalPrefill.ALWAYS)
@@ -172,7 +171,8 @@ def test_a_prompt_that_decode_dies_of_is_convicted_like_one_that_prefill_dies_of
     for _ in range(2):
         world.deliver()
         assert culprit.request.phase is Phase.PREFILLING
-        fail_step(world, world.decode)
+        world.lose(world.worker(world.decode))
+        world.greet(world.worker(world.decode))
     world.settle()
     assert culprit.failed.error.code == "quarantined"
 
@@ -221,8 +221,8 @@ def test_whoever_came_to_a_worker_that_stood_still_is_not_what_it_stands_still_b
     world.deliver()
     assert late.request.phase is Phase.PREFILLING
     world.lose(world.worker(world.decode), "wedged")
-    assert early.request.poison.strikes == 1
-    assert late.request.poison.strikes == 0
+    assert len(early.request.poison.strikes) == 1
+    assert len(late.request.poison.strikes) == 0
     world.greet(world.worker(world.decode))
     world.settle()
     for reader in (early, late):

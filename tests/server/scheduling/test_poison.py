@@ -1,97 +1,188 @@
-"""Strikes: what isolates a request, what quarantines it, what clears it; refused prompts."""
+"""Strikes: what isolates a request, what convicts it, what clears it; refused prompts."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.scheduling.recovery import CLEARING_TOKENS, PoisonDetector, Quarantine, prompt_digest
+from server.scheduling.recovery import CLEARING_TOKENS, PoisonDetector, Quarantine
 from triolet.config import RecoveryConfig
 from triolet.ids import Role
+from triolet.service_class import Scheduling
+
+from .fakes import make_request
+
+if TYPE_CHECKING:
+    from server.contract.generation import GenerationRequest
 
 CONFIG = RecoveryConfig()
 
 
-def test_one_death_quarantines_nothing() -> None:
+def died(poison: PoisonDetector, num_tokens: int, num_suspects: int, event: object) -> bool:
+    """Strike it, and learn that the process has died; return whether that convicts it."""
+    poison.strike(Role.DECODE, num_tokens, num_suspects, event)
+    return poison.settle(event, has_died=True)
+
+
+def test_one_death_convicts_nothing() -> None:
     for num_suspects in (1, 2, 20):
         poison = PoisonDetector()
-        assert not poison.strike(Role.DECODE, 5, num_suspects)
+        assert not died(poison, 5, num_suspects, "first")
         assert not poison.isolated
 
 
-def test_two_deaths_alone_quarantine() -> None:
+def test_two_deaths_alone_convict() -> None:
     poison = PoisonDetector()
-    poison.strike(Role.DECODE, 5, 20)
-    assert poison.strike(Role.DECODE, 5, 1)
+    died(poison, 5, 20, "first")
+    assert died(poison, 5, 1, "second")
 
 
-def test_two_deaths_among_others_isolate_and_a_third_quarantines() -> None:
+def test_two_deaths_among_others_isolate_and_a_third_convicts() -> None:
     poison = PoisonDetector()
-    poison.strike(Role.DECODE, 5, 20)
-    assert not poison.strike(Role.DECODE, 5, 20)
+    died(poison, 5, 20, "first")
+    assert not died(poison, 5, 20, "second")
     assert poison.isolated
-    assert poison.strike(Role.DECODE, 5, 4)
+    assert not poison.is_blamed
+    assert died(poison, 5, 4, "third")
+
+
+def test_a_third_strike_of_a_process_that_lives_convicts_nothing() -> None:
+    poison = PoisonDetector()
+    died(poison, 5, 20, "first")
+    died(poison, 5, 20, "second")
+    poison.strike(Role.DECODE, 5, 1, "a broken link")
+    assert poison.is_blamed
+    assert not poison.is_convicted
+    assert not poison.settle("a broken link", has_died=False)
+    assert not poison.is_convicted
+
+
+@pytest.mark.parametrize("num_strikes", range(1, 8))
+def test_nothing_is_convicted_before_it_is_known_that_processes_died(num_strikes: int) -> None:
+    poison = PoisonDetector()
+    for event in range(num_strikes):
+        poison.strike(Role.DECODE, 5, 1, event)
+    assert not poison.is_convicted
+    assert not died(poison, 5, 1, "a death")
+    assert not poison.is_convicted
+    assert died(poison, 5, 1, "another death")
+
+
+def test_a_strike_of_a_process_that_lives_is_taken_back() -> None:
+    poison = PoisonDetector()
+    died(poison, 5, 1, "a death")
+    poison.strike(Role.DECODE, 5, 1, "a broken link")
+    assert poison.is_blamed
+    assert not poison.settle("a broken link", has_died=False)
+    assert len(poison.strikes) == 1
+    assert not poison.isolated
+    assert not poison.is_blamed
+    assert died(poison, 5, 1, "another death")
+
+
+def test_a_conviction_is_told_once() -> None:
+    poison = PoisonDetector()
+    assert [died(poison, 5, 1, event) for event in range(4)] == [False, True, False, False]
 
 
 def test_more_tokens_clear() -> None:
     poison = PoisonDetector()
-    poison.strike(Role.DECODE, 5, 2)
-    poison.strike(Role.DECODE, 6, 2)
+    poison.strike(Role.DECODE, 5, 2, 1)
+    poison.strike(Role.DECODE, 6, 2, 2)
     assert not poison.advanced(5 + CLEARING_TOKENS - 1)
     assert poison.isolated
     assert poison.advanced(5 + CLEARING_TOKENS)
     assert not poison.advanced(5 + CLEARING_TOKENS)
-    assert not poison.strike(Role.DECODE, 40, 1)
-    assert poison.strikes == 1
+    poison.settle(1, has_died=True)
+    assert not died(poison, 40, 1, 3)
+    assert len(poison.strikes) == 1
 
 
 def test_a_death_in_the_other_role_is_another_matter() -> None:
     poison = PoisonDetector()
-    for role in (Role.PREFILL, Role.DECODE, Role.PREFILL, Role.DECODE):
-        assert not poison.strike(role, 1, 1)
-        assert poison.strikes == 1
-    assert poison.strike(Role.DECODE, 1, 1)
+    for event, role in enumerate((Role.PREFILL, Role.DECODE, Role.PREFILL, Role.DECODE)):
+        poison.strike(role, 1, 1, event)
+        assert not poison.settle(event, has_died=True)
+        assert len(poison.strikes) == 1
+    assert died(poison, 1, 1, "one more")
 
 
 def test_deaths_far_apart_in_its_text_are_not_its_doing() -> None:
     poison = PoisonDetector()
     for position in range(0, 100 * CLEARING_TOKENS, CLEARING_TOKENS):
-        assert not poison.strike(Role.DECODE, position, 1)
+        assert not died(poison, position, 1, position)
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=40))
-def test_quarantine_takes_two_deaths_within_a_few_tokens(events: list[tuple[int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.booleans()), max_size=40),
+)
+def test_conviction_takes_two_deaths_within_a_few_tokens(
+    events: list[tuple[int, int, bool]],
+) -> None:
     poison, num_tokens = PoisonDetector(), 0
-    struck: list[int] = []
-    is_quarantined = False
-    for more_tokens, num_suspects in events:
+    deaths: list[int] = []
+    is_convicted = False
+    for event, (more_tokens, num_suspects, has_died) in enumerate(events):
         num_tokens += more_tokens
         if num_suspects == 0:
             poison.advanced(num_tokens)
-        elif not is_quarantined:
-            struck.append(num_tokens)
-            is_quarantined = poison.strike(Role.DECODE, num_tokens, num_suspects)
-    if is_quarantined:
-        assert len(struck) >= 2
-        assert struck[-1] - struck[-2] < CLEARING_TOKENS
+        elif not is_convicted:
+            deaths += [num_tokens] if has_died else []
+            poison.strike(Role.DECODE, num_tokens, num_suspects, event)
+            is_convicted = poison.settle(event, has_died=has_died)
+    if is_convicted:
+        assert len(deaths) >= 2
+        assert deaths[-1] - deaths[-2] < CLEARING_TOKENS
+
+
+def asked(prompt: str, tenant: str = "") -> GenerationRequest:
+    return make_request(prompt=prompt, scheduling=Scheduling(tenant=tenant))
+
+
+def prompt_of(request: GenerationRequest) -> bytes:
+    return bytes(request.prompt_ids)
 
 
 def test_a_prompt_is_refused_for_its_time() -> None:
-    quarantine = Quarantine(CONFIG, prompt_digest)
-    quarantine.add((1, 2, 3), 10.0)
-    assert quarantine.remaining_s((1, 2, 3), 11.0) == CONFIG.quarantine_s - 1.0
-    assert quarantine.remaining_s((1, 2), 11.0) is None
-    assert quarantine.remaining_s((1, 2, 3), 10.0 + CONFIG.quarantine_s) is None
+    quarantine = Quarantine(CONFIG, prompt_of)
+    quarantine.add(asked("abc"), 10.0)
+    assert quarantine.refuses(asked("abc"), math.nextafter(10.0 + CONFIG.quarantine_s, 0.0))
+    assert not quarantine.refuses(asked("ab"), 11.0)
+    assert not quarantine.refuses(asked("abc"), 10.0 + CONFIG.quarantine_s)
     assert len(quarantine) == 0
 
 
+def test_a_prompt_is_refused_to_the_tenant_whose_requests_it_was_convicted_for() -> None:
+    quarantine = Quarantine(CONFIG, prompt_of)
+    quarantine.add(asked("abc", "a"), 10.0)
+    assert quarantine.refuses(asked("abc", "a"), 11.0)
+    assert not quarantine.refuses(asked("abc", "b"), 11.0)
+    assert not quarantine.refuses(asked("abc"), 11.0)
+
+
 def test_the_oldest_prompt_goes_first_at_the_bound() -> None:
-    quarantine = Quarantine(replace(CONFIG, max_quarantined=2), prompt_digest)
-    for number in (1, 2, 1, 3):
-        quarantine.add((number,), float(number))
+    quarantine = Quarantine(replace(CONFIG, max_quarantined=2), prompt_of)
+    for at, prompt in enumerate(("1", "2", "1", "3")):
+        quarantine.add(asked(prompt), float(at))
     assert len(quarantine) == 2
-    assert quarantine.remaining_s((2,), 5.0) is None
-    assert quarantine.remaining_s((1,), 5.0) is not None
-    assert quarantine.remaining_s((3,), 5.0) is not None
+    assert not quarantine.refuses(asked("2"), 5.0)
+    assert quarantine.refuses(asked("1"), 5.0)
+    assert quarantine.refuses(asked("3"), 5.0)
+
+
+def test_a_tenant_with_many_prompts_in_quarantine_flushes_its_own() -> None:
+    quarantine = Quarantine(replace(CONFIG, max_quarantined=4), prompt_of)
+    quarantine.add(asked("of a quiet tenant", "quiet"), 0.0)
+    for at in range(1, 50):
+        quarantine.add(asked(f"{at}", "loud"), float(at))
+    assert len(quarantine) == 4
+    assert quarantine.refuses(asked("of a quiet tenant", "quiet"), 50.0)
+    assert quarantine.refuses(asked("49", "loud"), 50.0)
+    assert not quarantine.refuses(asked("1", "loud"), 50.0)
+    assert not quarantine.refuses(asked("49", "loud"), CONFIG.quarantine_s + 49.0)
+    assert len(quarantine) == 0

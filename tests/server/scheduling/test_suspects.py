@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace as replace_frame
 
 from server.contract.generation import input_request
 from server.scheduling.request import Phase
 from transport.frames import EndReason
 from transport.liveness import PeerEvent
 from triolet.errors import RequestError
-from triolet.ids import Role
+from triolet.ids import LIVES, Role
 from triolet.pooling import VectorForm
 from triolet.sampling import Grammar, GrammarKind
 from triolet.service_class import Scheduling
 
-from .fakes import LINK, FakePrefill, completion_ids, make_request
+from .fakes import LINK, completion_ids, make_request
 from .stages import fail_step
 from .world import World
 
 if TYPE_CHECKING:
     from server.contract.generation import GenerationRequest
+    from server.scheduling.workers import Worker
 
 
 def test_suspects_meet_again_and_isolated_ones_do_not() -> None:
@@ -64,7 +67,7 @@ def test_a_prompt_is_no_lone_suspect_while_an_input_is_on_its_worker() -> None:
         for key in list(world.decode.rows):
             world.decode.end(key, EndReason.CANCEL)
         world.greet(worker)
-    assert [s.poison.strikes for s in (one, reader.request)] == [2, 2]
+    assert [len(s.poison.strikes) for s in (one, reader.request)] == [2, 2]
     assert reader.request.poison.isolated
     world.settle()
     assert reader.token_ids
@@ -80,7 +83,7 @@ def all_decode(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_culprit_first", [True, False])
-def test_what_a_quarantined_request_did_is_held_against_nobody_else(is_culprit_first: bool) -> None:
+def test_what_a_blamed_request_did_is_held_against_nobody_else(is_culprit_first: bool) -> None:
     world = World()
     culprit, other = (
         world.submit(make_request(number, prompt=f"{number}", max_tokens=60)) for number in (1, 2)
@@ -91,7 +94,7 @@ def test_what_a_quarantined_request_did_is_held_against_nobody_else(is_culprit_f
     all_decode(world)
     fail_step(world, world.decode)
     assert len(neighbour.request.faults) == 1
-    assert neighbour.request.poison.strikes == 1
+    assert len(neighbour.request.poison.strikes) == 1
     all_decode(world)
     assert culprit.request.phase is neighbour.request.phase is Phase.DECODING
     assert other.request.phase is Phase.QUEUED, "only one isolated request at a time"
@@ -99,9 +102,10 @@ def test_what_a_quarantined_request_did_is_held_against_nobody_else(is_culprit_f
         world.decode.rows = dict(reversed(world.decode.rows.items()))
     fail_step(world, world.decode)
     world.read(culprit)
-    assert culprit.failed.error.code == "quarantined"
+    assert culprit.failed.error.code == "no_worker"
+    assert world.requests.recovery.num_quarantined == 0, "no process died"
     assert len(neighbour.request.faults) == 1
-    assert neighbour.request.poison.strikes == 1
+    assert len(neighbour.request.poison.strikes) == 1
     world.deliver()
     [key] = [k for k in world.decode.rows if k.request_id == (3).to_bytes(16, "big")]
     world.hear(world.worker(world.decode), world.decode.end(key, EndReason.ERROR))
@@ -112,24 +116,150 @@ def test_what_a_quarantined_request_did_is_held_against_nobody_else(is_culprit_f
     world.check_idle()
 
 
+def lose_twice(world: World) -> None:
+    """Lose each of two prefill workers with what it computes."""
+    for _ in world.prefills:
+        world.deliver()
+        busy = next(w for w in world.workers if w.role is Role.PREFILL and w.shares)
+        world.lose(busy)
+        for key in list(world.decode.rows):
+            world.decode.end(key, EndReason.CANCEL)
+
+
 def test_a_prompt_in_quarantine_ends_where_it_waits() -> None:
     world = World(num_prefills=2)
     world.decode.row_credit = 1
     world.beat(world.worker(world.decode))
     world.deliver()
     culprit, twin = (world.submit(make_request(number, prompt="böse")) for number in (1, 2))
-    for fake in list(world.prefills):
-        assert isinstance(fake, FakePrefill)
+    lose_twice(world)
+    world.decode.row_credit = 0
+    world.beat(world.worker(world.decode))
+    world.deliver()
+    for fake in world.prefills:
+        world.greet(world.worker(fake))
+    world.decode.row_credit = 1
+    world.beat(world.worker(world.decode))
+    world.settle()
+    assert culprit.failed.error.code == "quarantined"
+    assert twin.failed.error.code == "quarantined"
+    assert twin.request.num_attempts == 0
+
+
+def live_again(world: World, worker: Worker, *, num_lives: int = 0) -> None:
+    """Let the very process that was given up answer, perhaps in another life."""
+    world.of[worker].epoch += num_lives - LIVES
+    world.greet(worker)
+
+
+@pytest.mark.parametrize("num_lives", [0, 1])
+def test_processes_that_come_back_convict_nothing_in_whatever_life(num_lives: int) -> None:
+    world = World(num_prefills=2, max_attempts=9)
+    reader = world.submit(make_request(1, prompt="0"))
+    for _ in range(4):
+        lose_twice(world)
+        assert reader.request.poison.is_blamed
+        world.sweep()
+        assert reader.request.phase is Phase.QUEUED, "it waits for what becomes of them"
+        for fake in world.prefills:
+            live_again(world, world.worker(fake), num_lives=num_lives)
+        assert len(reader.request.poison.strikes) == 0
+    world.settle()
+    assert reader.token_ids == completion_ids(0, 16)
+    assert world.requests.recovery.num_quarantined == 0
+    world.check_idle()
+
+
+@pytest.mark.parametrize("first_died", [True, False])
+def test_one_death_and_one_return_convict_nothing(first_died: bool) -> None:
+    world = World(num_prefills=2)
+    reader = world.submit(make_request(1, prompt="0"))
+    lose_twice(world)
+    for fake, has_died in zip(world.prefills, (first_died, not first_died), strict=True):
+        (world.greet if has_died else partial(live_again, world))(world.worker(fake))
+    assert len(reader.request.poison.strikes) == 1
+    world.settle()
+    assert reader.token_ids == completion_ids(0, 16)
+    assert world.requests.recovery.num_quarantined == 0
+
+
+def test_a_worker_that_forgot_a_server_which_stood_still_is_not_dead() -> None:
+    world = World(num_prefills=1, max_attempts=9)
+    world.requests.note_pause(world.now)
+    [one] = world.requests.submit(
+        [input_request(bytes([9]) * 16, (1,), VectorForm(), 600.0)], world.now
+    )
+    for _ in range(5):
+        world.deliver()
+        assert one.phase is Phase.PREFILLING
+        # Just short of what makes this server drop everything by itself.
+        world.now += LINK.lease_ttl_s - LINK.heartbeat_interval_s
+        world.requests.note_pause(world.now)
+        worker = world.worker(world.prefill)
+        world.lose(worker, "goodbye")
+        live_again(world, worker)
+    world.settle()
+    assert one.vector
+    assert world.requests.recovery.num_quarantined == 0
+    world.check_idle()
+
+
+def test_a_worker_in_the_step_for_which_it_was_given_up_may_still_die_of_it() -> None:
+    world = World(num_decodes=2)
+    reader = world.submit(make_request(1, max_tokens=60))
+    for _ in world.decodes:
+        all_decode(world)
+        worker = next(w for w in world.workers if w.role is Role.DECODE and w.shares)
+        fake = world.of[worker]
+        stuck = replace_frame(fake.heartbeat(), progress=7, has_work=True)
+        world.hear(worker, stuck)
+        world.sweep(LINK.progress_timeout_s - 0.1)
+        world.hear(worker, stuck)
+        world.sweep(0.2)
+        assert worker.monitor.reason is PeerEvent.WEDGED
+        world.requests.welcomed(worker, fake.welcome(), world.now)
+        world.hear(worker, stuck)
+        assert worker.monitor.is_stuck
+        assert reader.request.poison.strikes, "whether it dies of that step is still open"
+        world.lose(worker)
+        world.greet(worker)
+    world.settle()
+    assert reader.failed.error.code == "quarantined"
+
+
+def test_a_blamed_request_does_not_wait_for_ever_for_workers_that_stay_away() -> None:
+    world = World(num_prefills=3)
+    reader = world.submit(make_request(1))
+    for _ in range(2):
         world.deliver()
         busy = next(w for w in world.workers if w.role is Role.PREFILL and w.shares)
         world.lose(busy)
         for key in list(world.decode.rows):
             world.decode.end(key, EndReason.CANCEL)
-    world.greet(world.worker(world.prefill))
+    world.sweep()
+    assert reader.request.phase is Phase.QUEUED
+    world.sweep(world.config.routing.suspect_grace_s)
+    world.settle()
+    assert reader.token_ids == completion_ids(0, 16)
+    for fake in world.prefills:
+        world.greet(world.worker(fake))
+    assert world.requests.recovery.num_quarantined == 0, "it has got through"
+
+
+def test_a_prompt_is_convicted_for_the_tenant_whose_requests_it_was() -> None:
+    world = World(num_prefills=2)
+    ours, theirs = (Scheduling(tenant=tenant) for tenant in ("a", "b"))
+    culprit = world.submit(make_request(1, prompt="0", scheduling=ours))
+    lose_twice(world)
+    for fake in world.prefills:
+        world.greet(world.worker(fake))
     world.settle()
     assert culprit.failed.error.code == "quarantined"
-    assert twin.failed.error.code == "quarantined"
-    assert twin.request.num_attempts == 0
+    with pytest.raises(RequestError, match="not tried again"):
+        world.submit(make_request(2, prompt="0", scheduling=ours))
+    other = world.submit(make_request(3, prompt="0", scheduling=theirs))
+    world.settle()
+    assert other.token_ids == completion_ids(0, 16)
 
 
 def test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its_tenant() -> None:

@@ -14,6 +14,7 @@ from server.scheduling.workers import Worker
 from tests.server.tiny_text import tiny_text
 from transport.frames import AttemptRow, ServerHeartbeat
 from triolet.config import RecoveryConfig
+from triolet.ids import LIVES
 
 from .fakes import LINK, FakeDecode, FakePrefill, server_config
 
@@ -192,10 +193,10 @@ class World:
         old = self.of[worker]
         fresh: FakeDecode | FakePrefill
         if isinstance(old, FakeDecode):
-            fresh = FakeDecode(name=old.name, epoch=old.epoch + 1, end_at=old.end_at)
+            fresh = FakeDecode(name=old.name, epoch=old.epoch + LIVES, end_at=old.end_at)
             self.decodes[self.decodes.index(old)] = fresh
         else:
-            fresh = FakePrefill(name=old.name, epoch=old.epoch + 1, end_at=old.end_at)
+            fresh = FakePrefill(name=old.name, epoch=old.epoch + LIVES, end_at=old.end_at)
             self.prefills[self.prefills.index(old)] = fresh
         self.of[worker] = fresh
         self.up[worker].clear()

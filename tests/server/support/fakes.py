@@ -188,7 +188,7 @@ class FakeAdmission:
     def would_refuse(self, ask: Ask, now: float) -> bool:
         return self.refuse_with is not None
 
-    def refuse_early(self, ask: Ask, now: float) -> None:
+    def admit(self, ask: Ask, now: float) -> None:
         self.keys.append(ask.key)
         if self.refuse_with is not None:
             raise self.refuse_with
@@ -230,6 +230,7 @@ class FakeRun:
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self.inputs: Sequence[object] = range(count)
 
     async def vectors(self) -> Sequence[bytes]:
         await trio.lowlevel.checkpoint()
