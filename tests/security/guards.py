@@ -312,6 +312,9 @@ MUTANTS: Final = (
     Mutant("A38", "server/edge/http.py", "if not self._is_in_turn:", "if self is None:",
            "server/edge/test_request_turns.py::"
            "test_a_probe_of_liveness_is_answered_before_a_crowd"),
+    Mutant("A38", "server/edge/http.py", "key[1] if key else", "b'' if key else",
+           "server/edge/test_request_turns.py::"
+           "test_a_request_does_not_wait_for_those_of_a_crowd_with_another_key"),
     Mutant("A38", "server/metrics/exposition.py", "            if self._num_done < wanted:",
            "            if wanted:",
            "server/test_metrics.py::"
