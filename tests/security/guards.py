@@ -509,6 +509,18 @@ MUTANTS: Final = (
            "                self._note(peer, error)\n",
            "                raise error\n",
            f"{_REGISTRY}/test_sharing.py::test_a_peer_that_lies_is_named_and_the_next_one_asked"),
+    Mutant("A43", "server/scheduling/delivery.py", "while frames and len(small) < FRAMES_PER_TURN:",
+           "while frames:",
+           "server/scheduling/test_delivery.py::"
+           "test_of_many_frames_a_few_are_taken_before_others_may_run"),
+    Mutant("A43", "server/scheduling/request.py", '(log.debug, "input_ended")',
+           '(log.info, "input_ended")',
+           "server/scheduling/test_embeddings.py::"
+           "test_inputs_leave_no_lines_in_the_log_at_level_info"),
+    Mutant("A43", "server/api/stream.py", "self._answers[index].scored += scored",
+           "self._answers[index].scored = scored",
+           "server/api/test_completions.py::"
+           "test_alternatives_are_written_as_their_tokens_come"),
     Mutant("A42", "ops/control/admin.py",
            "_require_references((model.ref, *model.adapters.values()))",
            "_require_references(())",
