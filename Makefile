@@ -165,7 +165,7 @@ bench-cancel: install-dev  ## close 1,000 connections at random moments; account
 bench-stalled: install-dev  ## 200 clients stop reading, four read on: what it costs them, and memory
 	$(BIN)/python -m loadtest.stalled $(ARGS)
 
-bench-hostile: install-dev  ## every kind of hostile client; what a harmless one and the processes notice
+bench-hostile: install-dev  ## every kind of hostile client, then hostile neighbours inside every limit; what others notice (ARGS="--only enum")
 	$(BIN)/python -m loadtest.hostile $(ARGS)
 
 security-mutants: install-dev  ## take each guard of docs/SECURITY.md away; a test of its row must fail (ARGS="A1 A2")
@@ -213,7 +213,7 @@ bench-start: benchmark-model  ## how long clients wait for a killed, a sleeping 
 bench-wire: install-dev  ## the KV path beside bare sockets, and its share of a prompt's time
 	$(BIN)/python -m loadtest.bench.wire $(ARGS)
 
-bench-fairness: install-dev  ## a quiet tenant beside a flood, shares by weight, Jain's index (ARGS=--attacks: beside hostile ones)
+bench-fairness: install-dev  ## a quiet tenant beside a flood, shares by weight, Jain's index
 	$(BIN)/python -m loadtest.bench.fairness $(ARGS)
 
 bench-queue: install-dev  ## what one step of the fair queue costs with up to 100,000 waiting, beside a sorted list

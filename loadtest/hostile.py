@@ -4,6 +4,9 @@ Against a fleet of its own. Exit code 0 if meanwhile /health/live always answere
 hundredth within the bound, no process grew beyond its bound, files and tasks were back to what they
 had been soon after each attack, no names of clients became metrics, and in the end no block,
 connection or secret is left anywhere; 1 if not; 2 if nothing could run.
+
+Then, against another fleet, hostile neighbours: tenants that stay inside every limit beside a
+victim's chats. See `neighbours`, which has targets of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from .harness.progress import announce, progress
 from .harness.servers import FleetLog, cost_of, running_server
 from .harness.statistics import milliseconds, percentile
 from .hostile_clients import ATTACKS, CANARY, besiege
+from .neighbour_attacks import ATTACKS as NEIGHBOURS
+from .neighbours import run_neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -181,7 +186,7 @@ def run(url: str, log: FleetLog, only: Sequence[str], console: Console) -> list[
     seen = {}
     for attack in ATTACKS:
         name = attack.__name__
-        if only and name not in only:
+        if name not in only:
             continue
         progress(f"attack: {name}")
         watch, most_bytes = trio.run(attacked, url, log, name)
@@ -209,15 +214,23 @@ def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
     parser = campaign_parser("hostile", __doc__)
     names = [attack.__name__ for attack in ATTACKS]
-    parser.add_argument("--only", nargs="*", default=[], choices=names, metavar="ATTACK",
-                        help=f"of {', '.join(names)} (all)")  # fmt: skip
+    parser.add_argument("--only", nargs="+", default=[*names, *NEIGHBOURS], metavar="ATTACK",
+                        choices=[*names, *NEIGHBOURS],
+                        help=f"of {', '.join((*names, *NEIGHBOURS))} (all)")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=5, help="alone and beside a neighbour (5)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each half of a round (4)")
     options = parser.parse_args(arguments)
     announce(__doc__)
 
     def campaign(console: Console) -> list[str]:
-        log = FleetLog(options.out / "server.log")
-        with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
-            return run(url, log, options.only, console)
+        wrongs = []
+        if not NEIGHBOURS.keys() >= set(options.only):
+            log = FleetLog(options.out / "server.log")
+            with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
+                wrongs += run(url, log, options.only, console)
+        if beside := [name for name in NEIGHBOURS if name in options.only]:
+            wrongs += run_neighbours(options, beside, console)
+        return wrongs
 
     return exit_code(options.out, campaign)
 

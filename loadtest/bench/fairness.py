@@ -12,29 +12,21 @@ stream's tokens, alone and beside another tenant's 200 readers with eight choice
 of a short chat on a new connection, alone and beside one address that takes every connection it can
 get without a key. Clients and workers share the other core; the server's writes are timed by the
 kernel's stamp of their arrival, so what these wait for is not counted.
-
-With `--attacks` a victim's chats, whole answers, alone and beside hostile neighbours that run in a
-process of their own and come again the moment they are answered: conversations of thousands of
-messages, and schemas that refer to themselves. `spent` has a plan with few requests a minute,
-`unlimited` has none.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
 import os
 import random
 import resource
 import socket
 import struct
-import sys
 import time
 from collections import deque
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -46,14 +38,14 @@ import trio
 from ..harness.progress import announce, progress
 from ..harness.servers import on_core, running, running_server
 from ..harness.statistics import percentile
-from ..harness.streams import CHAT, COMPLETIONS, Clients, Stream
+from ..harness.streams import COMPLETIONS, Clients, Stream
 from ..harness.tenants import key_of, write_tenants
 from ..overload.outcomes import jain
 from .front import CONTENT, Front, Source, chat_request
 from .report import Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from multiprocessing.synchronize import Event
 
 ROWS: Final = 8
@@ -94,25 +86,8 @@ CHATS_ALONE: Final = "a chat on a new connection, alone"
 CHATS_BESIDE: Final = "a chat on a new connection, beside 4,096 without a key"
 WARM_S: Final = 3.0
 """Before anything is counted: the queue must be full."""
-VICTIM: Final = "victim"
-ATTACKERS: Final = {"spent": "requests_per_minute = 6.0", "unlimited": ""}
-"""Plans of tenants that attack."""
 SHARES: Final = {"quiet": 1.0, "loud": 1.0, **WEIGHTS, **dict.fromkeys(EVEN, 1.0)}
-PLANS: Final = {name: f"weight = {weight}" for name, weight in SHARES.items()} | {
-    VICTIM: "",
-    **ATTACKERS,
-}
-MESSAGES, SCHEMAS = "messages", "schemas"
-ATTACKS: Final = {
-    MESSAGES: (40, MESSAGES),
-    "90 schemas": (90, SCHEMAS),
-    "24 schemas": (24, SCHEMAS),
-}
-"""Connections, and what comes on each."""
-NUM_MESSAGES: Final = 4096
-VICTIM_PER_S: Final = 4.0
-ROUNDS: Final = 3
-"""Alone and beside each attack, in turns: a machine is not always equally fast."""
+PLANS: Final = {name: f"weight = {weight}" for name, weight in SHARES.items()}
 
 
 @dataclass(slots=True)
@@ -128,10 +103,6 @@ class Found:
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
     tokens: dict[str, dict[str, int]] = field(default_factory=dict)
     edge: list[dict[str, Any]] = field(default_factory=list)
-
-
-class Attacked(dict[tuple[str, str, str], list[float]]):
-    """Seconds of the victim's chats by attack, its tenant's plan and what the victim asks."""
 
 
 def body(rng: random.Random, max_tokens: int) -> dict[str, Any]:
@@ -373,101 +344,6 @@ def edge_ratios(rows: list[dict[str, Any]]) -> dict[str, Ratio]:
     }
 
 
-def chat(number: int, kind: str) -> dict[str, Any]:
-    """Return a chat of the victim's, like no other; beside schemas it has one too."""
-    message = {"role": "user", "content": f"What is {number}?"}
-    asked = {"messages": [message], "max_tokens": 16, "seed": 1}
-    if kind != SCHEMAS:
-        return asked
-    schema = {"type": "object", "properties": {f"n{number}": {"type": "integer"}}}
-    named = {"name": "one", "schema": schema}
-    return asked | {"response_format": {"type": "json_schema", "json_schema": named}}
-
-
-def hostile(number: int, kind: str) -> dict[str, Any]:
-    """Return a request of an attacker's, like no other."""
-    if kind == MESSAGES:
-        return {"messages": [{"role": "user", "content": "a"}] * NUM_MESSAGES, "seed": number}
-    named = {"name": "one", "schema": {"$ref": "#", "title": str(number)}}
-    form = {"type": "json_schema", "json_schema": named}
-    return {"messages": [{"role": "user", "content": "a"}], "response_format": form}
-
-
-async def attack(url: str, tenant: str, name: str) -> None:
-    """Come again at once, whatever is answered, until killed."""
-    connections, kind = ATTACKS[name]
-    client, numbers = Client(url, tenant), count(1)
-
-    async def keep_on() -> None:
-        while True:
-            with contextlib.suppress(httpx2.HTTPError):
-                await client.http.post(CHAT, json=hostile(next(numbers), kind))
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(connections):
-            nursery.start_soon(keep_on)
-
-
-@asynccontextmanager
-async def attacked(url: str, tenant: str, name: str) -> AsyncIterator[None]:
-    """Let an attack run in a process of its own."""
-    module = f"{__package__}.fairness"
-    command = [sys.executable, "-m", module, "--attack", url, tenant, name]
-    async with trio.open_nursery() as nursery:
-        process = await nursery.start(trio.run_process, command)
-        try:
-            await trio.sleep(WARM_S)
-            yield
-        finally:
-            nursery.cancel_scope.cancel()  # which kills it
-            process.kill()
-
-
-async def answered_s(client: Client, kind: str, seconds: float, seen: list[float]) -> None:
-    """Note the seconds of chats; infinite for an error."""
-
-    async def ask(_: random.Random) -> None:
-        began_at = time.perf_counter()
-        answer = await client.http.post(CHAT, json=chat(random.randrange(10**9), kind))
-        is_good = answer.status_code == 200
-        seen.append(time.perf_counter() - began_at if is_good else float("inf"))
-
-    await at_random(ask, VICTIM_PER_S, seconds)
-
-
-async def measure_attacks(url: str, seconds: float, found: Attacked) -> None:
-    """Chat alone and beside each attack, in turns."""
-    client = Client(url, VICTIM)
-    await answered_s(client, SCHEMAS, WARM_S, [])
-    for _ in range(ROUNDS):
-        for kind in (MESSAGES, SCHEMAS):
-            await answered_s(client, kind, seconds, found.setdefault(("alone", "", kind), []))
-        for name, (_, kind) in ATTACKS.items():
-            for tenant in ATTACKERS:
-                async with attacked(url, tenant, name):
-                    seen = found.setdefault((name, tenant, kind), [])
-                    await answered_s(client, kind, seconds, seen)
-                    progress(f"{name}, {tenant}: p99 {1e3 * percentile(seen, 99):.1f} ms")
-
-
-def attack_report(found: Attacked) -> Report:
-    """Return rows, and ratios to the same chats alone."""
-    rows: list[dict[str, Any]] = []
-    ratios = {}
-    for (name, tenant, kind), taken in found.items():
-        good = [seconds for seconds in taken if seconds < float("inf")]
-        p50_ms, p99_ms = (1e3 * percentile(taken, percent) for percent in (50, 99))
-        phase = f"{name}, {tenant}" if tenant else f"alone, {kind}"
-        failed = len(taken) - len(good)
-        rows.append({"phase": phase, "requests": len(taken), "failed": failed}
-                    | {"p50_ms": p50_ms, "p99_ms": p99_ms})  # fmt: skip
-        if tenant:
-            alone_ms = 1e3 * percentile(found["alone", "", kind], 99)
-            ceiling = 2.0 if tenant == "spent" else None
-            ratios[f"p99 beside {phase}, of alone"] = Ratio(p99_ms / alone_ms, ceiling=ceiling)
-    return Report("attacks", describe(1), rows, ratios, {}, (("phase",), "p99_ms"), {})
-
-
 def report_of(found: Found) -> Report:
     """Return rows and ratios."""
     rows: list[dict[str, Any]] = []
@@ -521,28 +397,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
     parser.add_argument("--rounds", type=int, default=3, help="of the edge's part (3)")
     parser.add_argument("--only-edge", action="store_true", help="leave out the queue's part")
-    parser.add_argument("--attacks", action="store_true", help="a victim beside hostile neighbours")
-    parser.add_argument("--attack", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.attack:
-        trio.run(attack, *options.attack)
     announce(__doc__)
-    found, beside = Found(), Attacked()
+    found = Found()
     with TemporaryDirectory() as folder:
         tenants = write_tenants(Path(folder), PLANS)
         serve = ("--tenants", str(tenants), "--max-num-seqs", str(ROWS))
-        if options.attacks:
-            with running_server(serve, Path(folder) / "log") as url:
-                trio.run(measure_attacks, url, options.seconds / ROUNDS, beside)
-            report = attack_report(beside)
+        found.edge = measure_edge(Path(folder), tenants, options.seconds, options.rounds)
+        if options.only_edge:
+            report = edge_report(found)
         else:
-            found.edge = measure_edge(Path(folder), tenants, options.seconds, options.rounds)
-            if options.only_edge:
-                report = edge_report(found)
-            else:
-                with running_server(serve, Path(folder) / "log") as url:
-                    trio.run(measure, url, options.seconds, found)
-                report = report_of(found)
+            with running_server(serve, Path(folder) / "log") as url:
+                trio.run(measure, url, options.seconds, found)
+            report = report_of(found)
     finish(report)
 
 

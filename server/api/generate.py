@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from triolet.service_class import Scheduling
     from triolet.tenants import Plan as TenantPlan
 
-    from ..contract.generation import AutoChoice
+    from ..contract.generation import AutoChoice, TokenLogprob
     from ..contract.output_stream import OutputStream
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
@@ -525,6 +525,7 @@ async def whole_response(
     services: Services,
     kind: tuple[str, str],
     choices: Callable[[Plan], Awaitable[Callable[[int, Answer], dict[str, Any]]]],
+    score: Callable[[TokenLogprob], object],
 ) -> Response:
     """Begin a plan, wait for its end and return the answer.
 
@@ -533,6 +534,7 @@ async def whole_response(
       services: what it works with.
       kind: of the answer, and the prefix of its id.
       choices: returns what shows each choice.
+      score: returns what a choice shows of a token's alternatives.
     """
 
     async def prepare(plan: Plan) -> Prepared:
@@ -550,7 +552,7 @@ async def whole_response(
             }
             return msgspec.json.encode(whole)
 
-        return Prepared(plan, requests, WholeAnswer(len(requests), document))
+        return Prepared(plan, requests, WholeAnswer(len(requests), document, score))
 
     return await begin_whole(plan, prepare, plan.fields, services)
 

@@ -89,34 +89,43 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
+def chat_logprob(token: TokenLogprob) -> dict[str, Any]:
+    """Return one entry of `logprobs.content` of a chat choice."""
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "bytes": list(token.raw),
+        "top_logprobs": [
+            {"token": text, "logprob": logprob, "bytes": list(raw)}
+            for _, text, raw, logprob in token.top
+        ],
+    }
+
+
 def chat_logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
     """Return the value of `logprobs.content` of a chat choice."""
-    return [
-        {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": list(token.raw),
-            "top_logprobs": [
-                {"token": text, "logprob": logprob, "bytes": list(raw)}
-                for _, text, raw, logprob in token.top
-            ],
-        }
-        for token in tokens
-    ]
+    return [chat_logprob(token) for token in tokens]
 
 
-def completion_logprobs(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
+def completion_top(token: TokenLogprob) -> dict[str, float]:
+    """Return one entry of `logprobs.top_logprobs` of a plain completion."""
+    return {text: logprob for _, text, _, logprob in token.top}
+
+
+def completion_logprobs(
+    tokens: Iterable[TokenLogprob], offset: int, tops: Sequence[object]
+) -> dict[str, Any]:
     """Return the value of `logprobs` of a plain completion.
 
     Args:
       tokens: in order.
       offset: characters of the completion's text before the first of them.
+      tops: the alternatives to each of them.
     """
-    names, logprobs, tops, offsets = [], [], [], []
+    names, logprobs, offsets = [], [], []
     for token in tokens:
         names.append(token.text)
         logprobs.append(token.logprob)
-        tops.append({text: logprob for _, text, _, logprob in token.top})
         offsets.append(offset)
         offset += len(token.text)
     return {

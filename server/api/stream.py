@@ -8,9 +8,10 @@ itself does. So a piece of an answer is written straight into the kernel where t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Self
 
+import msgspec
 import trio
 from quart.wrappers.response import ResponseBody
 
@@ -52,11 +53,20 @@ class StreamBody(ResponseBody):
 
 @dataclass(slots=True)
 class Answer:
-    """One choice, complete once it has its end."""
+    """One choice, complete once it has its end.
+
+    Attributes:
+      texts: of its tokens.
+      token_ids: of its tokens.
+      logprobs: of its tokens, if they were asked for.
+      scored: of each of these what its answer writes of its alternatives, which are then dropped.
+      end: why it has ended.
+    """
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    scored: list[msgspec.Raw] = field(default_factory=list)
     end: Finished | None = None
 
     @property
@@ -142,14 +152,28 @@ class WholeAnswer(Serializer):
     Args:
       count: number of choices.
       document: writes it.
+      score: returns what it writes of a token's alternatives, as that comes: those of thousands of
+        tokens at the end would hold up all streams; None to leave them as they are.
     """
 
-    def __init__(self, count: int, document: Callable[[list[Answer]], bytes]) -> None:
+    def __init__(
+        self,
+        count: int,
+        document: Callable[[list[Answer]], bytes],
+        score: Callable[[TokenLogprob], object] | None = None,
+    ) -> None:
         self._answers = [Answer() for _ in range(count)]
         self._document = document
+        self._score = score
 
     def event(self, index: int, event: Event) -> list[bytes]:
         """Take an event; of a failure nothing is shown."""
+        if isinstance(event, Delta) and self._score is not None:
+            scored = [msgspec.Raw(msgspec.json.encode(self._score(t))) for t in event.logprobs]
+            self._answers[index].scored += scored
+            # A million alternatives that are kept would be gone through at each garbage collection.
+            kept = tuple(replace(token, top=()) for token in event.logprobs)
+            event = msgspec.structs.replace(event, logprobs=kept)
         if not isinstance(event, Failed):
             add_event(self._answers, index, event)
         return []

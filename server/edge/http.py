@@ -8,6 +8,7 @@ differently sees other requests than this server does (request smuggling), so no
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from itertools import chain
 from typing import TYPE_CHECKING, Final, cast
 
@@ -45,23 +46,28 @@ PROBES: Final = (b"GET /health/live ", b"GET /ping ")
 class RequestTurns:
     """Bounds the requests that begin in one turn of the event loop.
 
+    Senders take turns: one with many connections does not hold up one with few.
+
     Args:
       per_turn: requests that begin in one turn at most.
     """
 
     def __init__(self, per_turn: int) -> None:
         self._per_turn = self._left = per_turn
-        self._waiting = trio.lowlevel.ParkingLot()
+        self._waiting: OrderedDict[bytes, trio.lowlevel.ParkingLot] = OrderedDict()
         self._is_counting = False
 
-    async def wait(self) -> None:
-        """Return when a request may go on: at once, or in a later turn."""
+    async def wait(self, sender: bytes) -> None:
+        """Return when a request may go on: at once, or in a later turn.
+
+        Args:
+          sender: whose requests wait for one another.
+        """
+        self._count_turn()
         if self._left and not self._waiting:
             self._left -= 1
-            self._count_turn()
         else:
-            self._count_turn()
-            await self._waiting.park()
+            await self._waiting.setdefault(sender, trio.lowlevel.ParkingLot()).park()
 
     def _count_turn(self) -> None:
         """Have a new turn noticed; its callbacks run once in each."""
@@ -71,9 +77,13 @@ class RequestTurns:
 
     def _next_turn(self) -> None:
         self._is_counting = False
-        woken = self._waiting.unpark(count=self._per_turn)
-        self._left = self._per_turn - len(woken)
-        if woken:
+        self._left = self._per_turn
+        while self._left and self._waiting:
+            sender, lot = self._waiting.popitem(last=False)
+            self._left -= len(lot.unpark())
+            if lot:
+                self._waiting[sender] = lot
+        if self._left < self._per_turn:
             self._count_turn()
 
 
@@ -82,6 +92,7 @@ _PROXY_PROTOCOL = PROXY_SIGNATURE.lstrip(b"\r\n")
 _BARE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\0")
 _REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~]+) HTTP/(\d\.\d)")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_KEY = re.compile(rb"\r\n(?:authorization|x-api-key):([^\r\n]*)", re.IGNORECASE)
 _ONCE = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-type"})
 
 
@@ -251,6 +262,7 @@ class PatchedH11Protocol(H11Protocol):
         self._speaks_for_others = remote.is_unix or self._proxies.trusts(remote.host)
         self._try_write = try_write
         self._turns = edge.turns
+        self._sender = b""
         self._is_in_turn = False
         self._is_in_chunks = False
         self._num_chunks = self._num_body_bytes = 0
@@ -352,8 +364,11 @@ class PatchedH11Protocol(H11Protocol):
 
     async def _begin(self, data: bytes) -> None:
         """Take the beginning of a request, which waits for its turn unless it is a probe."""
+        # The key is not checked yet: who makes keys up is in others' way as an unknown client is.
+        key = _KEY.search(data, 0, self._bounds.max_header_bytes)
+        self._sender = key[1] if key else self.remote.host.encode()
         if not data.startswith(PROBES):
-            await self._turns.wait()
+            await self._turns.wait(self._sender)
         self._is_in_turn = True
         try:
             await self._take_head(data)
@@ -400,7 +415,7 @@ class PatchedH11Protocol(H11Protocol):
 
     async def _end_body(self) -> None:
         if not self._is_in_turn:  # the body came later: what is made of it begins now
-            await self._turns.wait()
+            await self._turns.wait(self._sender)
         if self.stream is not None:  # a request that was answered meanwhile has none any more
             await self.stream.handle(EndBody(stream_id=STREAM_ID))
 

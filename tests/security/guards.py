@@ -373,6 +373,9 @@ MUTANTS: Final = (
     Mutant("A38", "server/edge/http.py", "if not self._is_in_turn:", "if self is None:",
            "server/edge/test_request_turns.py::"
            "test_a_probe_of_liveness_is_answered_before_a_crowd"),
+    Mutant("A38", "server/edge/http.py", "key[1] if key else", "b'' if key else",
+           "server/edge/test_request_turns.py::"
+           "test_a_request_does_not_wait_for_those_of_a_crowd_with_another_key"),
     Mutant("A38", "server/metrics/exposition.py", "            if self._num_done < wanted:",
            "            if wanted:",
            "server/test_metrics.py::"
@@ -574,6 +577,18 @@ MUTANTS: Final = (
            "                self._note(peer, error)\n",
            "                raise error\n",
            f"{_REGISTRY}/test_sharing.py::test_a_peer_that_lies_is_named_and_the_next_one_asked"),
+    Mutant("A43", "server/scheduling/delivery.py", "while frames and len(small) < FRAMES_PER_TURN:",
+           "while frames:",
+           "server/scheduling/test_delivery.py::"
+           "test_of_many_frames_a_few_are_taken_before_others_may_run"),
+    Mutant("A43", "server/scheduling/request.py", '(log.debug, "input_ended")',
+           '(log.info, "input_ended")',
+           "server/scheduling/test_embeddings.py::"
+           "test_inputs_leave_no_lines_in_the_log_at_level_info"),
+    Mutant("A43", "server/api/stream.py", "self._answers[index].scored += scored",
+           "self._answers[index].scored = scored",
+           "server/api/test_completions.py::"
+           "test_alternatives_are_written_as_their_tokens_come"),
     Mutant("A42", "ops/control/admin.py",
            "_require_references((model.ref, *model.adapters.values()))",
            "_require_references(())",

@@ -19,7 +19,7 @@ from ..auto import plan_request
 from ..body import read_fields
 from ..constraints import plan_tools, read_grammar
 from ..generate import Plan, stream_response, whole_response
-from ..sampling import chat_logprobs, check_ids, completion_logprobs
+from ..sampling import chat_logprob, check_ids, completion_logprobs, completion_top
 from ..schemas import ChatRequest, CompletionRequest, Message, Prompt
 from .chunks import ChatChunks, CompletionChunks, reason_of, whole_message
 
@@ -120,7 +120,9 @@ async def chat_completions(services: Services) -> Response:
     if fields.stream:
         kind = "chat.completion.chunk", "chatcmpl"
         return await stream_response(plan, services, kind, _chat_chunks)
-    return await whole_response(plan, services, ("chat.completion", "chatcmpl"), _chat_choices)
+    return await whole_response(
+        plan, services, ("chat.completion", "chatcmpl"), _chat_choices, chat_logprob
+    )
 
 
 async def _chat_chunks(plan: Plan, envelope: Envelope) -> ChatChunks:
@@ -275,7 +277,7 @@ async def plan_chat(fields: ChatRequest, model: ServedModel, services: Services)
 def _choice(plan: Plan, index: int, answer: Answer) -> dict[str, Any]:
     logprobs = None
     if plan.logprobs is not None:
-        logprobs = {"content": chat_logprobs(answer.logprobs), "refusal": None}
+        logprobs = {"content": answer.scored, "refusal": None}
     ids = {"token_ids": answer.token_ids} if plan.fields.return_token_ids else {}
     message, num_calls = whole_message(answer, plan.tool_form, plan.thinking)
     return {
@@ -300,7 +302,8 @@ async def completions(services: Services) -> Response:
     kind = "text_completion", "cmpl"
     if fields.stream:
         return await stream_response(plan, services, kind, partial(_completion_chunks, fields))
-    return await whole_response(plan, services, kind, partial(_completion_choices, fields))
+    choices = partial(_completion_choices, fields)
+    return await whole_response(plan, services, kind, choices, completion_top)
 
 
 async def _completion_chunks(
@@ -368,7 +371,9 @@ async def _echoes(
 def _completion_choice(
     fields: CompletionRequest, echoes: Sequence[str], index: int, answer: Answer
 ) -> dict[str, Any]:
-    logprobs = completion_logprobs(answer.logprobs, 0) if fields.logprobs is not None else None
+    logprobs = None
+    if fields.logprobs is not None:
+        logprobs = completion_logprobs(answer.logprobs, 0, answer.scored)
     ids = {"token_ids": answer.token_ids} if fields.return_token_ids else {}
     return {
         "index": index,

@@ -15,7 +15,7 @@ from ...contract.generation import Delta, Event, Finished, FinishReason, Usage
 from ...text.reasoning import Thinking, reader_of
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..errors import error_body
-from ..sampling import chat_logprobs, completion_logprobs
+from ..sampling import chat_logprobs, completion_logprobs, completion_top
 from ..stream import Answer, Serializer
 
 if TYPE_CHECKING:
@@ -212,7 +212,8 @@ class CompletionChunks(ChunkStream):
         logprobs = b"null"
         if delta.logprobs:
             offset = self._shown_chars[index]
-            logprobs = _encode(completion_logprobs(delta.logprobs, offset))
+            tops = [completion_top(token) for token in delta.logprobs]
+            logprobs = _encode(completion_logprobs(delta.logprobs, offset, tops))
         self._shown_chars[index] += len(delta.text)
         envelope = self.envelope
         more = envelope.token_ids(delta.token_ids) if envelope.with_token_ids else b""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from server.api.stream import WholeAnswer
+from server.contract.generation import Delta, TokenLogprob
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import surface
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from server.api.stream import Answer
     from tests.server.support.fakes import FakeGeneration
 
 PATH = "/v1/completions"
@@ -124,3 +130,24 @@ async def test_a_refusal_halfway_frees_what_was_begun() -> None:
         answer = await server.post(PATH, {"prompt": ["a", long], "max_tokens": 5})
         assert answer.error["code"] == "context_length_exceeded"
         assert fleet.generations == []
+
+
+def test_alternatives_are_written_as_their_tokens_come() -> None:
+    """Those of thousands of tokens, written at the end, would hold up all streams."""
+    scored: list[int] = []
+
+    def score(token: TokenLogprob) -> dict[str, int]:
+        scored.append(token.token_id)
+        return {"id": token.token_id}
+
+    def document(answers: Sequence[Answer]) -> bytes:
+        assert not any(token.top for answer in answers for token in answer.logprobs)
+        return msgspec.json.encode([answer.scored for answer in answers])
+
+    whole = WholeAnswer(2, document, score)
+    for index, token_id in ((0, 7), (1, 8), (0, 9)):
+        token = TokenLogprob(token_id, "x", b"x", -0.5, ((1, "y", b"y", -1.5),))
+        whole.event(index, Delta("x", (token_id,), (token,)))
+    assert scored == [7, 8, 9]
+    assert whole.end() == [b'[[{"id":7},{"id":9}],[{"id":8}]]']
+    assert scored == [7, 8, 9]

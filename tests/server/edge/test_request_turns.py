@@ -1,10 +1,11 @@
-"""Requests begin a few in each turn of the event loop, in order; probes of liveness do not wait."""
+"""Requests begin a few in each turn of the event loop, of each sender in turn; probes of liveness
+do not wait."""
 
 from __future__ import annotations
 
 import json
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -109,6 +110,31 @@ async def test_requests_that_come_behind_others_have_turns_of_their_own() -> Non
             await until(lambda: turns.counts == (2 * CROWD, 0))
             trio.lowlevel.remove_instrument(turns)
     assert turns.most <= MOST_IN_A_TURN
+
+
+def with_key(key: str) -> bytes:
+    """Return the refused request with a key."""
+    return REFUSED.replace(b"\r\n\r\n", f"\r\nAuthorization: Bearer {key}\r\n\r\n".encode(), 1)
+
+
+def is_answered(client: socket.socket) -> bool:
+    with suppress(BlockingIOError):
+        return bool(client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    return False
+
+
+async def test_a_request_does_not_wait_for_those_of_a_crowd_with_another_key() -> None:
+    async with surface() as server:
+        with ExitStack() as stack:
+            *crowd, other = await crowd_of(server, CROWD + 1, stack)
+            turns = Turns(server)
+            for one in crowd:
+                one.sendall(with_key("crowd"))
+            await until(lambda: turns.counts[0] > 0)  # so the others wait
+            other.sendall(with_key("other"))
+            await until(lambda: is_answered(other))
+            assert turns.counts[0] < CROWD / 2
+            await until(lambda: turns.counts[0] == CROWD + 1)
 
 
 async def test_a_client_that_leaves_while_its_request_waits_is_in_nobody_s_way() -> None:

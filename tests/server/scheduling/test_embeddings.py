@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from server.contract.generation import CancelReason, Failed, Finished, input_request
 from transport.frames import Embed, End, Ended, EndReason
@@ -64,6 +65,15 @@ def test_each_input_gets_its_vector() -> None:
     check_done(world, inputs)
     assert world.requests.table.accounting.ended["embedded"] == 40
     assert {fake.steps for fake in world.prefills} == {1}
+
+
+def test_inputs_leave_no_lines_in_the_log_at_level_info() -> None:
+    world = World()
+    with capture_logs() as lines:
+        submit(world, [request(n) for n in range(40)])
+        world.settle()
+    assert [line["log_level"] for line in lines if line["event"] == "input_ended"] == ["debug"] * 40
+    assert not [line for line in lines if line["log_level"] == "info"]
 
 
 def test_only_a_part_of_the_prompt_credit_is_under_way() -> None:
