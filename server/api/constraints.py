@@ -240,18 +240,20 @@ async def _grammar(
     is_free = choice == "auto" and not is_generic
     if is_free and not any(function.strict for function in functions):
         return None
-    tools: list[CallSchema] = []
+    wanted: list[tuple[Function, dict[str, Any]]] = []
     num_chars = 0
     for index, function in enumerate(functions):
         if isinstance(choice, NamedTool) and function.name != choice.function.name:
             continue
         schema = _arguments(function, is_free=is_free)
-        param = f"tools.{index}.function.parameters"
-        wanted = json_schema(schema)
-        check_bounds(wanted, param, model.config.grammar)
-        num_chars += len(wanted.text)
+        grammar = json_schema(schema)
+        check_bounds(grammar, f"tools.{index}.function.parameters", model.config.grammar)
+        num_chars += len(grammar.text)
         if num_chars > MAX_GRAMMAR_CHARS:
             raise _too_large()
+        wanted.append((function, schema))
+    tools: list[CallSchema] = []
+    for function, schema in wanted:
         await trio.lowlevel.checkpoint()  # a schema takes milliseconds at its bounds
         is_strict = bool(function.strict)
         tools.append(CallSchema(function.name, closed(schema, is_strict=is_strict), is_strict))

@@ -282,7 +282,7 @@ async def _proxy(owner: str, services: Services) -> Response:
     try:
         answer = await services.peers.connect(owner, patience_s)
         current_scope().hold(answer)
-        await answer.ask("POST", request.path, headers, body)
+        await answer.ask("POST", request.path, headers, bytes(body))
         current_scope().entry.queue()  # it is under way there now
         del body
         shown = {k: v for k, v in answer.headers.items() if k not in _OF_CONNECTION}

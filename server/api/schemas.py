@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 
 MAX_MESSAGES: Final = 4096
+MAX_PARTS: Final = 1024
+"""Of one message: what people attach are a few files."""
 MAX_DETOKENIZED: Final = 1 << 18
 """The longest contexts of models that are served; most have fewer."""
 
@@ -140,6 +142,8 @@ def joined_text(value: object) -> object:
     """Return the text of a message's content: a string, or parts that are all text."""
     if not isinstance(value, list):
         return value
+    if len(value) > MAX_PARTS:
+        raise ValueError(f"may have at most {MAX_PARTS} parts")
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None

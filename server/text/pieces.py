@@ -27,7 +27,7 @@ _SURROGATES: Final = "surrogatepass"
 """A text with half of a pair is refused by who reads it, not on the way."""
 
 
-def pieces_of(values: Sequence[object]) -> Iterator[bytes]:
+def pieces_of(values: Sequence[object]) -> Iterator[bytes | memoryview]:
     """Yield a message of some values, made of what JSON has, and bytes.
 
     Raises:
@@ -36,6 +36,12 @@ def pieces_of(values: Sequence[object]) -> Iterator[bytes]:
     packer = msgpack.Packer(unicode_errors=_SURROGATES)
     yield packer.pack_array_header(len(values))
     for value in values:
+        if isinstance(value, bytes | bytearray):
+            # As msgpack writes it, but without a copy of the whole.
+            yield b"\xc6" + len(value).to_bytes(4, "big")
+            view = memoryview(value)
+            yield from (view[at : at + PIECE_BYTES] for at in range(0, len(value), PIECE_BYTES))
+            continue
         if not isinstance(value, list | tuple):
             yield packer.pack(value)
             continue

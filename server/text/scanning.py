@@ -104,8 +104,9 @@ def overlap(text: str, word: str) -> int:
 
 MAX_VALUES: Final = 1 << 20
 """In one body, about: more token ids than contexts hold, and 0.1 s of the parser."""
-MAX_CONTAINERS: Final = 1 << 16
-"""Arrays and objects in one body: each costs ten times what a number does."""
+MAX_CONTAINERS: Final = 1 << 15
+"""Arrays and objects in one body: each costs ten times what a number does. The longest
+conversations have a quarter of it, with a part in each message."""
 
 
 def holds_many_values(body: bytes) -> bool:

@@ -8,8 +8,9 @@ import pytest
 import trio
 
 from server.api.body import INLINE_BYTES
+from server.api.constraints import plan_tools
 from server.api.json_body import MAX_KEYS, parse_object
-from server.api.schemas import MAX_DETOKENIZED
+from server.api.schemas import MAX_DETOKENIZED, MAX_PARTS, ChatRequest, read_request
 from tests.server.support.held_work import held_work
 from tests.server.support.surface import PATIENCE_S, Answer, Surface, surface
 from triolet.errors import RequestError
@@ -78,3 +79,62 @@ async def test_more_ids_than_one_request_may_hold_are_refused() -> None:
     async with surface() as server:
         answer = await server.request("POST", "/detokenize", body=body)
     assert (answer.status, answer.error["param"]) == (400, "tokens")
+
+
+async def test_no_more_ids_than_a_context_holds_become_text_at_once() -> None:
+    async with surface() as server:
+        most = server.services.models.first.fleet.max_model_len
+        taken, refused = [
+            await server.post("/detokenize", {"tokens": [97] * count}) for count in (most, most + 1)
+        ]
+    assert (taken.status, taken.json["prompt"]) == (200, "a" * most)
+    assert (refused.status, refused.error["param"]) == (400, "tokens")
+    assert f"the {most} of a context" in refused.error["message"]
+
+
+async def test_schemas_of_tools_are_gone_through_one_by_one() -> None:
+    names = [f"f{number}" for number in range(100)]
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    asked = {"messages": [{"role": "user", "content": "a"}], "tools": tools, "max_tokens": 1}
+    others = 0
+
+    async def be_another_task() -> None:
+        nonlocal others
+        while True:
+            await trio.lowlevel.checkpoint()
+            others += 1
+
+    async with surface() as server, trio.open_nursery() as nursery:
+        fields = read_request(ChatRequest, asked | {"tool_choice": "required"})
+        nursery.start_soon(be_another_task)
+        await trio.lowlevel.checkpoint()
+        before = others
+        await plan_tools(fields, server.services.models.first)
+        nursery.cancel_scope.cancel()
+        assert others - before >= len(names)
+
+
+async def test_tools_beyond_the_bound_of_a_grammar_are_refused_at_once() -> None:
+    schema = {"type": "object", "properties": {"a" * 10_000: {"type": "string"}}}
+    function = {"parameters": schema}
+    tools = [
+        {"type": "function", "function": function | {"name": f"f{number}"}} for number in range(20)
+    ]
+    asked = {"messages": [{"role": "user", "content": "a"}], "tools": tools}
+    async with surface() as server:
+        answer = await server.post("/v1/chat/completions", asked | {"tool_choice": "required"})
+        assert not server.grammars.checked
+    assert (answer.status, answer.error["param"]) == (400, "tools")
+    assert "too large together" in answer.error["message"]
+
+
+async def test_a_message_in_very_many_parts_is_refused_by_their_number() -> None:
+    parts = [{"type": "text", "text": "a"}] * MAX_PARTS
+    async with surface() as server:
+        taken, refused = [
+            await server.post("/tokenize", {"messages": [{"role": "user", "content": content}]})
+            for content in (parts, [*parts, parts[0]])
+        ]
+    assert taken.status == 200
+    assert (refused.status, refused.error["param"]) == (400, "messages.0.content")
+    assert f"at most {MAX_PARTS} parts" in refused.error["message"]
