@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 _Work = TypeVar("_Work", bound=Callable[..., Any])
 
-NICENESS: Final = 5
-"""Stands back for the server and for workers: a prompt may wait, tokens may not."""
+NICENESS: Final = 10
+"""Stands back for the server (0) and for workers (5): a long prompt may wait, tokens may not. With
+every core busy it still gets a quarter of one."""
 
 
 class Kind(IntEnum):
