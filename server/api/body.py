@@ -39,11 +39,11 @@ LAST_EVENT_ID: Final = "last-event-id"
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]{1,255}")
 KEY_BYTES: Final = 32 * KIB
 """Of a body's beginning and end, by which a request that is sent again is known."""
-INLINE_BYTES: Final = 64 * KIB
-"""Bodies up to here are parsed at once, in about a millisecond; the largest take seconds, in which
-no heartbeat would leave, and every worker would be thought lost."""
-INLINE_OBJECTS: Final = 256
-"""In such a body: 64 KiB of messages of one letter take ten times as long as 64 KiB of text."""
+INLINE_BYTES: Final = 16 * KIB
+"""Bodies up to here are parsed at once, in a few tenths of a millisecond; the largest take seconds,
+in which no heartbeat would leave, and every worker would be thought lost."""
+INLINE_OBJECTS: Final = 64
+"""In such a body: messages of one letter take ten times as long as as many bytes of text."""
 
 
 def current_key() -> str | None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from triolet.errors import invalid_request
+import trio
+
+from triolet.errors import RequestError, invalid_request
 from triolet.sampling import MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 
 from ..text.closed_schema import closed, closed_text
@@ -214,7 +216,7 @@ async def plan_tools(fields: ChatRequest, model: ServedModel) -> ToolPlan:
     if choice == "auto" and is_untold:
         raise invalid_request(NOT_SHOWN, "tools")
     form = model.text.tool_form.of_tools({f.name: f.parameters or {} for f in functions})
-    grammar = _grammar(fields, functions, form, model)
+    grammar = await _grammar(fields, functions, form, model)
     if grammar is not None:
         await model.grammars.check(grammar, "tools")
     shown = [tool.model_dump(exclude_none=True) for tool in fields.tools or ()]
@@ -229,7 +231,7 @@ def _is_single(fields: ToolFields) -> bool:
     return isinstance(fields.tool_choice, NamedTool) or fields.parallel_tool_calls is False
 
 
-def _grammar(
+async def _grammar(
     fields: ChatRequest, functions: Sequence[Function], form: ToolForm, model: ServedModel
 ) -> Grammar | None:
     choice = fields.tool_choice or "auto"
@@ -239,12 +241,18 @@ def _grammar(
     if is_free and not any(function.strict for function in functions):
         return None
     tools: list[CallSchema] = []
+    num_chars = 0
     for index, function in enumerate(functions):
         if isinstance(choice, NamedTool) and function.name != choice.function.name:
             continue
         schema = _arguments(function, is_free=is_free)
         param = f"tools.{index}.function.parameters"
-        check_bounds(json_schema(schema), param, model.config.grammar)
+        wanted = json_schema(schema)
+        check_bounds(wanted, param, model.config.grammar)
+        num_chars += len(wanted.text)
+        if num_chars > MAX_GRAMMAR_CHARS:
+            raise _too_large()
+        await trio.lowlevel.checkpoint()  # a schema takes milliseconds at its bounds
         is_strict = bool(function.strict)
         tools.append(CallSchema(function.name, closed(schema, is_strict=is_strict), is_strict))
     if not tools:
@@ -260,8 +268,12 @@ def _grammar(
         ) from None
     text = "\n".join(["%llguidance {}", *rules])
     if len(text) > MAX_GRAMMAR_CHARS:
-        raise invalid_request("are too large together to be enforced", "tools")
+        raise _too_large()
     return Grammar(GrammarKind.LARK, text)
+
+
+def _too_large() -> RequestError:
+    return invalid_request("are too large together to be enforced", "tools")
 
 
 def _arguments(function: Function, *, is_free: bool) -> dict[str, Any]:

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 
 MAX_MESSAGES: Final = 4096
-MAX_DETOKENIZED: Final = 1_000_000
+MAX_DETOKENIZED: Final = 1 << 18
+"""The longest contexts of models that are served; most have fewer."""
 
 
 def _stop(value: object) -> object:
@@ -102,7 +103,9 @@ def _ids_up_to(most: int, value: object) -> tuple[int, ...]:
 
 
 def _ids(value: Sequence[object]) -> tuple[int, ...]:
-    if not all(type(item) is int and 0 <= item <= MAX_INT for item in value):
+    # Thrice through the list in C, which takes a third of the time of once in Python.
+    are_ints = set(map(type, value)) <= {int}
+    if not are_ints or (value and (min(value) < 0 or max(value) > MAX_INT)):  # type: ignore[type-var,operator]
         raise ValueError("token ids must be integers from 0 on")
     return tuple(value)  # type: ignore[arg-type]
 

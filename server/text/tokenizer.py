@@ -126,7 +126,7 @@ def on_text(source: Sequence[Any], name: Method, *args: object) -> object:
     """
     assert name in get_args(Method), "nothing else may be asked for"
     if not isinstance(source, TextSource):
-        source = TextSource(*source)
+        source = TextSource._make(tuple(one) if isinstance(one, list) else one for one in source)
     return getattr(text_of(source), name)(*args)
 
 

@@ -18,6 +18,7 @@ from server.scheduling.links import Links
 from server.scheduling.status import Observer
 from server.tenants.opening import quotas_in_memory
 from server.text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDefaults
+from server.text.processes import at_once
 from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.tiny_text import tiny_text
 from transport.frames import Capacity, Goodbye, Peer, Welcome
@@ -173,7 +174,7 @@ async def test_lines_of_batches_are_held_for_models_that_compute(autojump_clock:
     config = replace(config, models=(here, nowhere))
     async with both_versions() as host:
         metrics = Metrics("old", "none", "new")
-        fleets = Fleets(config, host.network, metrics, quotas_in_memory(), {})
+        fleets = Fleets(config, host.network, metrics, quotas_in_memory(), {}, at_once)
         parts = SamplingDefaults(), EmbeddingModel(), ModelCard(), PageWords()
         files = ModelFiles(tiny_text(), *parts)
         fleets.add_all(config, {"old": files, "new": files})

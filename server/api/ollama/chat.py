@@ -482,6 +482,9 @@ def _messages(turns: list[OllamaTurn]) -> list[Message]:
             )
             calls.append(ToolCall(id=call.id or f"call_{num_calls}", function=function))
             num_calls += 1
+        if not (calls or turn.thinking or turn.tool_call_id or turn.tool_name):
+            messages.append(Message(role=turn.role, content=turn.content or ""))
+            continue
         messages.append(
             Message.model_construct(
                 role=turn.role,

@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import trio
+
 from triolet.errors import invalid_request
 
 from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
@@ -350,6 +352,7 @@ async def _plan_completions(
 
 async def _prompt_ids(prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
     if isinstance(prompt, str):
+        await trio.lowlevel.checkpoint()  # one of many
         return tuple(await model.text.encode(prompt))
     check_ids(prompt, model, "prompt")
     return prompt

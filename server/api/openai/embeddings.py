@@ -159,14 +159,23 @@ async def _input_ids(
     most = model.fleet.max_model_len if longest is None else longest
     if plan.max_context_tokens is not None:
         most = min(most, plan.max_context_tokens)
+    params = names or [PARAM] * len(inputs)
+    texts = [
+        (one, param) for one, param in zip(inputs, params, strict=True) if isinstance(one, str)
+    ]
+    encoded = iter(
+        await model.text.encode_each(
+            [text for text, _ in texts],
+            params=[param for _, param in texts],
+            max_tokens=most if is_cut else None,
+        )
+    )
     found: list[tuple[int, ...]] = []
     num_tokens = 0
-    for at, one in enumerate(inputs):
-        param = names[at] if names else PARAM
+    for at, (one, param) in enumerate(zip(inputs, params, strict=True)):
         what = param if names else f"input {at}"
         if isinstance(one, str):
-            kept = most if is_cut else None
-            ids = tuple(await model.text.encode(one, param=param, max_tokens=kept))
+            ids = next(encoded)
         else:
             ids = one[:most] if is_cut else one
             check_ids(ids, model, param)

@@ -73,6 +73,11 @@ async def detokenize(services: Services) -> Response:
     """Return the text of some ids."""
     fields = await read_fields(DetokenizeRequest, services)
     model = named_model(fields.model, services)
+    most = model.fleet.max_model_len
+    if len(fields.tokens) > most:
+        raise invalid_request(
+            f"has more ids than the {most} of a context; send them in parts", "tokens"
+        )
     check_ids(fields.tokens, model, "tokens")
     text = await model.text.decode(fields.tokens, skip_special_tokens=False, param="tokens")
     return json_response({"prompt": text})

@@ -29,7 +29,8 @@ class HeldTurns(RequestTurns):
         self.num_waits = 0
         self.let_go = trio.Event()
 
-    async def wait(self) -> None:
+    async def wait(self, sender: bytes) -> None:
+        del sender
         self.num_waits += 1
         if self.num_waits > 1:
             await self.let_go.wait()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from server.scheduling.delivery import (
-    FRAMES_PER_TURN,
+    INPUTS_AT_ONCE,
     ROWS_PER_TURN,
     STREAMS_PER_CHECKPOINT,
     Delivery,
@@ -156,7 +156,7 @@ async def test_of_many_frames_a_few_are_taken_before_others_may_run() -> None:
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     # The last task of a turn may be the first one of the next.
-    assert max(map(len, did.split())) <= 2 * FRAMES_PER_TURN
+    assert max(map(len, did.split())) <= 2 * INPUTS_AT_ONCE
 
 
 def intake_of(take: object, origin_of: object = None) -> Intake:

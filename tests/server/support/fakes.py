@@ -407,6 +407,14 @@ class FakeText:
     ) -> str:
         return bytes(token_ids).decode(errors="replace")
 
+    async def encode_each(
+        self, texts: Sequence[str], *, params: Sequence[str], max_tokens: int | None = None
+    ) -> list[tuple[int, ...]]:
+        return [
+            await self.encode(text, param=param, max_tokens=max_tokens)
+            for text, param in zip(texts, params, strict=True)
+        ]
+
     async def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
         return [bytes(ids).decode(errors="replace") for ids in lists]
 
