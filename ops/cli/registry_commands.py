@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path  # noqa: TC003 (typer reads annotations)
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import msgspec
 import typer
 
 from triolet.audit_log.events import Action
-from triolet.errors import ConfigError
 
 from ..settings.sources import Sources  # noqa: TC001 (with_settings reads annotations)
 from .model_commands import (
@@ -29,7 +26,7 @@ from .model_commands import (
 from .options import AuditOption, with_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from triolet.store.sources import Source
 
@@ -108,13 +105,6 @@ def pull_(
     store_limit: LimitOption = None,
     username: UsernameOption = None,
     insecure: InsecureOption = False,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST[:PORT]", help="Asked for files first (`share`); repeatable."),
-    ] = None,
-    peer_secret: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Holds the password of all peers.")
-    ] = None,
     store: StoreOption = None,
     audit: AuditOption = None,
 ) -> None:
@@ -133,7 +123,6 @@ def pull_(
     wanted = WantedVersion(model, None if label is None else tag_of(model, label), limit)
     with (
         _registry(place, username, is_insecure=insecure) as registry,
-        _peers(place, peer or (), peer_secret, is_insecure=insecure) as peers,
         recorded(Action.MODEL_PULL, f"{place} as {wanted.tag or model}", folder=audit) as running,
         _progress(model) as on_bytes,
     ):
@@ -142,7 +131,7 @@ def pull_(
             running.counts = {"evicted": len(versions)}
             note_evicted(versions, audit)
 
-        found = pull(store_of(folder), registry, wanted, on_bytes, on_evicted, peers)
+        found = pull(store_of(folder), registry, wanted, on_bytes, on_evicted)
         running.after = found.digest
         running.counts = {**(running.counts or {}), "bytes": found.fetched_bytes}
     _say_pulled(found, wanted)
@@ -161,78 +150,6 @@ def _say_pulled(found: Pulled, wanted: WantedVersion) -> None:
     if wanted.tag is not None:
         say(f"{wanted.tag} is {found.digest}")
     typer.echo(found.digest)
-
-
-@registry_app.command("share")
-def share(
-    ref: Annotated[
-        list[str],
-        typer.Argument(metavar="REF...", help="chat@stable, chat:v1, or chat for all versions."),
-    ],
-    secret: Annotated[
-        Path, typer.Option(metavar="FILE", help="Password of peers; made if it is not there.")
-    ],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 for any free one.")] = 8002,
-    certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For TLS, a chain in PEM form.")
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For TLS, the private key.")
-    ] = None,
-    insecure: InsecureOption = False,
-    store: StoreOption = None,
-    audit: AuditOption = None,
-) -> None:
-    """Let other machines pull versions from this store, until it is ended."""
-    from triolet.audit_log.recording import recorded
-    from triolet.store.aliases import Aliases
-    from triolet.store.reference import parse_reference
-
-    from ..logs import configure_logs, default_level
-    from ..registry.shared import SharedModels
-    from ..registry.sharing import LOOK_S, Place, ShareServer, read_secret
-
-    opened, references = opened_store(store), [parse_reference(one) for one in ref]
-    names = {entry.name for entry in opened.entries()}
-    for one in references:
-        if one.pointer is not None or one.digest is not None or one.name not in names:
-            Aliases(opened).resolve(one)
-    place = Place(host, port, certificate, key, insecure)
-    configure_logs(default_level(), "share")
-    with (
-        ShareServer(opened, SharedModels(opened, references), read_secret(secret), place) as server,
-        recorded(Action.MODEL_SHARE, ", ".join(map(str, references)), folder=audit),
-    ):
-        typer.echo(server.location)
-        sys.stdout.flush()
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with suppress(KeyboardInterrupt):
-            server.serve_forever(LOOK_S)
-
-
-@contextmanager
-def _peers(
-    place: Location, hosts: Sequence[str], secret: Path | None, *, is_insecure: bool
-) -> Iterator[list[Registry]]:
-    """Give the peers that are named."""
-    from ..registry.client import Registry
-    from ..registry.credentials import Credentials
-    from ..registry.location import SCHEME, parse_location
-    from ..registry.sharing import USERNAME, read_secret
-
-    if secret is not None and not secret.exists():
-        raise ConfigError(f"{secret} does not exist; copy it from the peer that has made it")
-    shown = None if secret is None else Credentials(USERNAME, read_secret(secret), str(secret))
-    with ExitStack() as held:
-        found = []
-        for host in hosts:
-            if "/" in host.removeprefix(SCHEME):
-                raise ConfigError(f"{host!r} names no peer; allowed: HOST or HOST:PORT")
-            own = place._replace(host=host.removeprefix(SCHEME), repository=place.model_name)
-            one = Registry(parse_location(str(own)), shown, is_insecure=is_insecure)
-            found.append(held.enter_context(closing(one)))
-        yield found
 
 
 @contextmanager

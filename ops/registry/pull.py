@@ -27,15 +27,14 @@ from triolet.store.signatures import signatures_of
 from triolet.store.verify import is_whole
 
 from ..quantities import show_size
-from .blobs import Progress
+from .blobs import Progress, download
 from .copies import Copies, note_source
 from .manifests import fetch_manifest
-from .peers import BlobSources
 from .referrers import fetch_referrers
 from .transfers import for_each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from triolet.store.layout import ModelStore
     from triolet.store.manifest import Descriptor, Manifest
@@ -70,7 +69,7 @@ class Pulled(NamedTuple):
       fetched_bytes: that came over the network.
       total_bytes: of all its blobs.
       signers: ids of keys with a valid signature that came with it, or was here.
-      notes: why signatures and measurements there were not kept, and peers were given up.
+      notes: why signatures and measurements there were not kept.
     """
 
     digest: str
@@ -86,7 +85,6 @@ def pull(
     wanted: WantedVersion,
     on_bytes: Callable[[int, int], None],
     on_evicted: Callable[[list[Source]], None] | None = None,
-    peers: Sequence[Registry] = (),
 ) -> Pulled:
     """Bring a version into a store with its signatures; nothing is named before all is there and
     checked, and nothing is fetched if a signature is required and missing.
@@ -97,7 +95,6 @@ def pull(
       wanted: what it is called here.
       on_bytes: told how many bytes are here, and of how many.
       on_evicted: told which versions made room for it, before anything is fetched.
-      peers: asked for blobs before the registry.
 
     Raises:
       RegistryFailed: the registry refuses, lies or is lost. What came is kept for the next pull.
@@ -112,8 +109,7 @@ def pull(
     if wanted.tag is not None:
         reference = Reference(wanted.name, wanted.tag)
         Aliases(store).require_signed(reference, digest, referrers.signers)
-    sources = BlobSources(registry, peers)
-    one = _Pull(store, sources, manifest, on_bytes)
+    one = _Pull(store, registry, manifest, on_bytes)
     if wanted.limit_bytes is not None:
         small = [content, *(part for _, pair in referrers.artefacts for part in pair)]
         evicted = one.make_room(wanted.limit_bytes, digest, sum(map(len, small)))
@@ -124,7 +120,7 @@ def pull(
     signers = {*referrers.signers, *signatures_of(store, digest).keys}
     keys = tuple(sorted(signers))
     others = contradicted(store, digest, referrers.artefacts)
-    return found._replace(signers=keys, notes=(*referrers.notes, *others, *sources.notes))
+    return found._replace(signers=keys, notes=(*referrers.notes, *others))
 
 
 def _without_unsigned_golden(store: ModelStore, name: str, found: FoundReferrers) -> FoundReferrers:
@@ -171,12 +167,12 @@ class _Pull:
     def __init__(
         self,
         store: ModelStore,
-        sources: BlobSources,
+        registry: Registry,
         manifest: Manifest,
         on_bytes: Callable[[int, int], None],
     ) -> None:
         self._store = store
-        self._sources = sources
+        self._registry = registry
         self._partials = Partials(store)
         self._blobs = {one.digest: one for one in manifest.blobs}
         self._total = sum(one.size for one in self._blobs.values())
@@ -262,8 +258,8 @@ class _Pull:
                     # It has become a blob since it was missed: another pull or an import was first.
                     self._progress.at(one.digest, one.size)
                     return 0
-                num_bytes = self._sources.fetch(file, one, self._progress)
+                num_bytes = download(self._registry, file, one, self._progress)
                 self._here[one.digest] = receipt_of(os.fstat(file.fileno()), one.digest)
                 return num_bytes
 
-        return sum(for_each(self._sources, blobs, fetch).values())
+        return sum(for_each(self._registry, blobs, fetch).values())

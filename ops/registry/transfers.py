@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from triolet.store.manifest import Descriptor
 
+    from .client import Registry
+
 Result = TypeVar("Result")
-
-
-class Source(Protocol):
-    """Where blobs come from or go to."""
-
-    def give_up(self) -> None:
-        """End the transfers of all threads."""
-        ...
-
-
 MAX_TRANSFERS: Final = 4
 """Connections at once: object stores give each some 100 MB/s, and each hashes on a core here."""
 
 
 def for_each(
-    registry: Source, blobs: Iterable[Descriptor], action: Callable[[Descriptor], Result]
+    registry: Registry, blobs: Iterable[Descriptor], action: Callable[[Descriptor], Result]
 ) -> dict[str, Result]:
     """Return what an action returns for each blob, by its digest.
 

@@ -43,15 +43,13 @@ SHOWN: Final = 1000
 """Characters of what a failed command printed."""
 MAX_REQUEST_BYTES: Final = 128 * 1024
 """Of arguments and environment."""
-FOREGROUND: Final = re.compile(
-    r"^(?:make serve|triolet (?:serve|server|prefill|decode|model share))\b"
-)
+FOREGROUND: Final = re.compile(r"^(?:make serve|triolet (?:serve|server|prefill|decode))\b")
 BEGINS: Final = re.compile(r"^(?:make serve|triolet (?:serve|decode))\b")
 """What begins another fleet: the one before is stopped first."""
 URL: Final = re.compile(r'"url": ?"([^"]+)"')
 """Where a server is; it is waited for until it has workers."""
-BEGUN: Final = re.compile(r'^oci://|"stage"', re.MULTILINE)
-"""What a peer and a worker say first; nothing more is waited for."""
+BEGUN: Final = '"stage"'
+"""What a worker says first; nothing more is waited for."""
 TRIOLET: Final = f"""\
 #!{sys.executable} -SE
 import json, os, socket, sys
@@ -262,7 +260,7 @@ class Reader:
 
     def _is_ready(self, out: Path) -> bool:
         said = out.read_text() if out.exists() else ""
-        if BEGUN.search(said):
+        if BEGUN in said:
             return True
         if found := URL.search(said):
             with suppress(httpx2.TransportError):

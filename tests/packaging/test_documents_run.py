@@ -67,7 +67,7 @@ SCENES: Final = {
         f"{OPERATIONS}/golden.md",
         SIGNATURES,
     ),
-    "a registry": (f"{OPERATIONS}/registry.md", f"{OPERATIONS}/peers.md"),
+    "a registry": (f"{OPERATIONS}/registry.md",),
     "several machines": (
         f"{OPERATIONS}/machines.md",
         f"{OPERATIONS}/drain.md",
@@ -195,17 +195,6 @@ def run_registry(reader: Reader) -> None:
     typed(reader, "PASSWORD=password")
 
 
-def share_without_tls(reader: Reader) -> None:
-    """An address of loopback is asked by HTTP, whatever it speaks."""
-    reader.substitutes[" --certificate peer.pem --key peer.key"] = ""
-    typed(reader, "triolet model alias chat@stable chat:v1")
-
-
-def go_to_another_machine(reader: Reader) -> None:
-    """Use an empty store."""
-    typed(reader, "export XDG_DATA_HOME=$(mktemp -d)")
-
-
 def name_our_key(reader: Reader) -> None:
     (theirs,) = {name for one in shown(SIGNATURES) for name in KEY_ID.findall(one.text)}
     reader.substitutes[theirs] = "$(triolet model key release.key)"
@@ -242,9 +231,6 @@ BEFORE: Final[dict[str, Callable[[Reader], None]]] = {
     f"{OPERATIONS}/store.md": fill_stores,
     SIGNATURES: name_our_key,
     f"{OPERATIONS}/registry.md": run_registry,
-    f"{OPERATIONS}/peers.md": share_without_tls,
-    "triolet model pull oci://10.0.0.5": go_to_another_machine,
-    "triolet model pull oci://registry.example/models/chat:v1 --peer": go_to_another_machine,
     # Beside the processes of several machines, which the page before has begun.
     f"{OPERATIONS}/drain.md": lambda reader: typed(reader, "triolet serve demo"),
     "triolet scale chat.decode": serve_a_named_model,

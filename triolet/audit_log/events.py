@@ -44,7 +44,6 @@ class Action(StrEnum):
     MODEL_GC = "model.gc"
     MODEL_PUSH = "model.push"
     MODEL_PULL = "model.pull"
-    MODEL_SHARE = "model.share"
     MODEL_SIGN = "model.sign"
     MODEL_PROBE = "model.probe"
     MODEL_LOAD = "model.load"

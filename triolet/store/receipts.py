@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
 MAX_RECEIPT_BYTES: Final = 1024
 """Of five numbers and a digest."""
-MAX_KEPT: Final = 1024
-"""Receipts that a process keeps of a store that it may not write: some 100 versions of ten blobs,
-and half a megabyte."""
 SETTLED_NS: Final = 2_000_000_000
 """An inode that changed within this time before it was read gets no receipt: a write just after the
 read could leave the same times. The coarsest file systems count in steps of 2 s."""
@@ -43,8 +39,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class Receipts:
-    """The receipts of a store, one small file an inode; those of a store that this process may not
-    write are kept in its memory.
+    """The receipts of a store, one small file an inode.
 
     Args:
       folder: that holds them.
@@ -52,12 +47,10 @@ class Receipts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._kept: dict[tuple[int, int], Receipt] = {}
-        self._changing = Lock()  # a store is verified and shared by several threads
 
     def find(self, found: os.stat_result) -> str | None:
         """Return the digest of a file that has not changed since it was read; None if unknown."""
-        receipt = self._kept.get((found.st_dev, found.st_ino)) or _read(self._path(found))
+        receipt = _read(self._path(found))
         if receipt is None or receipt != receipt_of(found, receipt.digest):
             return None
         return receipt.digest
@@ -86,17 +79,12 @@ class Receipts:
         Raises:
           OSError: it cannot be written.
         """
-        if max(found.st_ctime_ns, found.st_mtime_ns) + SETTLED_NS >= read_at_ns:
-            return
-        if self._may_write:
+        is_settled = max(found.st_ctime_ns, found.st_mtime_ns) + SETTLED_NS < read_at_ns
+        if is_settled and self._may_write:
             self.write(found, digest)
-        else:
-            self._keep(receipt_of(found, digest))
 
     def drop(self, found: os.stat_result) -> None:
         """Forget a file that is not what its receipt says."""
-        with self._changing:
-            self._kept.pop((found.st_dev, found.st_ino), None)
         if self._may_write:
             self._path(found).unlink(missing_ok=True)
 
@@ -110,12 +98,6 @@ class Receipts:
     @property
     def _may_write(self) -> bool:
         return os.access(self.folder, os.W_OK)
-
-    def _keep(self, receipt: Receipt) -> None:
-        with self._changing:
-            self._kept[receipt.dev, receipt.inode] = receipt
-            if len(self._kept) > MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
 
     def _path(self, found: os.stat_result) -> Path:
         return self.folder / f"{found.st_dev}-{found.st_ino}.json"
