@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 VICTIM: Final = "victim"
 GENEROUS: Final = (
-    "requests_per_minute = 1000000\ntokens_per_minute = 1000000000000\nmax_concurrent = 1000"
+    "requests_per_minute = 1000000\ntokens_per_minute = 1000000000000\nmax_concurrent = 1000\n"
+    "max_running = 8"
 )
 PLANS: Final = {
     VICTIM: GENEROUS,
