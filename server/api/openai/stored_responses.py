@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .responses_schema import ResponseFields
 
 PREVIOUS: Final = "previous_response_id"
-_ITEM_ID: Final = re.compile(r"[a-z]+_([0-9a-f]{32})(?:_[0-9]+)?")
+_ITEM_ID: Final = re.compile(r"\A[a-z]+_([0-9a-f]{32})(?:_[0-9]+)?\Z")
 NOT_STORED: Final = (
     "responses are not stored here, beyond one WebSocket; start the server with "
     "--responses-ttl 3600"

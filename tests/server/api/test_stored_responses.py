@@ -185,6 +185,14 @@ async def test_items_are_referred_to_by_their_ids() -> None:
         assert GONE in refused.error["message"]
 
 
+async def test_an_id_of_a_megabyte_is_looked_at_once() -> None:
+    # From each of its letters on, a search would take a quarter of an hour.
+    long = {"type": "item_reference", "id": "a" * MIB}
+    async with surface() as server:
+        answer = await server.post(PATH, ask(input=[long]))
+    assert (answer.status, answer.error["param"]) == (404, "input.0.id")
+
+
 async def test_the_items_of_a_request_are_listed_with_ids() -> None:
     fleet = FakeFleet(calls_first)
     history = [
