@@ -395,18 +395,21 @@ class TextModel:
             self._refuse_beyond(self._guard.least_chars(so_far), MESSAGES)
 
         turns: Conversation = with_parsed_arguments(messages)
-        if self.tools is ToolSupport.GENERIC:
-            turns = with_tools_in_words(turns, tools or (), takes_system=self._takes_system)
-            tools = None
-        asked = self._guard.protect(turns)
-        options: dict[str, Any] = {
-            "add_generation_prompt": add_generation_prompt,
-            "tools": self._guard.protect(tools),
-            "template_kwargs": self._guard.protect(template_kwargs),
-            "max_chars": self._bounds.max_bytes,
-            "refuse": refuse_beyond,
-            "refuse_after": self.max_model_len * self._vocabulary.longest_token_bytes,
-        }
+        try:
+            if self.tools is ToolSupport.GENERIC:
+                turns = with_tools_in_words(turns, tools or (), takes_system=self._takes_system)
+                tools = None
+            asked = self._guard.protect(turns)
+            options: dict[str, Any] = {
+                "add_generation_prompt": add_generation_prompt,
+                "tools": self._guard.protect(tools),
+                "template_kwargs": self._guard.protect(template_kwargs),
+                "max_chars": self._bounds.max_bytes,
+                "refuse": refuse_beyond,
+                "refuse_after": self.max_model_len * self._vocabulary.longest_token_bytes,
+            }
+        except RecursionError:
+            raise invalid_request("the messages or tools are nested too deeply", MESSAGES) from None
         if self._template.is_linear(has_tools=bool(tools)):
             rendered = self._template.render(asked, **options)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -166,6 +167,18 @@ async def test_a_model_without_template_says_so() -> None:
     with pytest.raises(RequestError, match="no chat template") as refusal:
         await model.render_chat([])
     assert refusal.value.param == "messages"
+
+
+@pytest.mark.parametrize("field", ["tools", "template_kwargs"])
+async def test_what_is_nested_too_deeply_is_refused_and_not_a_crash(field: str) -> None:
+    value: object = 1
+    for _ in range(900):
+        value = [value]
+    given: dict[str, Any] = {"tools": [{"x": value}], "template_kwargs": {"x": value}}
+    model = tiny_text(template="{{ tools }}{{ messages[0].content }}")
+    with pytest.raises(RequestError, match="nested too deeply") as refusal:
+        await model.render_chat([{"role": "user", "content": "a"}], **{field: given[field]})
+    assert refusal.value.status == 400
 
 
 async def test_a_lone_surrogate_is_refused_and_not_a_crash() -> None:
