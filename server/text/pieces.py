@@ -27,13 +27,15 @@ _SURROGATES: Final = "surrogatepass"
 """A text with half of a pair is refused by who reads it, not on the way."""
 
 
-def pieces_of(values: Sequence[object]) -> Iterator[bytes | memoryview]:
-    """Yield a message of some values, made of what JSON has, and bytes.
+def _long_integer(value: object) -> msgpack.ExtType:
+    """Return an integer that msgpack has no form for, of more than 64 bits."""
+    assert isinstance(value, int), "JSON and bytes have nothing else"
+    return msgpack.ExtType(0, str(value).encode())
 
-    Raises:
-      OverflowError: an integer of more than 64 bits.
-    """
-    packer = msgpack.Packer(unicode_errors=_SURROGATES)
+
+def pieces_of(values: Sequence[object]) -> Iterator[bytes | memoryview]:
+    """Yield a message of some values, made of what JSON has, and bytes."""
+    packer = msgpack.Packer(default=_long_integer, unicode_errors=_SURROGATES)
     yield packer.pack_array_header(len(values))
     for value in values:
         if isinstance(value, bytes | bytearray):
@@ -55,7 +57,10 @@ class Reader:
 
     def __init__(self) -> None:
         self._unpacker = msgpack.Unpacker(
-            strict_map_key=False, unicode_errors=_SURROGATES, max_buffer_size=MAX_BYTES
+            ext_hook=lambda _, digits: int(digits),
+            strict_map_key=False,
+            unicode_errors=_SURROGATES,
+            max_buffer_size=MAX_BYTES,
         )
 
     def feed(self, data: bytes | bytearray) -> list[Any] | None:

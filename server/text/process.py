@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from triolet.errors import RequestError, invalid_request
+from triolet.errors import RequestError
 
 from .pieces import PIECE_BYTES, Reader, pieces_of
 
@@ -65,7 +65,7 @@ def main() -> None:
         asked = reader.feed(data)
         if asked is not None:
             name, *args = asked
-            answers.write(packed(outcome_of(JOBS[name], args)))
+            answers.writelines(pieces_of(outcome_of(JOBS[name], args)))
             answers.flush()
 
 
@@ -77,12 +77,3 @@ def outcome_of(work: Callable[..., Any], args: Sequence[object]) -> Outcome:
         return Kind.REFUSED, error.said
     except Exception:  # noqa: BLE001 (whatever it is, the server raises it)
         return Kind.FAILED, traceback.format_exc()
-
-
-def packed(outcome: Outcome) -> bytes:
-    """Return what is answered."""
-    try:
-        return b"".join(pieces_of(outcome))
-    except OverflowError:
-        refusal = invalid_request("the body has an integer of more than 64 bits")
-        return b"".join(pieces_of((Kind.REFUSED, refusal.said)))

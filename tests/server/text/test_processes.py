@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "triolet" / "demo"
 
-SMALL = st.none() | st.integers(-(2**63), 2**63) | st.text(max_size=9) | st.binary(max_size=9)
+SMALL = st.none() | st.integers(-(10**50), 10**50) | st.text(max_size=9) | st.binary(max_size=9)
 PLAIN = st.recursive(
     SMALL,
     lambda inner: (
@@ -77,9 +77,7 @@ async def test_work_is_done_refused_or_fails_as_it_would_here() -> None:
             with pytest.raises(RequestError, match=message) as refusal:
                 await processes.do(checked_fields, "ChatRequest", wrong, False)
             assert refusal.value.status == 400
-        huge = b'{"messages": [], "tools": [{"x": %d}]}' % 2**64
-        with pytest.raises(RequestError, match="more than 64 bits"):
-            await processes.do(parse_object, huge)
+        assert await processes.do(parse_object, b'{"x": %d}' % 10**50) == {"x": 10**50}
         with pytest.raises(RuntimeError, match="KeyError"):
             await processes.do(checked_fields, "NoRequest", b"{}", False)
 
