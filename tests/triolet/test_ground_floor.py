@@ -81,6 +81,8 @@ def test_end_tokens_follow_ignore_eos_and_min_tokens() -> None:
         (lambda: LinkConfig(load_report_interval_s=0), "load_report_interval_s"),
         (lambda: LinkConfig(load_report_interval_s=0.6), "load_report_interval_s"),
         (lambda: dataclasses.replace(SERVER, requests_per_turn=0), "requests_per_turn"),
+        (lambda: dataclasses.replace(SERVER, text_processes=0), "text_processes"),
+        (lambda: dataclasses.replace(SERVER, text_timeout_s=0.0), "text_timeout_s"),
         (lambda: LinkConfig(peer_timeout_s=0.9), "peer_timeout_s"),
         (lambda: LinkConfig(lease_ttl_s=1.5), "lease_ttl_s"),
         (lambda: LinkConfig(kv_ring_bytes=1), "kv_ring_bytes"),

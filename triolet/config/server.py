@@ -560,6 +560,8 @@ class ServerConfig:
         queued = self.max_queued_requests
         require(queued >= 0, "max_queued_requests", queued, ">= 0")
         require(self.requests_per_turn >= 1, "requests_per_turn", self.requests_per_turn, ">= 1")
+        require(self.text_processes >= 1, "text_processes", self.text_processes, ">= 1")
+        require(self.text_timeout_s > 0, "text_timeout_s", self.text_timeout_s, "> 0")
         require(self.min_chunk_bytes >= 1, "min_chunk_bytes", self.min_chunk_bytes, ">= 1")
         require(self.members_poll_s > 0, "members_poll_s", self.members_poll_s, "> 0")
         require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
