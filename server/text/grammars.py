@@ -64,11 +64,11 @@ class Grammars:
         """Return if a grammar can be used.
 
         Raises:
-          RequestError: 400 that names `param`; 503 if too many wait.
+          RequestError: 400 that names `param`; 429 or 503 if too many wait.
         """
         answer = self._remembered.get(grammar)
         if answer is None:
-            answer = await self._ask(grammar)
+            answer = await self._ask(grammar, param)
         verdict, message = answer
         self._count(verdict.name.lower())
         if verdict is Answer.REFUSED:
@@ -78,7 +78,7 @@ class Grammars:
             reason = message or f"takes more than {most_ms:g} ms to compile or to follow"
             raise invalid_request(f"{reason}; make it simpler", param)
 
-    async def _ask(self, grammar: Grammar) -> tuple[Answer, str]:
+    async def _ask(self, grammar: Grammar, param: str) -> tuple[Answer, str]:
         # One question of each key: one that is shared by two keys would end with its first asker.
         name = (current_line(), grammar)
         lock = self._asking.setdefault(name, trio.Lock())
@@ -87,7 +87,7 @@ class Grammars:
                 if grammar in self._remembered:
                     return self._remembered[grammar]
                 verdict, message = await self._do(
-                    check_grammar, *self._model, grammar.kind.value, grammar.text
+                    check_grammar, *self._model, grammar.kind.value, grammar.text, param=param
                 )
         except RequestError:
             self._count("overloaded")

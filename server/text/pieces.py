@@ -67,7 +67,7 @@ class Reader:
         """Take what arrived; return the values of a message that is complete.
 
         Raises:
-          ValueError: it is none.
+          UnpackException: it is none, or longer than MAX_BYTES.
         """
         self._unpacker.feed(data)
         try:

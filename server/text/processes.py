@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
+import msgpack
 import structlog
 import trio
 
@@ -57,7 +58,8 @@ class Do(Protocol):
           param: the request field that an error names.
 
         Raises:
-          RequestError: as `work` does; 400 if that takes too long; 429 or 503 if too much waits.
+          RequestError: as `work` does; 400 if that takes too long; 429 or 503 if too much waits;
+            503 if the process ends.
         """
 
 
@@ -124,11 +126,18 @@ class TextProcesses:
             if job.began_at is None:
                 self.turns.leave(job)
         if task.outcome is None:
-            if task.is_late or (job.began_at is not None and not task.is_over.is_set()):
+            now = trio.current_time()
+            is_over = task.is_over.is_set()
+            # It is too long only if most of the time went into the work and not into waiting.
+            worked_s = 0.0 if job.began_at is None else now - job.began_at
+            if task.is_late or (not is_over and worked_s > self._timeout_s / 2):
                 raise invalid_request(
-                    f"takes longer than {self._timeout_s:g} s to read; shorten it", param
+                    f"{param or 'the body'} takes longer than {self._timeout_s:g} s to read; "
+                    "shorten it",
+                    param,
                 )
-            raise overloaded(f"too many {WAITING}", RETRY_S)
+            reason = "a text process has ended" if is_over else f"too many {WAITING}"
+            raise overloaded(reason, RETRY_S)
         kind, value = task.outcome
         if kind is Kind.REFUSED:
             raise RequestError(**value)
@@ -186,7 +195,8 @@ class TextProcesses:
         assert process.stdin is not None
         assert process.stdout is not None
         assert task.work.__name__ in JOBS, "a process does nothing else"
-        with trio.move_on_after(self._timeout_s) as scope, suppress(trio.BrokenResourceError):
+        broken = trio.BrokenResourceError, msgpack.UnpackException
+        with trio.move_on_after(self._timeout_s) as scope, suppress(*broken):
             for piece in pieces_of((task.work.__name__, *task.args)):
                 await process.stdin.send_all(piece)
             task.outcome = await _received(process.stdout)

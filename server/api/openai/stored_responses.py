@@ -203,7 +203,7 @@ async def conversation_of(
     do = at_once if num_bytes <= INLINE_BYTES else services.do
     items = {}
     for of_id, one in found.items():
-        shown = await do(stored_items, one.input, one.response)
+        shown = await do(stored_items, one.input, one.response, param=PREVIOUS)
         items[of_id] = [_read(item) for item in shown]
     by_id = {item.id: item for of_one in items.values() for item in of_one}
     earlier: list[InputItem] = []

@@ -17,6 +17,7 @@ from server.text.grammar_check import next_token
 from server.text.grammars import Grammars
 from server.text.processes import TextProcesses
 from server.text.turns import enter_line
+from tests.server.support.held_work import held_work
 from triolet.config import GrammarConfig, ServerConfig, TurnsConfig
 from triolet.errors import RequestError
 from triolet.sampling import Grammar, GrammarKind
@@ -151,6 +152,15 @@ async def test_nobody_waits_for_ever(autojump_clock: trio.testing.MockClock) -> 
         await grammars.check(GOOD, "guided_regex")
     assert caught.value.status == 503
     assert trio.current_time() < 10
+
+
+async def test_what_takes_too_long_is_refused_by_name(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with held_work(text_timeout_s=5.0) as held:
+        with pytest.raises(RequestError, match="guided_regex takes longer") as caught:
+            await demo_grammars(held).check(GOOD, "guided_regex")
+    assert (caught.value.status, caught.value.param) == (400, "guided_regex")
 
 
 def grammar_of(fields: dict[str, Any]) -> Grammar:

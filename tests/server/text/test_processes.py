@@ -16,17 +16,21 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
 from server.api.json_body import checked_fields, parse_object
 from server.text import pieces
 from server.text.pieces import PIECE_ITEMS, Reader, pieces_of
 from server.text.processes import PROGRAM, TextProcesses
 from server.text.tokenizer import INLINE_IDS, INLINE_WEIGHT, TextModel
+from tests.server.support.held_work import HeldWork, held_work
 from triolet.config import ServerConfig
 from triolet.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from trio.testing import MockClock
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "triolet" / "demo"
@@ -125,17 +129,44 @@ async def test_a_process_that_ends_or_hangs_is_replaced() -> None:
         await processes.do(parse_object, b"{}")
         [first] = await children()
         os.kill(first, signal.SIGSTOP)
-        with pytest.raises(RequestError, match="takes longer than 5 s") as hung:
+        with pytest.raises(RequestError, match="messages takes longer than 5 s") as hung:
             await processes.do(parse_object, b"{}", param="messages")
         assert (hung.value.status, hung.value.param) == (400, "messages")
         assert await processes.do(parse_object, b"{}") == {}
         [second] = await children()
         os.kill(second, signal.SIGKILL)
-        with pytest.raises(RequestError, match="too many") as ended:
+        with pytest.raises(RequestError, match="has ended") as ended:
             await processes.do(parse_object, b"{}")
         assert ended.value.status == 503
         assert await processes.do(parse_object, b"{}") == {}
     assert len({first, second}) == 2
+
+
+async def let_one_go(held: HeldWork, after_s: float) -> None:
+    await trio.sleep(after_s)
+    held.may.release()
+
+
+async def test_what_got_its_turn_late_is_told_to_come_again(autojump_clock: MockClock) -> None:
+    async with held_work(text_timeout_s=10.0) as held, trio.open_nursery() as nursery:
+        nursery.start_soon(held.do, parse_object, b"{}")
+        await wait_all_tasks_blocked()
+        nursery.start_soon(let_one_go, held, 9.0)
+        with pytest.raises(RequestError, match="too many texts wait") as late:
+            await held.do(parse_object, b"{}")
+        assert (late.value.status, held.turns.num_running) == (503, 1)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_an_answer_beyond_the_bound_ends_its_process_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pieces, "MAX_BYTES", 1000)
+    async with running() as processes:
+        with pytest.raises(RequestError, match="has ended"):
+            await processes.do(parse_object, b'{"a": "%s"}' % (b"a" * 2000))
+        assert await processes.do(parse_object, b"{}") == {}
 
 
 @pytest.mark.slow
