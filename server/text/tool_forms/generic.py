@@ -57,8 +57,10 @@ def with_tools_in_words(
         was_joined, is_joined = is_joined, turn["role"] == "tool" or "tool_calls" in turn
         shown = _in_words(turn)
         if plain and (is_joined or was_joined) and plain[-1]["role"] == shown["role"]:
-            shown["content"] = _joined("\n", plain.pop()["content"], shown["content"])
+            shown["content"] = [*plain.pop()["content"], *shown["content"]]
         plain.append(shown)
+    for turn in plain:
+        turn["content"] = _joined("\n", *turn["content"])
     if tools:
         lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
         listing, role = _LISTING % "\n".join(lines), "system" if takes_system else "user"
@@ -71,16 +73,17 @@ def with_tools_in_words(
 
 
 def _in_words(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a turn without a role and without fields that only templates with tools know."""
+    """Return a turn without the role `tool` and without calls. Its content is in parts, so that
+    those of many turns are joined once."""
     content = turn["content"]
     if turn["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+        return {"role": "user", "content": [f"<tool_response>\n{content}\n</tool_response>"]}
     calls = [
         f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
         for call in turn.get("tool_calls", ())
     ]
     kept = {key: value for key, value in turn.items() if key != "tool_calls"}
-    return {**kept, "content": _joined("\n", content, *calls)}
+    return {**kept, "content": [content, *calls]}
 
 
 def _joined(between: str, *parts: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from server.text.template import ChatTemplate
 from server.text.tool_calls import HERMES, MISTRAL
+from server.text.tool_forms import generic
 from server.text.tool_forms.generic import GENERIC, ToolSupport, with_tools_in_words
 from server.text.tool_forms.table import HARMONY
 from tests.server.tiny_text import TEMPLATE, tiny_text
@@ -51,6 +52,19 @@ LONG = [
     turn("assistant", "", CALLS[0]),
     turn("tool", "three"),
 ]
+
+
+def test_thousands_of_results_in_a_row_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_chars = 0
+
+    def counting(between: str, *parts: str) -> str:
+        nonlocal num_chars
+        num_chars += sum(map(len, parts))
+        return between.join(filter(None, parts))
+
+    monkeypatch.setattr(generic, "_joined", counting)
+    with_tools_in_words([turn("tool", "a" * 1000)] * 1000, [], takes_system=True)
+    assert num_chars < 2 * 1000 * 1000
 
 
 async def test_the_system_prompt_lists_the_tools() -> None:
