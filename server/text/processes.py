@@ -105,6 +105,7 @@ class TextProcesses:
         self.first: Sequence[Work] = ()
         self._count = config.text_processes
         self._timeout_s = config.text_timeout_s
+        self._start_s = config.text_start_s
         self._has_changed = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -168,9 +169,11 @@ class TextProcesses:
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
         )
         try:
-            ask = partial(self._ask, process)
-            if all([await ask(_Task(*one)) for one in self.first]):
-                await self._work(ask)
+            is_good = True
+            for one in self.first:
+                is_good = is_good and await self._ask(process, self._start_s, _Task(*one))
+            if is_good:
+                await self._work(partial(self._ask, process, self._timeout_s))
             log.warning("text_process_silent")
         finally:
             process.kill()
@@ -190,13 +193,13 @@ class TextProcesses:
                 job.item.is_over.set()
                 self._change()
 
-    async def _ask(self, process: trio.Process, task: _Task) -> bool:
+    async def _ask(self, process: trio.Process, timeout_s: float, task: _Task) -> bool:
         """Have a job done; return whether the process is still good for the next."""
         assert process.stdin is not None
         assert process.stdout is not None
         assert task.work.__name__ in JOBS, "a process does nothing else"
         broken = trio.BrokenResourceError, msgpack.UnpackException
-        with trio.move_on_after(self._timeout_s) as scope, suppress(*broken):
+        with trio.move_on_after(timeout_s) as scope, suppress(*broken):
             for piece in pieces_of((task.work.__name__, *task.args)):
                 await process.stdin.send_all(piece)
             task.outcome = await _received(process.stdout)

@@ -471,6 +471,9 @@ class ServerConfig:
     text_timeout_s: float = 10.0 * SECONDS
     """How long a job of theirs may wait and take: the largest conversations take a second. A
     process that has not answered then is ended."""
+    text_start_s: float = 120.0 * SECONDS
+    """How long a new one of them may take for each step of its start: to import its modules and to
+    read a tokenizer takes seconds of a processor, of which a busy machine gives it a quarter."""
     ws_ping_s: float = 15.0 * SECONDS
     """Interval of pings on a WebSocket; below every proxy's idle limit."""
     ws_pong_timeout_s: float = 30.0 * SECONDS

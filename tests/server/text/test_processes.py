@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +167,22 @@ async def test_an_answer_beyond_the_bound_ends_its_process_only(
         with pytest.raises(RequestError, match="has ended"):
             await processes.do(parse_object, b'{"a": "%s"}' % (b"a" * 2000))
         assert await processes.do(parse_object, b"{}") == {}
+
+
+@pytest.mark.slow
+async def test_a_process_may_start_for_longer_than_a_job_may_take() -> None:
+    # Its imports take longer on any machine.
+    processes = TextProcesses(ServerConfig(text_processes=1, text_timeout_s=0.2))
+    processes.first = [(parse_object, (b"{}",))]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(processes.run)
+        found = None
+        with trio.fail_after(60.0):
+            while found is None:
+                with suppress(RequestError):
+                    found = await processes.do(parse_object, b"{}")
+        assert found == {}
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow
