@@ -48,7 +48,10 @@ class Grammars:
         do: Do,
         count: Callable[[str], None] = lambda word: None,
     ) -> None:
-        self._model = str(tokenizer_path), eos_token_ids, msgspec.to_builtins(config)
+        # Another model may come to the same directory: processes keep what they have read.
+        changed_ns = tokenizer_path.stat().st_mtime_ns
+        path, bounds = str(tokenizer_path), msgspec.to_builtins(config)
+        self._model = path, changed_ns, eos_token_ids, bounds
         self._config = config
         self._do = do
         self._count = count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import trio
 import trio.testing
 
 from loadtest.schemas import costly, random_schema
-from server.text.grammar_check import next_token
+from server.text.grammar_check import Answer, next_token
 from server.text.grammars import Grammars
 from server.text.processes import TextProcesses
 from server.text.turns import enter_line
@@ -96,6 +97,17 @@ async def test_a_tokenizer_that_cannot_be_used_refuses_every_grammar(tmp_path: P
     async with opened(tokenizer=tokenizer) as (grammars, _):
         with pytest.raises(RequestError, match="tokenizer cannot be used"):
             await grammars.check(GOOD, "guided_regex")
+
+
+async def test_another_tokenizer_at_the_same_path_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    asked = []
+    for text in ((DEMO / "tokenizer.json").read_text(), "{}"):
+        path.write_text(text)
+        os.utime(path, ns=(0, len(text)))
+        check, args = Grammars(path, (1,), COUNTING, idle().do).first_work
+        asked.append(check(*args)[0])
+    assert asked == [Answer.USABLE, Answer.REFUSED]
 
 
 async def test_more_than_may_wait_are_refused_at_once() -> None:
