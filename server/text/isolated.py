@@ -1,7 +1,7 @@
 """Work of unknown cost in a child process that the kernel ends when it takes too much.
 
-For helper processes of one thread, never for the server: a fork takes no other thread along, but
-whatever locks these hold.
+Only for helper processes with one thread, never for the server: a fork copies the locks that other
+threads hold, but not the threads that would release them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def run_isolated(
 ) -> bytes | None:
     """Return what `work` returns in a child process; None if it raised or took too much.
 
-    It is waited for as long as the child exists. One that others keep from running uses up no
-    processor time, so who asks the helper process ends that when it waits too long.
+    Waits until the child has ended, without a deadline: a child that gets no processor uses up none
+    of its time. So the server ends a helper process that does not answer in time.
 
     Args:
       work: encodes the errors that it expects.
-      cpu_s: processor time. `limit_cpu` within the work begins anew.
+      cpu_s: processor time; the work may set a new limit with `limit_cpu`.
       memory_bytes: address space on top of what this process has.
       max_bytes: of the result.
     """

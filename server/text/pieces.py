@@ -24,7 +24,7 @@ PIECE_BYTES: Final = 64 * 1024
 MAX_BYTES: Final = 256 * MIB
 """Of one message, twice what a template may render of the largest body."""
 _SURROGATES: Final = "surrogatepass"
-"""A text with half of a pair is refused by who reads it, not on the way."""
+"""A text with half of a pair travels as it is; its reader refuses it."""
 
 
 def _long_integer(value: object) -> msgpack.ExtType:
@@ -67,11 +67,13 @@ class Reader:
         """Take what arrived; return the values of a message that is complete.
 
         Raises:
-          UnpackException: it is none, or longer than MAX_BYTES.
+          ValueError: it is none, or longer than MAX_BYTES.
         """
-        self._unpacker.feed(data)
         try:
+            self._unpacker.feed(data)
             values: list[Any] = self._unpacker.unpack()
         except msgpack.OutOfData:
             return None
+        except msgpack.BufferFull as error:
+            raise ValueError(f"a message is longer than {MAX_BYTES} bytes") from error
         return values

@@ -1,7 +1,7 @@
 """The process beside the server that parses, renders, tokenises and compiles (processes.py).
 
-What it does here would hold up every stream of every client there: the interpreter's lock is held
-by one thread at a time, and a C function keeps it until it returns.
+In the server this work would hold up every stream of every client: one thread at a time holds the
+interpreter's lock, and a C function keeps it until it returns.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _Work = TypeVar("_Work", bound=Callable[..., Any])
 
 NICENESS: Final = 10
-"""Stands back for the server (0) and for workers (5): a long prompt may wait, tokens may not. With
-every core busy it still gets a quarter of one."""
+"""Below the server (0) and workers (5): a long prompt may wait, tokens may not. With every core
+busy a process still gets a quarter of one."""
 
 
 class Kind(IntEnum):
@@ -42,11 +42,11 @@ of any other error."""
 
 
 JOBS: Final[dict[str, Callable[..., Any]]] = {}
-"""All that can be asked for, by name, of the modules that are imported."""
+"""The functions that a process does, by name: those of the modules that it imports."""
 
 
 def job(work: _Work) -> _Work:
-    """Let a process do this. It is given, and returns, what pieces.py can pack."""
+    """Register a function as a job. Its arguments and its result are what pieces.py can pack."""
     assert work.__name__ not in JOBS, "names are unique"
     JOBS[work.__name__] = work
     return work
@@ -54,7 +54,7 @@ def job(work: _Work) -> _Work:
 
 def main() -> None:
     """Do what is asked on stdin until that ends."""
-    # The terminal's Ctrl-C is the server's to heed.
+    # A terminal sends Ctrl-C to this process too, which has to go on until the server ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     # Whatever else prints would be taken for an answer.

@@ -5,7 +5,7 @@ the name of a function and its arguments, which are sent in pieces (pieces.py) t
 the models' tokenizers (process.py). Clients take turns by the seconds that their jobs have
 taken (turns.py). A process that does not answer in time is ended, and another one started.
 
-What is small is no job: sending it would take longer. Whoever has the work decides that.
+Small work is done in place by its caller: to send it would take longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
-import msgpack
 import structlog
 import trio
 
@@ -75,7 +74,7 @@ class _Task:
     Attributes:
       work: the job.
       args: what it is given.
-      is_over: set when it has been done, or will not be.
+      is_over: set when it has been done, or its process has ended.
       is_late: it took too long.
       outcome: what became of it; None if it was not done.
     """
@@ -181,7 +180,7 @@ class TextProcesses:
                 await process.wait()
 
     async def _work(self, ask: Callable[[_Task], Awaitable[bool]]) -> None:
-        """Have jobs done in turns, as long as who is asked is good for the next."""
+        """Hand jobs to a process in turns, as long as it can take the next."""
         is_good = True
         while is_good:
             while (job := self.turns.begin(trio.current_time())) is None:
@@ -194,11 +193,11 @@ class TextProcesses:
                 self._change()
 
     async def _ask(self, process: trio.Process, timeout_s: float, task: _Task) -> bool:
-        """Have a job done; return whether the process is still good for the next."""
+        """Have a job done; return whether the process can take the next."""
         assert process.stdin is not None
         assert process.stdout is not None
         assert task.work.__name__ in JOBS, "a process does nothing else"
-        broken = trio.BrokenResourceError, msgpack.UnpackException
+        broken = trio.BrokenResourceError, ValueError
         with trio.move_on_after(timeout_s) as scope, suppress(*broken):
             for piece in pieces_of((task.work.__name__, *task.args)):
                 await process.stdin.send_all(piece)

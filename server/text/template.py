@@ -3,10 +3,9 @@
 Templates come from the model directory, which its operator chose, but such directories are
 downloaded from strangers, and harmless templates meet hostile messages. jinja2's sandbox keeps them
 from Python's insides. It bounds neither their time nor their memory, and one operation may hold the
-interpreter for ever. So a template whose operations are all known to be cheap
-(linear_template.py) is compiled and rendered by whoever needs it. Any other belongs into a child
-process with limits (isolated.py), where it is compiled too: jinja2's compiler works out what stands
-between literals.
+interpreter for ever. So only a template whose operations are all known to be cheap
+(linear_template.py) is compiled and rendered in place. Any other is compiled and rendered in a
+child process with limits (isolated.py): jinja2's compiler computes operations between literals.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class ChatTemplate:
 
     def is_linear(self, *, has_tools: bool) -> bool:
         """Whether a rendering costs at most a multiple of what it is given, so that it may run in
-        this process. Anything else belongs into a child process with limits."""
+        this process. Anything else needs a child process with limits."""
         return isinstance(self._pick(has_tools=has_tools), jinja2.Template)
 
     def render(

@@ -465,15 +465,13 @@ class ServerConfig:
     """The kernel drops a peer that acknowledges nothing, or leaves its window shut, for this long,
     but not before `stall_timeout_s` has ended its streams, by whose clock it is known why."""
     text_processes: int = 2
-    """Processes that parse, render, tokenise and compile what is not small: they share the cores
-    with workers on one machine, and stand back for these. With two, one client's longest job leaves
-    one to others."""
+    """Processes that parse, render, tokenise and compile what is not small, at a lower priority
+    than workers on the same machine. With two, one client's longest job leaves one to others."""
     text_timeout_s: float = 10.0 * SECONDS
     """How long a job of theirs may wait and take: the largest conversations take a second. A
     process that has not answered then is ended."""
     text_start_s: float = 120.0 * SECONDS
-    """How long a new one of them may take for each step of its start: to import its modules and to
-    read a tokenizer takes seconds of a processor, of which a busy machine gives it a quarter."""
+    """For each step of a new one's start: seconds of a core, of which it may get a quarter."""
     ws_ping_s: float = 15.0 * SECONDS
     """Interval of pings on a WebSocket; below every proxy's idle limit."""
     ws_pong_timeout_s: float = 30.0 * SECONDS

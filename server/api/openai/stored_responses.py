@@ -80,7 +80,7 @@ def _shown(item: InputItem, own_id: str) -> dict[str, Any]:
 
 
 def keeper_here() -> Keeper:
-    """Return for whom the running task's responses are kept."""
+    """Return the tenant that the running task's responses are kept for, and its share."""
     return Keeper(current_tenant().name.encode(), current_tenant().plan.cache_share)
 
 
@@ -101,7 +101,7 @@ def keep_at_end(
       services: of the server.
     """
     if services.config.responses.ttl_s and fields.store is not False:
-        events.own_items = own  # which an answer that is not stored shall not hold
+        events.own_items = own  # an answer that is not stored does not keep its request in memory
         events.response["store"] = True
         events.on_end = partial(remember, services.responses, keeper_here())
 
@@ -119,7 +119,7 @@ def remember(store: ResponseStore, keeper: Keeper, events: ResponseEvents) -> No
 def _found(
     response_id: str, asked: str, services: Services, param: str, *of_connection: ResponseStore
 ) -> Stored:
-    """Return a response of the running task's tenant, whose time begins anew.
+    """Return a response of the running task's tenant, and restart its time to live.
 
     Args:
       response_id: of the response.
