@@ -7,11 +7,12 @@ by one thread at a time, and a C function keeps it until it returns.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from triolet.errors import RequestError, invalid_request
@@ -54,8 +55,11 @@ def job(work: _Work) -> _Work:
 
 def main() -> None:
     """Do what is asked on stdin until that ends."""
-    # The terminal's Ctrl-C is the server's to heed.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Of its own: the terminal's Ctrl-C is the server's to heed, and Linux schedules by sessions first
+    # where it groups processes by them, and by niceness within each.
+    os.setsid()
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
     os.nice(NICENESS)
     # Whatever else prints would be taken for an answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
