@@ -55,8 +55,8 @@ def job(work: _Work) -> _Work:
 
 def main() -> None:
     """Do what is asked on stdin until that ends."""
-    # Of its own: the terminal's Ctrl-C is the server's to heed, and Linux schedules by sessions first
-    # where it groups processes by them, and by niceness within each.
+    # The terminal's Ctrl-C does not reach this session. And where Linux groups processes by their
+    # sessions, niceness counts only within one, and that of the session between them.
     os.setsid()
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS))
