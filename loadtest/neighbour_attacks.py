@@ -9,10 +9,13 @@ see `harness.lines`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -290,6 +293,10 @@ def main(url: str, name: str) -> None:
     where = urlsplit(url)
     assert where.hostname is not None
     assert where.port is not None
+    # Linux schedules by sessions first where it groups processes by them.
+    os.setsid()
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19")
     attack = ATTACKS[name]
     requests = requests_of(attack)
     for line in sys.stdin:

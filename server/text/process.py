@@ -7,11 +7,12 @@ interpreter's lock, and a C function keeps it until it returns.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from triolet.errors import RequestError
@@ -54,8 +55,11 @@ def job(work: _Work) -> _Work:
 
 def main() -> None:
     """Do what is asked on stdin until that ends."""
-    # A terminal sends Ctrl-C to this process too, which has to go on until the server ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A session of its own: a terminal's Ctrl-C does not reach it. And where Linux groups processes
+    # by sessions, niceness counts within one session only, and each group has one of its own.
+    os.setsid()
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
     os.nice(NICENESS)
     # Whatever else prints would be taken for an answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

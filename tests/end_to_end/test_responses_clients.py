@@ -210,9 +210,9 @@ def test_a_websocket_takes_what_came_of_a_call(client: openai.OpenAI) -> None:
     whole = client.responses.create(**{**asked, "input": history}, tool_choice="none")
     assert second.output_text
     assert second.output_text == whole.output_text
-    assert first.usage is not None
+    assert whole.usage is not None
     assert second.usage is not None
-    assert second.usage.input_tokens > first.usage.input_tokens
+    assert second.usage.input_tokens == whole.usage.input_tokens
 
 
 @pytest.mark.parametrize(
