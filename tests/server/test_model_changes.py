@@ -151,11 +151,12 @@ async def test_the_first_model_may_go_and_the_last_one_stays() -> None:
 
 async def test_what_runs_ends_in_time_and_is_told_why(autojump_clock: MockClock) -> None:
     async with scene() as one:
+        # First: it reads files in a thread, and virtual time runs on meanwhile.
+        await one.changes._add(CODE)
         links = one.fleets.by_model["chat"]
         short = links.submit(make_request(1, max_tokens=20))
         endless = links.submit(make_request(2, max_tokens=1000, seed=2))
         await read_some(endless, 3)
-        await one.changes._add(CODE)
         one.use(CODE)
         await trio.sleep(0.01)
         with pytest.raises(RequestError, match="model chat was removed") as refused:
