@@ -55,9 +55,8 @@ def job(work: _Work) -> _Work:
 
 def main() -> None:
     """Do what is asked on stdin until that ends."""
-    # A session of its own: a terminal's Ctrl-C does not reach it. And where Linux groups processes
-    # by sessions, niceness counts within one session only, and each group has one of its own.
-    os.setsid()
+    # Where Linux groups processes by sessions, niceness counts within one session only, and each
+    # group has one of its own.
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS))
     os.nice(NICENESS)

@@ -164,6 +164,7 @@ class TextProcesses:
             [sys.executable, "-P", "-m", PROGRAM],  # -P: nothing of the current directory
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is for the server
             # Threads of the tokenizer's own would not survive the forks for grammars.
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
         )

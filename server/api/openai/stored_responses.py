@@ -245,10 +245,12 @@ async def delete_response(services: Services, response_id: str) -> Response:
 
 async def list_input_items(services: Services, response_id: str) -> Response:
     """Return the items of a stored response's own request, the newest first, on one page."""
-    items = msgspec.json.decode(_asked_for(response_id, services, "after", "limit").input)
+    stored = _asked_for(response_id, services, "after", "limit")
+    items = msgspec.json.decode(stored.input, type=list[msgspec.Raw])
     if request.args.get("order") != "asc":
         items.reverse()
-    ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
+    first, last = (msgspec.json.decode(items[at])["id"] for at in (0, -1))
+    ends = {"first_id": first, "last_id": last}
     return json_response({"object": "list", "data": items, "has_more": False, **ends})
 
 
