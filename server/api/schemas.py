@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 
 MAX_MESSAGES: Final = 4096
+TURNS_AT_ONCE: Final = 256
+"""Of a conversation, put into other words before others may run: some take 10 µs."""
 MAX_PARTS: Final = 1024
 """Of one message: what people attach are a few files."""
 MAX_DETOKENIZED: Final = 1 << 18

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
+import trio
 from quart import request as http_request
 
 from triolet.errors import RequestError, invalid_request
@@ -46,7 +47,14 @@ from ..generate import (
 )
 from ..limits import check_output, message_tier
 from ..openai.chat import plan_chat, prompt_of_chat
-from ..schemas import EXTENSION_NAME, MAX_UNKNOWN, ChatRequest, Message, shared_fields
+from ..schemas import (
+    EXTENSION_NAME,
+    MAX_UNKNOWN,
+    TURNS_AT_ONCE,
+    ChatRequest,
+    Message,
+    shared_fields,
+)
 from ..stream import Answer, Serializer, WholeAnswer
 from .schema import CountRequest, MessagesRequest, OfferedTool, PromptFields, ToolUse
 
@@ -373,7 +381,7 @@ async def count_message_tokens(services: Services) -> Response:
     """Return how many tokens a conversation has as a prompt."""
     fields = await read_fields(CountRequest, services)
     with params_called(PARAMS):
-        chat = _as_chat(fields)
+        chat = await _as_chat(fields)
         on_model = partial(prompt_of_chat, chat, services=services)
         prompt_ids = await count_prompt(chat, services, on_model)
     return json_response({"input_tokens": len(prompt_ids)})
@@ -382,7 +390,7 @@ async def count_message_tokens(services: Services) -> Response:
 async def _plan(fields: MessagesRequest, services: Services) -> Plan:
     is_warming = fields.max_tokens == 0
     with params_called(PARAMS):
-        chat = _as_chat(fields)
+        chat = await _as_chat(fields)
         check_output(fields, current_tenant().plan)
 
         async def plan_on(model: ServedModel) -> Plan:
@@ -394,9 +402,13 @@ async def _plan(fields: MessagesRequest, services: Services) -> Plan:
         return await plan_request(chat, services, plan_on)
 
 
-def _as_chat(fields: PromptFields) -> ChatRequest:
+async def _as_chat(fields: PromptFields) -> ChatRequest:
     """Return what was asked for as a chat. All of it has been checked."""
-    turns = [turn for m in fields.messages for turn in m.content.messages(m.role)]
+    turns: list[Message] = []
+    for number, said in enumerate(fields.messages, 1):
+        if not number % TURNS_AT_ONCE:
+            await trio.lowlevel.checkpoint()
+        turns += said.content.messages(said.role)
     if fields.system:
         turns.insert(0, Message.model_construct(role="system", content=fields.system))
     output, choice = fields.output_config, fields.tool_choice

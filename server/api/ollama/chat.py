@@ -41,6 +41,7 @@ from ..generate import (
 from ..openai.chat import plan_chat
 from ..openai.embeddings import EmbeddingFields, embed, numbers_of
 from ..schemas import (
+    TURNS_AT_ONCE,
     ChatRequest,
     CompletionRequest,
     Message,
@@ -297,7 +298,7 @@ async def chat(services: Services) -> Response:
     common = _common(fields, services)
     chat_fields = ChatRequest.model_construct(
         **common,
-        messages=_messages(fields.messages),
+        messages=await _messages(fields.messages),
         tools=fields.tools or None,
     )
     return await _answer(fields, chat_fields, services, is_chat=True)
@@ -466,14 +467,16 @@ def _response_format(wanted: Mapping[str, Any] | str | None) -> ResponseFormat |
     return ResponseFormat(type="json_schema", json_schema=named)
 
 
-def _messages(turns: list[OllamaTurn]) -> list[Message]:
+async def _messages(turns: list[OllamaTurn]) -> list[Message]:
     """Return the conversation in the words of a chat, where a call has a name of its own.
 
     Calls are named by their place, so that a conversation that grows keeps its beginning.
     """
     messages = []
     num_calls = 0
-    for turn in turns:
+    for number, turn in enumerate(turns):
+        if not number % TURNS_AT_ONCE:
+            await trio.lowlevel.checkpoint()
         calls = []
         for call in turn.tool_calls or ():
             function = CalledFunction(

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
+import trio
 
 from triolet.errors import invalid_request
 
@@ -28,7 +29,7 @@ from ..generate import (
     own_requests,
     warming,
 )
-from ..schemas import ChatRequest, Message, shared_fields
+from ..schemas import TURNS_AT_ONCE, ChatRequest, Message, shared_fields
 from ..stream import WholeAnswer
 from .chat import plan_chat, prompt_of_chat
 from .responses_events import (
@@ -85,7 +86,7 @@ async def plan_response(
             "needs message.output_text.logprobs among the values of include", "top_logprobs"
         )
     with params_called(PARAMS):
-        chat = _as_chat(fields, items)
+        chat = await _as_chat(fields, items)
         plan = await plan_request(chat, services, partial(plan_chat, chat, services=services))
     plan = replace(plan, param=PARAMS[plan.param])
     return warming(plan) if fields.only_warms else plan
@@ -99,14 +100,14 @@ async def prompt_of_response(fields: ResponseFields, services: Services) -> tupl
     """
     earlier, own = await conversation_of(fields, services)
     with params_called(PARAMS):
-        chat = _as_chat(fields, [*earlier, *own])
+        chat = await _as_chat(fields, [*earlier, *own])
         return await count_prompt(chat, services, partial(prompt_of_chat, chat, services=services))
 
 
-def _as_chat(fields: ResponseFields, items: Sequence[InputItem]) -> ChatRequest:
+async def _as_chat(fields: ResponseFields, items: Sequence[InputItem]) -> ChatRequest:
     """Return what was asked for as a chat. All of it has been checked."""
     system = [message("system", fields.instructions)] if fields.instructions else []
-    turns = turns_of(items)
+    turns = await turns_of(items)
     if not turns:
         raise invalid_request("holds nothing but reasoning, which no prompt is made of", "messages")
     return ChatRequest.model_construct(
@@ -125,12 +126,14 @@ def _as_chat(fields: ResponseFields, items: Sequence[InputItem]) -> ChatRequest:
     )
 
 
-def turns_of(items: Sequence[InputItem]) -> list[Message]:
+async def turns_of(items: Sequence[InputItem]) -> list[Message]:
     """Return what was sent as the turns of a chat, where calls belong to the turn before them, and
     reasoning to the turn behind it."""
     turns: list[Message] = []
     reasoning: str | None = None
-    for item in items:
+    for number, item in enumerate(items, 1):
+        if not number % TURNS_AT_ONCE:
+            await trio.lowlevel.checkpoint()
         if item.type == "reasoning":
             reasoning = (reasoning or "") + (item.content or "")
             continue

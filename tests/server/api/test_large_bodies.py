@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
+from server.api.anthropic import schema
 from server.api.body import INLINE_BYTES
 from server.api.constraints import plan_tools
 from server.api.json_body import MAX_KEYS, parse_object
-from server.api.schemas import MAX_DETOKENIZED, MAX_PARTS, ChatRequest, read_request
+from server.api.ollama import chat as ollama
+from server.api.openai import responses
+from server.api.schemas import (
+    MAX_DETOKENIZED,
+    MAX_PARTS,
+    TURNS_AT_ONCE,
+    ChatRequest,
+    Message,
+    read_request,
+)
 from tests.server.support.held_work import held_work
-from tests.server.support.surface import PATIENCE_S, Answer, Surface, surface
+from tests.server.support.surface import MODEL, PATIENCE_S, Answer, Surface, surface
 from triolet.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SPACE = " " * INLINE_BYTES
 
@@ -138,3 +153,49 @@ async def test_a_message_in_very_many_parts_is_refused_by_their_number() -> None
     assert taken.status == 200
     assert (refused.status, refused.error["param"]) == (400, "messages.0.content")
     assert f"at most {MAX_PARTS} parts" in refused.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses/input_tokens", lambda turns: {"input": turns}),
+        ("/v1/messages/count_tokens", lambda turns: {"messages": turns}),
+        ("/api/chat", lambda turns: {"model": MODEL, "messages": turns, "stream": False}),
+    ],
+    ids=["responses", "messages", "ollama"],
+)
+async def test_a_long_conversation_is_put_into_other_words_some_turns_at_a_time(
+    path: str, body: Callable[[list[Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 500
+    turns.append(turns[0])
+    made: list[int] = []
+    steps = 0
+
+    class Counted(Message):
+        def __init__(self, **fields: Any) -> None:  # noqa: ANN401
+            made.append(steps)
+            super().__init__(**fields)
+
+    def constructed(_fields_set: object = None, **fields: Any) -> Message:  # noqa: ANN401
+        made.append(steps)
+        return Message.model_construct(**fields)
+
+    Counted.model_construct = constructed  # type: ignore[method-assign,assignment]
+    for module in (responses, schema, ollama):
+        monkeypatch.setattr(module, "Message", Counted)
+
+    async def count_steps() -> None:
+        nonlocal steps
+        while True:
+            await trio.lowlevel.checkpoint()
+            steps += 1
+
+    async with surface() as server, trio.open_nursery() as nursery:
+        nursery.start_soon(count_steps)
+        await server.request("POST", path, body=json.dumps(body(turns)).encode())
+        nursery.cancel_scope.cancel()
+    at_once = Counter(made)
+    assert sum(at_once.values()) >= len(turns)
+    # Trio runs the tasks of a turn in any order: two slices may see the same step.
+    assert max(at_once.values()) <= 2 * TURNS_AT_ONCE
