@@ -152,16 +152,16 @@ class Answer(IntEnum):
 
 
 @lru_cache(maxsize=MAX_TOKENIZERS)
-def tokenizer_of(path: str, changed_ns: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
+def tokenizer_of(path: str, life: str, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
     """Return a model's tokenizer as grammars need it, read once by this process."""
-    del changed_ns  # tells files apart that came to the same path
+    del life  # tells files apart that came to the same path
     return build_tokenizer(read_text(Path(path)), eos_token_ids)
 
 
 @job
 def check_grammar(
     path: str,
-    changed_ns: int,
+    life: str,
     eos_token_ids: Sequence[int],
     config: dict[str, Any],
     kind: str,
@@ -171,7 +171,7 @@ def check_grammar(
 
     Args:
       path: of the model's tokenizer.json.
-      changed_ns: when that was written, as the server found it.
+      life: of the model in the server, made up.
       eos_token_ids: the model's end tokens.
       config: a GrammarConfig.
       kind: of the grammar.
@@ -183,7 +183,7 @@ def check_grammar(
     bounds = msgspec.convert(config, GrammarConfig)
     grammar = Grammar(GrammarKind(kind), text)
     try:
-        tokenizer = tokenizer_of(path, changed_ns, tuple(eos_token_ids))
+        tokenizer = tokenizer_of(path, life, tuple(eos_token_ids))
     except (GrammarError, ModelError) as error:
         return Answer.REFUSED, str(error)
     answer = run_isolated(

@@ -6,6 +6,7 @@ every client would wait for it. Its answers are remembered.
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -49,9 +50,9 @@ class Grammars:
         count: Callable[[str], None] = lambda word: None,
     ) -> None:
         # Another model may come to the same directory: processes keep what they have read.
-        changed_ns = tokenizer_path.stat().st_mtime_ns
+        life = secrets.token_hex(8)
         path, bounds = str(tokenizer_path), msgspec.to_builtins(config)
-        self._model = path, changed_ns, eos_token_ids, bounds
+        self._model = path, life, eos_token_ids, bounds
         self._config = config
         self._do = do
         self._count = count
