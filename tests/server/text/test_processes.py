@@ -115,12 +115,13 @@ async def test_texts_are_the_same_elsewhere_and_special_tokens_stay_apart() -> N
 
 def own_processes() -> list[int]:
     """Return the text processes that this one has started."""
-    found = []
-    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+    found = set()
+    for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended
-            if PROGRAM.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(int(pid))
-    return found
+            for pid in (thread / "children").read_text().split():
+                if PROGRAM.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.add(int(pid))
+    return sorted(found)
 
 
 async def served(processes: TextProcesses) -> None:
