@@ -113,8 +113,16 @@ async def test_texts_are_the_same_elsewhere_and_special_tokens_stay_apart() -> N
         assert await there.decode(ids[1]) == await here.decode(ids[0])
 
 
-def own_processes() -> list[int]:
-    """Return the text processes that this one has started."""
+async def own_processes() -> list[int]:
+    """Return the text processes that this one has started, when there are any."""
+    with trio.fail_after(60.0):
+        while not (found := _found_processes()):
+            await trio.lowlevel.checkpoint()
+    return found
+
+
+def _found_processes() -> list[int]:
+    # Of each thread: which one started a process, and whether it has ended since, is Trio's affair.
     found = set()
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended
@@ -137,13 +145,13 @@ async def served(processes: TextProcesses) -> None:
 async def test_a_process_that_ends_or_hangs_is_replaced() -> None:
     async with running(text_timeout_s=2.0) as processes:
         await served(processes)
-        [first] = own_processes()
+        [first] = await own_processes()
         os.kill(first, signal.SIGSTOP)
         with pytest.raises(RequestError, match="messages takes longer than 2 s") as hung:
             await processes.do(parse_object, b"{}", param="messages")
         assert (hung.value.status, hung.value.param) == (400, "messages")
         await served(processes)
-        [second] = own_processes()
+        [second] = await own_processes()
         os.kill(second, signal.SIGKILL)
         with pytest.raises(RequestError, match="has ended") as ended:
             await processes.do(parse_object, b"{}")
@@ -199,11 +207,11 @@ async def test_a_process_may_start_for_longer_than_a_job_may_take() -> None:
 async def test_a_client_that_leaves_does_not_end_the_process() -> None:
     async with running() as processes:
         await processes.do(parse_object, b"{}")
-        before = own_processes()
+        before = await own_processes()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(processes.do, parse_object, b"{}")
             await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
         assert await processes.do(parse_object, b"{}") == {}
-        assert own_processes() == before
+        assert await own_processes() == before
         assert (processes.turns.num_waiting, processes.turns.num_running) == (0, 0)
