@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from mmap import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,9 @@ def test_work_may_begin_its_time_anew() -> None:
 
 def test_memory_beyond_the_bound_is_refused() -> None:
     def take() -> bytes:
-        return str(len(bytearray(64 * MIB))).encode()
+        # What was freed before might serve bytes of an object's.
+        with mmap(-1, 64 * MIB) as taken:
+            return str(len(taken)).encode()
 
     assert isolated(take) == b"67108864"
     assert isolated(take, memory_bytes=32 * MIB) is None
