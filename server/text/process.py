@@ -53,13 +53,18 @@ def job(work: _Work) -> _Work:
     return work
 
 
-def main() -> None:
-    """Do what is asked on stdin until that ends."""
+@job
+def stand_back() -> None:
+    """Give way to the server and to workers from now on."""
     # Where Linux groups processes by sessions, niceness counts within one session only, and each
     # group has one of its own.
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS))
     os.nice(NICENESS)
+
+
+def main() -> None:
+    """Do what is asked on stdin until that ends."""
     # Whatever else prints would be taken for an answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -24,7 +24,7 @@ import trio
 from triolet.errors import RequestError, invalid_request, overloaded
 
 from .pieces import PIECE_BYTES, Reader, pieces_of
-from .process import JOBS, Kind, Outcome
+from .process import JOBS, Kind, Outcome, stand_back
 from .turns import Turns, join_line
 
 if TYPE_CHECKING:
@@ -151,15 +151,18 @@ class TextProcesses:
         self._has_changed = trio.Event()
 
     async def _keep(self) -> None:
+        # With the server's own start there are no tokens yet that it could hold up.
+        works = [*self.first, (stand_back, ())]
         while True:
             try:
-                await self._serve()
+                await self._serve(works)
             except OSError as error:
                 log.warning("text_process_failed", error=str(error))
+            works = [(stand_back, ()), *self.first]
             await trio.sleep(RESTART_S)
 
-    async def _serve(self) -> None:
-        """Start a process and give it jobs until it ends or does not answer."""
+    async def _serve(self, works: Sequence[Work]) -> None:
+        """Start a process and give it works, then jobs until it ends or does not answer."""
         process = await trio.lowlevel.open_process(
             [sys.executable, "-P", "-m", PROGRAM],  # -P: nothing of the current directory
             stdin=subprocess.PIPE,
@@ -170,7 +173,7 @@ class TextProcesses:
         )
         try:
             is_good = True
-            for one in self.first:
+            for one in works:
                 is_good = is_good and await self._ask(process, self._start_s, _Task(*one))
             if is_good:
                 await self._work(partial(self._ask, process, self._timeout_s))

@@ -12,9 +12,9 @@ from server.text.processes import TextProcesses
 from triolet.config import ServerConfig, TurnsConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from server.text.processes import _Task
+    from server.text.processes import Work, _Task
 
 
 class HeldWork(TextProcesses):
@@ -49,7 +49,8 @@ class HeldWork(TextProcesses):
             while self.turns.num_waiting < count:
                 await trio.lowlevel.checkpoint()
 
-    async def _serve(self) -> None:
+    async def _serve(self, works: Sequence[Work]) -> None:
+        del works
         await self._work(self._do_here)
 
     async def _do_here(self, task: _Task) -> bool:

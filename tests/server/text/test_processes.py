@@ -21,6 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 from server.api.json_body import checked_fields, parse_object
 from server.text import pieces
 from server.text.pieces import PIECE_ITEMS, Reader, pieces_of
+from server.text.process import NICENESS
 from server.text.processes import PROGRAM, TextProcesses
 from server.text.tokenizer import INLINE_IDS, INLINE_WEIGHT, TextModel
 from tests.server.support.held_work import HeldWork, held_work
@@ -215,3 +216,16 @@ async def test_a_client_that_leaves_does_not_end_the_process() -> None:
         assert await processes.do(parse_object, b"{}") == {}
         assert await own_processes() == before
         assert (processes.turns.num_waiting, processes.turns.num_running) == (0, 0)
+
+
+@pytest.mark.slow
+async def test_a_process_stands_back_after_its_first_start_and_before_any_other() -> None:
+    async with running(text_timeout_s=2.0) as processes:
+        await served(processes)
+        for _ in range(2):
+            [pid] = await own_processes()
+            assert os.getpriority(os.PRIO_PROCESS, pid) >= NICENESS
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(RequestError, match="has ended"):
+                await processes.do(parse_object, b"{}")
+            await served(processes)
