@@ -1,4 +1,4 @@
-"""Which chat templates cost at most a multiple of what they are given, whoever wrote them.
+"""Decides which chat templates cost at most a fixed multiple of their input.
 
 A template is linear if each of its operations is known here and goes through no text, list or
 object more than a fixed number of times. Three things are followed from where a value arises to

@@ -25,7 +25,7 @@ from triolet.errors import RequestError, invalid_request, overloaded
 
 from .pieces import PIECE_BYTES, Reader, pieces_of
 from .process import JOBS, Kind, Outcome, stand_back
-from .turns import Turns, join_line
+from .turns import RETRY_S, Turns, join_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -41,7 +41,6 @@ PROGRAM: Final = "server.text_process"
 """What runs there: all jobs, and process.py."""
 RESTART_S: Final = 0.5
 """Between the end of a process and the start of the next."""
-RETRY_S: Final = 1.0
 WAITING: Final = "texts wait to be parsed, rendered or tokenised"
 
 

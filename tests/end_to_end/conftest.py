@@ -6,6 +6,7 @@ freed), and files, threads and tasks of every process be as few as before.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -136,9 +137,10 @@ def scripted_fleet(
 @pytest.fixture
 def script(scripted_fleet: FleetProcess, scripted_model: Path) -> Callable[..., FleetProcess]:
     """What gives the scripted fleet the rules of a test, and returns it."""
+    return partial(play, scripted_fleet, scripted_model)
 
-    def play(*rules: Rule) -> FleetProcess:
-        write_script(scripted_model, rules)
-        return scripted_fleet
 
-    return play
+def play(fleet: FleetProcess, model: Path, *rules: Rule) -> FleetProcess:
+    """Give a fleet the rules of a test, and return it."""
+    write_script(model, rules)
+    return fleet

@@ -19,9 +19,10 @@ class StoredResponsesConfig:
     want that conversations stay in memory after their clients have gone."""
     max_bytes: int = 64 * MIB
     """Of all responses of one server, each with its input and 512 bytes of bookkeeping, so that
-    their number is bounded too. Tenants' shares of it are as in their prefix caches: whoever holds
-    most for its share loses its least recently used one. Some 40,000 short questions with answers;
-    a client that sends its whole conversation each time has all of it stored each time."""
+    their number is bounded too. Tenants' shares of it are as in their prefix caches: the tenant
+    that holds most for its share loses its least recently used one. Some 40,000 short questions
+    with answers; a client that sends its whole conversation each time has all of it stored each
+    time."""
 
     def __post_init__(self) -> None:
         require(self.ttl_s >= 0, "ttl_s", self.ttl_s, ">= 0")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.end_to_end.conftest import EAGER, PATIENT
+from tests.end_to_end.conftest import EAGER, PATIENT, play
 from tests.end_to_end.fleet_process import FleetProcess
-from tests.end_to_end.scripted_model import command, write_model, write_script
+from tests.end_to_end.scripted_model import command, write_model
 
 from .installed import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from tests.end_to_end.scripted_model import Rule
 
 CONTEXT: Final = 65_536
 """Their instructions and tools are 13,000 to 24,000 tokens of the demo model's tokenizer."""
@@ -49,9 +48,4 @@ def wide_fleet(
 @pytest.fixture
 def wide_script(wide_fleet: FleetProcess, wide_model: Path) -> Callable[..., FleetProcess]:
     """What gives the fleet the rules of a test, and returns it."""
-
-    def play(*rules: Rule) -> FleetProcess:
-        write_script(wide_model, rules)
-        return wide_fleet
-
-    return play
+    return partial(play, wide_fleet, wide_model)
