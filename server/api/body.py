@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from quart import has_request_context, request
@@ -17,7 +17,7 @@ from .errors import echo, http_error, too_large
 from .json_body import checked_fields, read_body_fields
 from .known_names import EXTENSIONS, OTHER_EXTENSION
 from .request_scope import RequestScope, scope_of
-from .schemas import read_request
+from .schemas import TURNS_AT_ONCE, read_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -165,9 +165,36 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
         fields, unknown = read_body_fields(kind, bytes(body), is_strict)
     else:
         named, unknown = await services.do(checked_fields, kind.__name__, body, is_strict)
-        fields = read_request(kind, named)
+        fields = await read_checked(kind, named)
     if unknown:
         note_ignored(unknown, services)
+    return fields
+
+
+async def read_checked(kind: type[ModelT], named: dict[str, Any]) -> ModelT:
+    """Return fields that have been checked, long lists of objects some elements at a time.
+
+    Args:
+      kind: what they are read with; it has no rule about two elements of a list.
+      named: by their names; nothing is wrong with them.
+    """
+    long = {
+        name: value
+        for name, value in named.items()
+        if name in kind.model_fields
+        and isinstance(value, list)
+        and len(value) > TURNS_AT_ONCE
+        and isinstance(value[0], dict)
+    }
+    begun = named | {name: value[:TURNS_AT_ONCE] for name, value in long.items()}
+    fields = read_request(kind, begun)
+    for name, value in long.items():
+        whole = [*getattr(fields, name)]
+        for at in range(TURNS_AT_ONCE, len(value), TURNS_AT_ONCE):
+            await trio.lowlevel.checkpoint()
+            few = read_request(kind, begun | {name: value[at : at + TURNS_AT_ONCE]})
+            whole += getattr(few, name)
+        fields = fields.model_copy(update={name: whole})
     return fields
 
 

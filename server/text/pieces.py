@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 PIECE_ITEMS: Final = 256
-"""Elements of a list at once: messages take some 5 µs each."""
+"""Elements of a list at once: messages take some 0.3 µs each, larger ones more."""
 PIECE_BYTES: Final = 64 * 1024
-"""Received and unpacked at once: what a pipe holds."""
+"""Received and unpacked at once: what a pipe holds. A list is packed up to here at once, and an
+element more."""
 MAX_BYTES: Final = 256 * MIB
 """Of one message, twice what a template may render of the largest body."""
 _SURROGATES: Final = "surrogatepass"
@@ -48,8 +49,16 @@ def pieces_of(values: Sequence[object]) -> Iterator[bytes | memoryview]:
             yield packer.pack(value)
             continue
         yield packer.pack_array_header(len(value))
-        for at in range(0, len(value), PIECE_ITEMS):
-            yield b"".join(map(packer.pack, value[at : at + PIECE_ITEMS]))
+        gathered: list[bytes] = []
+        size = 0
+        for item in value:
+            gathered.append(packer.pack(item))
+            size += len(gathered[-1])
+            if size >= PIECE_BYTES or len(gathered) == PIECE_ITEMS:
+                yield b"".join(gathered)
+                gathered.clear()
+                size = 0
+        yield b"".join(gathered)
 
 
 class Reader:

@@ -22,7 +22,7 @@ from ..body import read_fields
 from ..constraints import plan_tools, read_grammar
 from ..generate import Plan, stream_response, whole_response
 from ..sampling import chat_logprob, check_ids, completion_logprobs, completion_top
-from ..schemas import ChatRequest, CompletionRequest, Message, Prompt
+from ..schemas import TURNS_AT_ONCE, ChatRequest, CompletionRequest, Message, Prompt
 from .chunks import ChatChunks, CompletionChunks, reason_of, whole_message
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ TEMPLATE_EFFORTS: Final = {"minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that templates do not know, and the nearest that they do."""
 
 
-def turns(
+async def turns(
     messages: Sequence[Message], history_field: str | None = None, mark: str = ""
 ) -> list[dict[str, object]]:
     """Return a conversation in the words that chat templates know.
@@ -83,7 +83,11 @@ def turns(
         none.
       mark: stands behind the last words.
     """
-    found = [_template_message(message, history_field) for message in messages]
+    found: list[dict[str, object]] = []
+    for number, message in enumerate(messages, 1):
+        if not number % TURNS_AT_ONCE:
+            await trio.lowlevel.checkpoint()
+        found.append(_template_message(message, history_field))
     if mark:
         found[-1]["content"] = f"{found[-1]['content']}{mark}"
     return found
@@ -179,7 +183,7 @@ async def _render(
     mark = new_mark() if continues else ""
     reasoner = model.text.reasoner
     prompt = await model.text.render_chat(
-        turns(fields.messages, None if reasoner is None else reasoner.history_field, mark),
+        await turns(fields.messages, None if reasoner is None else reasoner.history_field, mark),
         add_generation_prompt=fields.add_generation_prompt is not False and not continues,
         tools=tools,
         template_kwargs=template_switches(fields, model.text.reasoner),

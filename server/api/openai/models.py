@@ -51,7 +51,7 @@ async def tokenize(services: Services) -> Response:
         )
     if fields.messages is not None:
         prompt = await model.text.render_chat(
-            turns(fields.messages),
+            await turns(fields.messages),
             add_generation_prompt=fields.add_generation_prompt,
         )
         ids = await model.text.encode(prompt, add_special_tokens=False, param="messages")

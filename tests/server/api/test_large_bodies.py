@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
 from server.api.anthropic import schema
-from server.api.body import INLINE_BYTES
+from server.api.body import INLINE_BYTES, read_checked
 from server.api.constraints import plan_tools
 from server.api.json_body import MAX_KEYS, parse_object
 from server.api.ollama import chat as ollama
 from server.api.openai import responses
+from server.api.openai.chat import turns
 from server.api.schemas import (
     MAX_DETOKENIZED,
     MAX_PARTS,
     TURNS_AT_ONCE,
     ChatRequest,
     Message,
+    StrictModel,
     read_request,
 )
 from tests.server.support.held_work import held_work
@@ -28,9 +31,27 @@ from tests.server.support.surface import MODEL, PATIENCE_S, Answer, Surface, sur
 from triolet.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 SPACE = " " * INLINE_BYTES
+
+
+@asynccontextmanager
+async def another_task() -> AsyncIterator[Callable[[], int]]:
+    """Run a task that does nothing; yield a function that says how many steps it has done."""
+    done = 0
+
+    async def count_steps() -> None:
+        nonlocal done
+        while True:
+            await trio.lowlevel.checkpoint()
+            done += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count_steps)
+        await trio.lowlevel.checkpoint()
+        yield lambda: done
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_large_body_is_parsed_elsewhere_and_a_small_one_at_once() -> None:
@@ -111,22 +132,11 @@ async def test_schemas_of_tools_are_gone_through_one_by_one() -> None:
     names = [f"f{number}" for number in range(100)]
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     asked = {"messages": [{"role": "user", "content": "a"}], "tools": tools, "max_tokens": 1}
-    others = 0
-
-    async def be_another_task() -> None:
-        nonlocal others
-        while True:
-            await trio.lowlevel.checkpoint()
-            others += 1
-
-    async with surface() as server, trio.open_nursery() as nursery:
-        fields = read_request(ChatRequest, asked | {"tool_choice": "required"})
-        nursery.start_soon(be_another_task)
-        await trio.lowlevel.checkpoint()
-        before = others
+    fields = read_request(ChatRequest, asked | {"tool_choice": "required"})
+    async with surface() as server, another_task() as steps:
+        before = steps()
         await plan_tools(fields, server.services.models.first)
-        nursery.cancel_scope.cancel()
-        assert others - before >= len(names)
+        assert steps() - before >= len(names)
 
 
 async def test_tools_beyond_the_bound_of_a_grammar_are_refused_at_once() -> None:
@@ -170,32 +180,52 @@ async def test_a_long_conversation_is_put_into_other_words_some_turns_at_a_time(
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 500
     turns.append(turns[0])
     made: list[int] = []
-    steps = 0
 
     class Counted(Message):
         def __init__(self, **fields: Any) -> None:  # noqa: ANN401
-            made.append(steps)
+            made.append(steps())
             super().__init__(**fields)
 
     def constructed(_fields_set: object = None, **fields: Any) -> Message:  # noqa: ANN401
-        made.append(steps)
+        made.append(steps())
         return Message.model_construct(**fields)
 
     Counted.model_construct = constructed  # type: ignore[method-assign,assignment]
     for module in (responses, schema, ollama):
         monkeypatch.setattr(module, "Message", Counted)
 
-    async def count_steps() -> None:
-        nonlocal steps
-        while True:
-            await trio.lowlevel.checkpoint()
-            steps += 1
-
-    async with surface() as server, trio.open_nursery() as nursery:
-        nursery.start_soon(count_steps)
+    async with surface() as server, another_task() as steps:
         await server.request("POST", path, body=json.dumps(body(turns)).encode())
-        nursery.cancel_scope.cancel()
     at_once = Counter(made)
     assert sum(at_once.values()) >= len(turns)
     # Trio runs the tasks of a turn in any order: two slices may see the same step.
     assert max(at_once.values()) <= 2 * TURNS_AT_ONCE
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("ChatRequest", "messages"),
+        ("OllamaChat", "messages"),
+        ("MessagesRequest", "messages"),
+        ("ResponseRequest", "input"),
+    ],
+)
+async def test_a_long_conversation_that_has_been_checked_is_read_some_turns_at_a_time(
+    kind: str, name: str
+) -> None:
+    items = [{"role": "user", "content": str(number)} for number in range(4 * TURNS_AT_ONCE + 1)]
+    asked = {"model": "m", name: items} | ({"max_tokens": 5} if kind == "MessagesRequest" else {})
+    async with another_task() as steps:
+        before = steps()
+        read = await read_checked(StrictModel.kinds[kind], asked)
+        assert steps() - before >= 4 - 1, "the last slice is followed by no other step"
+    assert read == read_request(StrictModel.kinds[kind], asked)
+
+
+async def test_a_long_conversation_becomes_a_templates_words_some_turns_at_a_time() -> None:
+    messages = [Message(role="user", content="a")] * (4 * TURNS_AT_ONCE)
+    async with another_task() as steps:
+        before = steps()
+        assert len(await turns(messages)) == len(messages)
+        assert steps() - before >= 4 - 1

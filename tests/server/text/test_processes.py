@@ -20,7 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from server.api.json_body import checked_fields, parse_object
 from server.text import pieces
-from server.text.pieces import PIECE_ITEMS, Reader, pieces_of
+from server.text.pieces import PIECE_BYTES, PIECE_ITEMS, Reader, pieces_of
 from server.text.process import NICENESS
 from server.text.processes import PROGRAM, TextProcesses
 from server.text.tokenizer import INLINE_IDS, INLINE_WEIGHT, TextModel
@@ -56,9 +56,14 @@ def test_whatever_is_sent_in_pieces_comes_back(values: list[object], size: int) 
     assert set(map(type, before)) <= {type(None)}, "it is there when all of it is, and not before"
 
 
-def test_a_long_list_is_packed_some_elements_at_a_time() -> None:
-    sent = list(pieces_of([[{"role": "user", "content": "a"}] * 10 * PIECE_ITEMS]))
-    assert len(sent) == 2 + 10
+@pytest.mark.parametrize(
+    ("item", "count"),
+    [({"role": "user", "content": "a"}, 10 * PIECE_ITEMS), ({"text": "é" * PIECE_BYTES}, 10)],
+)
+def test_a_long_list_is_packed_some_elements_at_a_time(item: object, count: int) -> None:
+    sent = list(pieces_of([[item] * count]))
+    assert sum(map(bool, sent)) == 2 + 10
+    assert Reader().feed(b"".join(sent)) == [[item] * count]
 
 
 @asynccontextmanager
