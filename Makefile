@@ -151,13 +151,13 @@ faults: install-dev  ## every fault in every phase of a request, against real pr
 	$(BIN)/python -m tests.faults $(ARGS)
 
 simulate: install-dev  ## the protocol in virtual time with seeded faults (SEEDS=3000, FIRST=0, REPLAY=seed)
-	$(BIN)/python -m ops.simulation $(if $(REPLAY),--replay $(REPLAY) --story,--seeds $(SEEDS) --first $(FIRST))
+	$(BIN)/python -m simulation $(if $(REPLAY),--replay $(REPLAY) --story,--seeds $(SEEDS) --first $(FIRST))
 
 simulate-mutants: install-dev  ## take guards away, alone and together; the simulator must notice each
-	$(BIN)/python -m ops.simulation.mutants
+	$(BIN)/python -m simulation.mutants
 
 simulate-cancels: install-dev  ## COUNT=100000 clients leave at random moments, in virtual time
-	$(BIN)/python -m ops.simulation.cancels --count $(COUNT)
+	$(BIN)/python -m simulation.cancels --count $(COUNT)
 
 bench-cancel: install-dev  ## close 1,000 connections at random moments; account for blocks, time, tokens, memory, files
 	$(BIN)/python -m loadtest.cancels $(ARGS)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import structlog
 
+from store.model_dir.bounded import read_text
 from triolet.config import MaskConfig
 from triolet.grammar import GrammarError, GrammarTooCostly, build_tokenizer, compile_grammar
-from triolet.model_dir.bounded import read_text
 from triolet.sampling import MAX_MARKER_TOKENS
 
 from .batch import AllBut, Barred, FollowedBy, Mask

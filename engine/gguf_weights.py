@@ -9,9 +9,9 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from triolet.gguf.config import ROPE_FACTORS
-from triolet.gguf.container import read_gguf
-from triolet.gguf.directory import WEIGHTS
+from store.gguf.config import ROPE_FACTORS
+from store.gguf.container import read_gguf
+from store.gguf.directory import WEIGHTS
 
 from .model_config import load_model_config
 from .preflight.gguf import find_tensor, hugging_face_name
@@ -34,7 +34,7 @@ class GgufCheckpoint(Checkpoint):
     """The tensors of a GGUF file by Hugging Face's names, still on disk.
 
     Args:
-      model_dir: the file's directory (triolet/gguf/directory.py).
+      model_dir: the file's directory (store/gguf/directory.py).
 
     Attributes:
       files: the one file.

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
-from triolet.adapters.keys import adapters_mark, digest_bytes
+from store.measured import Key
+from triolet.adapter_keys import adapters_mark, digest_bytes
 from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
 from triolet.status import GpuMemory
-from triolet.store.measured import Key
 from triolet.units import MIB
 
 from .adapters.shapes import adapter_numbers

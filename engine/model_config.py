@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import xxhash
 
+from store.model_dir.bounded import count_of, end_token_ids, read_json
 from triolet.errors import ModelError
-from triolet.model_dir.bounded import count_of, end_token_ids, read_json
 
 from .rope_config import RopeConfig, read_rope
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from store.model_dir.bounded import read_json
 from triolet.errors import ConfigError
-from triolet.model_dir.bounded import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
+from store.gguf.directory import gguf_weights
+from store.model_dir.headers import Stored, weight_files
 from triolet.errors import ConfigError, ModelError
-from triolet.gguf.directory import gguf_weights
-from triolet.model_dir.headers import Stored, weight_files
 
 from .layers import DecoderLayer, Linear, RMSNorm, Weights
 from .preflight.check import most_common

@@ -18,14 +18,14 @@ from engine.preflight.check import (
     chosen_device,
     most_common,
 )
+from store.gguf.directory import SUFFIX as GGUF_SUFFIX
+from store.gguf.directory import WEIGHTS as GGUF_WEIGHTS
+from store.gguf.directory import gguf_directory, gguf_weights
+from store.model_dir.bounded import REMEDY, read_json
+from store.model_dir.headers import read_header, read_headers, weight_files
 from triolet.config import AUTO_BACKEND, LOOKUP, NO_GUESSES, TemplateConfig
 from triolet.errors import ConfigError, ModelError
-from triolet.gguf.directory import SUFFIX as GGUF_SUFFIX
-from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
-from triolet.gguf.directory import gguf_directory, gguf_weights
 from triolet.home import expanded
-from triolet.model_dir.bounded import REMEDY, read_json
-from triolet.model_dir.headers import read_header, read_headers, weight_files
 
 from .models.fetch import is_kept, kept_file
 from .models.known import AUTO, DEMO, KNOWN, SMOLLM2
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from engine.preflight.check import CheckedModel
-    from triolet.adapters.files import AdapterFiles
+    from store.adapter_files import AdapterFiles
     from triolet.config import EngineConfig, ServerConfig, SpeculationConfig
 
 WEIGHT_FILES: Final = ("*.safetensors", GGUF_WEIGHTS)
@@ -232,7 +232,7 @@ def refuse_adapter(path: Path, named: str) -> None:
     """
     if (path / "config.json").exists():
         return
-    from triolet.adapters.files import CONFIG_FILE  # its library loads for this alone
+    from store.adapter_files import CONFIG_FILE  # its library loads for this alone
 
     if (path / CONFIG_FILE).is_file():
         raise ModelError(

@@ -9,8 +9,9 @@ import httpx2
 import msgspec
 import trio
 
+from triolet.plain_text import one_line
+
 from .http_trust import verify_for
-from .plain_text import one_line
 from .running_fleets import running_fleets
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from triolet.errors import ConfigError
+from triolet.plain_text import one_line
 from triolet.private_files import keep_private
 from triolet.status import Failed, report
 
 from .exit_codes import EXIT_BAD_INPUT
 from .logs import configure_logs
 from .own_process import hold_on_to, show_name, spin_briefly
-from .plain_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

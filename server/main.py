@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from quart_trio import QuartTrio
 
     from triolet.config import ServerConfig
-    from triolet.tenants import Prices, Tenants
+    from triolet.tenants.plans import Prices, Tenants
 
     from .tenants.quotas import Quotas
 

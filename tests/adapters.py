@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from triolet.adapters.files import CONFIG_FILE, MODULES, WEIGHTS_FILE
+from store.adapter_files import CONFIG_FILE, MODULES, WEIGHTS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -205,7 +205,7 @@ def _run(wanted: Request, fds: list[int]) -> int:
     reseed()
     how, *rest = (word.replace(PARENT_PID, str(os.getppid())) for word in wanted.args[1:])
     if wanted.args[0] != sys.executable:
-        from triolet.launch.entry import main
+        from triolet.entry import main
 
         sys.argv = ["triolet", how, *rest]
         return main()

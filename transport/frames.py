@@ -11,7 +11,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from triolet.adapters.keys import cache_key
+from triolet.adapter_keys import cache_key
 from triolet.audit import WorkerAudit  # noqa: TC001 (msgspec reads the annotations)
 from triolet.ids import AttemptKey
 from triolet.pooling import Pooling  # noqa: TC001 (msgspec reads the annotations)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from triolet.adapters.keys import mark_of, without_mark
+from triolet.adapter_keys import mark_of, without_mark
 from triolet.ids import Role
 
 from .frames import (

@@ -2,7 +2,7 @@
 
 Plain frozen data whose form on the wire (maps by field name, in the AUDITED frame) is also its form
 as JSON. Knows what is counted; whether it adds up is judged in invariants.py. The log of what
-administrators do is another thing: triolet/audit_log.
+administrators do is another thing: ops/audit.
 
 Every field serves a check or tells an operator where to look. Ids are text, as logs show them;
 times are durations, so that no clock is compared with another process's.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from .config import AutoConfig
-    from .tenants import Tenants
+    from .tenants.plans import Tenants
 
 AUTO: Final = "auto"
 """The name by which a request leaves the model open."""

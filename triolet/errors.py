@@ -36,6 +36,10 @@ class StoreError(ConfigError):
     """The model store cannot do what was asked. The text names the file and the remedy."""
 
 
+class RegistryFailed(TrioletError):
+    """A registry refused, lied or was lost. The text says which, what, and what to do."""
+
+
 class ProtocolError(TrioletError):
     """A frame that the protocol does not allow."""
 

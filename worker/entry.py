@@ -14,10 +14,10 @@ import trio
 from engine.device_thread import DeviceThread
 from engine.load import load_engine
 from engine.probe.golden import Expected
+from store.measured import golden_for
 from transport.zmq_network import ZmqNetwork
 from triolet.errors import ConfigError
 from triolet.status import Progress, WorkerReady, report
-from triolet.store.measured import golden_for
 
 from .local_engine import Cores, LocalEngine
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from engine.load import Engine
     from engine.model_config import ModelConfig
+    from store.measured import Key
     from transport.link import Network
     from triolet.config import WorkerConfig
-    from triolet.store.measured import Key
 
     from .engine_port import EnginePort
     from .worker_loop import Device, WorkerLoop

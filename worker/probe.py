@@ -15,8 +15,8 @@ from engine.device_thread import DeviceThread
 from engine.load import load_engine
 from engine.probe.capacity import measure_rates
 from engine.probe.golden import Expected, GoldenSteps
+from store.measured import Capacity, Golden, Prompt
 from triolet.errors import ModelError
-from triolet.store.measured import Capacity, Golden, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

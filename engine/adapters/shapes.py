@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from triolet.adapters.files import WEIGHTS_FILE, Place, place_of
+from store.adapter_files import WEIGHTS_FILE, Place, place_of
+from store.model_dir.headers import read_header
 from triolet.errors import ModelError
-from triolet.model_dir.headers import read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from triolet.adapters.files import AdapterFiles, Matrix
+    from store.adapter_files import AdapterFiles, Matrix
     from triolet.config import AdapterConfig
 
     from ..model_config import ModelConfig

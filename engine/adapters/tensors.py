@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from triolet.adapters.files import Place, read_adapter
-from triolet.adapters.keys import digest_bytes
+from store.adapter_files import Place, read_adapter
+from triolet.adapter_keys import digest_bytes
 from triolet.errors import ModelError
 
 from .shapes import PRODUCTS, module_shapes, not_finite, require_shapes
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from triolet.adapters.files import AdapterFiles
+    from store.adapter_files import AdapterFiles
     from triolet.config import AdapterConfig
 
     from ..model_config import ModelConfig
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""By the names of triolet.adapters.files.FLOATS."""
+"""By the names of store.adapter_files.FLOATS."""
 
 
 class LowRank(NamedTuple):

@@ -12,12 +12,12 @@ from math import ceil, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from store.gguf.container import read_gguf
+from store.gguf.directory import gguf_weights
+from store.model_dir.headers import read_headers, weight_files
 from triolet.config import AUTO_BACKEND, AUTO_DEVICE, Dtype, WeightFormat, require
 from triolet.errors import ConfigError
-from triolet.gguf.container import read_gguf
-from triolet.gguf.directory import gguf_weights
 from triolet.memory import available_memory_bytes
-from triolet.model_dir.headers import read_headers, weight_files
 
 from ..adapters.shapes import adapter_numbers
 from ..attention.traits import ALL_TRAITS, NATIVE, check_backend

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from store.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS
+from store.gguf.container import ENCODINGS, REMEDY
 from triolet.errors import ModelError
-from triolet.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS
-from triolet.gguf.container import ENCODINGS, REMEDY
 
 from .tensors import LM_HEAD, tensor_shapes
 
 if TYPE_CHECKING:
-    from triolet.gguf.container import GgufFile, TensorPlace
+    from store.gguf.container import GgufFile, TensorPlace
 
     from ..model_config import ModelConfig
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from triolet.model_dir.headers import Stored
+    from store.model_dir.headers import Stored
 
     from ..model_config import ModelConfig
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
-    from triolet.store.measured import Key, Prompt
+    from store.measured import Key, Prompt
 
     from ..block_ledger import BlockLedger
     from ..model_config import ModelConfig

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from triolet.errors import ConfigError
-from triolet.packed_weights import (
+from store.packed_weights import (
     OWN_STEM,
     PACKED,
     UNFINISHED,
@@ -25,8 +24,9 @@ from triolet.packed_weights import (
     packed_folder,
     remove_unless_held,
 )
+from store.receipts import now_ns
+from triolet.errors import ConfigError
 from triolet.private_files import FILE_MODE, make_private_folder
-from triolet.store.receipts import now_ns
 
 from ..native.packing import own_pages
 from ..native.pieces import ReusedPages

@@ -9,7 +9,7 @@ from typing import Final
 
 import xxhash
 
-_PACKAGES: Final = ("engine", "triolet/gguf")
+_PACKAGES: Final = ("engine", "store/gguf")
 _DEQUANTIZER: Final = "gguf"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import xxhash
 
-from triolet.store.receipts import SETTLED_NS
+from store.receipts import SETTLED_NS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

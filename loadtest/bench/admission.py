@@ -23,8 +23,8 @@ import structlog
 import trio
 from rich.console import Console
 
-from ops.simulation.deterministic import run
 from server.main import GC_THRESHOLDS
+from simulation.deterministic import run
 from triolet.units import MILLISECONDS
 
 from ..harness.progress import announce, progress

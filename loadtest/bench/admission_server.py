@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ops.simulation.fleet import FleetShape, Front, running_fleet
-from ops.simulation.modelled import COST, StepCost
 from server import app
 from server.api import auto, generate
 from server.api.limits import current_scheduling
@@ -39,7 +37,8 @@ from server.tenants.tenancy import Tenancy, enter_tenant
 from server.text.grammars import Grammars
 from server.text.processes import at_once
 from server.text.tokenizer import TextModel
-from triolet.api_keys import digest_of
+from simulation.fleet import FleetShape, Front, running_fleet
+from simulation.modelled import COST, StepCost
 from triolet.config import (
     MEMORY,
     AdmissionConfig,
@@ -55,7 +54,8 @@ from triolet.config import (
 from triolet.ids import new_request_id
 from triolet.sampling import SamplingParams
 from triolet.service_class import ServiceClass
-from triolet.tenants import ANONYMOUS, Plan, Tenant, TenantKey, Tenants
+from triolet.tenants.api_keys import digest_of
+from triolet.tenants.plans import ANONYMOUS, Plan, Tenant, TenantKey, Tenants
 from triolet.units import MIB, MILLISECONDS
 
 if TYPE_CHECKING:
@@ -424,7 +424,7 @@ class RunningServer:
 async def running_server(form: Form) -> AsyncIterator[RunningServer]:
     """Run a server; at its end nothing may be left of what was asked.
 
-    In virtual time if its accounts are in memory: `ops.simulation.deterministic.run`.
+    In virtual time if its accounts are in memory: `simulation.deterministic.run`.
     """
     config = config_of(form)
     text = TextModel.load(config.model_dir)

@@ -17,9 +17,9 @@ from statistics import mean
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from triolet.audit_log.events import Action, Event, digest
-from triolet.audit_log.log import AuditLog
-from triolet.audit_log.verification import prove, verify
+from ops.audit.events import Action, Event, digest
+from ops.audit.log import AuditLog
+from ops.audit.verification import prove, verify
 
 from ..harness.progress import announce, progress
 from ..harness.statistics import percentile

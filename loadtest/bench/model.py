@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from triolet.gguf.config import model_config
-from triolet.gguf.container import read_gguf
+from store.gguf.config import model_config
+from store.gguf.container import read_gguf
 
 from ..harness.progress import progress
 

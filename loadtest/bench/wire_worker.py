@@ -29,6 +29,7 @@ from engine.kv_pool import KVLayout, KVPool
 from engine.load import Engine, load_engine
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
+from store.measured import Key
 from transport.digest import kv_key
 from transport.frames import (
     AttemptRow,
@@ -60,7 +61,6 @@ from triolet.config import (
 )
 from triolet.ids import SECRET_BYTES, AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
-from triolet.store.measured import Key
 from triolet.units import MIB
 from worker.local_engine import LocalEngine
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ops.simulation.campaign import keep_quiet
-from ops.simulation.fleet import FleetShape
+from simulation.campaign import keep_quiet
+from simulation.fleet import FleetShape
 
 from ..harness.progress import progress
 from . import real as real_run

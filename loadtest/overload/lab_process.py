@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ops.simulation.modelled import StepCost, paced, sampled
+from simulation.modelled import StepCost, paced, sampled
 from triolet.config import (
     AdmissionConfig,
     BrownoutConfig,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ops.simulation.modelled import COST, StepCost
+from simulation.modelled import COST, StepCost
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 from triolet.service_class import ServiceClass

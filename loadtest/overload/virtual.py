@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ops.simulation.deterministic import run
-from ops.simulation.fleet import FleetShape, running_fleet
 from server.contract.generation import Delta, Failed, Finished, GenerationRequest
 from server.scheduling.admission import Ask
+from simulation.deterministic import run
+from simulation.fleet import FleetShape, running_fleet
 from triolet.errors import RequestError
 from triolet.ids import Role
 from triolet.invariants import check_at_rest

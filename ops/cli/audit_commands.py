@@ -1,4 +1,4 @@
-"""`triolet audit`: read and verify the log of administrative events (triolet/audit_log).
+"""`triolet audit`: read and verify the log of administrative events (ops/audit).
 
 Not `triolet doctor --ledger`, which audits the blocks and leases of a running fleet.
 """
@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from triolet.audit_log.events import Action, Entry, time_text
 from triolet.errors import ConfigError
+from triolet.plain_text import one_line
+from triolet.units import parse_span
 
+from ..audit.events import Action, Entry, time_text
 from ..exit_codes import EXIT_FAILED
-from ..plain_text import one_line
-from ..quantities import parse_span
 from .options import AuditOption  # noqa: TC001 (typer reads annotations)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from triolet.audit_log.verification import Verdict
+    from ..audit.verification import Verdict
 
 
 audit_app = typer.Typer(
@@ -61,7 +61,7 @@ def show(
     audit: AuditOption = None,
 ) -> None:
     """Show the entries, the oldest first."""
-    from triolet.audit_log.verification import read_entries, take_snapshot
+    from ..audit.verification import read_entries, take_snapshot
 
     earliest = "" if since is None else _earliest(since)
     wanted = _actions(action or ())
@@ -81,8 +81,8 @@ def verify(
     audit: AuditOption = None,
 ) -> None:
     """Compare every entry with the signed heads; exit with 1 if anything was changed."""
-    from triolet.audit_log.verification import read_witnesses
-    from triolet.audit_log.verification import verify as verify_log
+    from ..audit.verification import read_witnesses
+    from ..audit.verification import verify as verify_log
 
     folder = _folder(audit)
     verdict = verify_log(folder, () if heads is None else read_witnesses(heads))
@@ -100,7 +100,7 @@ def prove(
     audit: AuditOption = None,
 ) -> None:
     """Print a proof, as JSON, that the newest signed head covers an entry."""
-    from triolet.audit_log.verification import prove as prove_entry
+    from ..audit.verification import prove as prove_entry
 
     typer.echo(msgspec.json.encode(prove_entry(_folder(audit), index)).decode())
 
@@ -113,7 +113,7 @@ def export(
     audit: AuditOption = None,
 ) -> None:
     """Write all entries to stdout for other programs."""
-    from triolet.audit_log.verification import read_entries, take_snapshot
+    from ..audit.verification import read_entries, take_snapshot
 
     entries = read_entries(take_snapshot(_folder(audit)))
     if form is ExportFormat.JSONL:
@@ -133,14 +133,14 @@ def export(
 @audit_app.command("head")
 def head(audit: AuditOption = None) -> None:
     """Print the newest signed head: a line to keep elsewhere, for `verify --heads`."""
-    from triolet.audit_log.verification import newest_head, take_snapshot
+    from ..audit.verification import newest_head, take_snapshot
 
     line, _ = newest_head(take_snapshot(_folder(audit)))
     typer.echo(line.decode())
 
 
 def _folder(given: Path | None) -> Path:
-    from triolet.audit_log.recording import default_folder
+    from ..audit.recording import default_folder
 
     return default_folder() if given is None else given
 

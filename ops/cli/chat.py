@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.text import Text
 
+from triolet.plain_text import printable
+
 from ..exit_codes import CommandFailed
-from ..plain_text import printable
 from .chat_client import AnswerFailed, AnswerTimes, ChatClient, Message, Thought
 from .word_wrap import WordWrap
 

@@ -12,11 +12,11 @@ import httpx2
 
 from triolet.config import require
 from triolet.errors import said_by
+from triolet.plain_text import one_line
 
 from ..api_key import key_headers, key_remedy
 from ..exit_codes import CommandFailed
 from ..http_trust import verify_for
-from ..plain_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from triolet.memory import available_memory_bytes
+from triolet.units import show_size
 
-from ..quantities import show_size
 from .finding import Finding, Status
 
 if TYPE_CHECKING:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from store.model_dir.bounded import within_check_time
 from transport.frames import Goodbye
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.errors import ConfigError, TrioletError
-from triolet.model_dir.bounded import within_check_time
+from triolet.plain_text import one_line
+from triolet.units import show_size
 
 from ..model_directory import check_start, check_text, model_faults, shown_path
-from ..plain_text import one_line
 from ..ports import PortTaken, claim_port
 from ..private_directory import private_directory
-from ..quantities import show_size
 from .finding import Finding, Status
 from .options import as_typed
 

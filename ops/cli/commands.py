@@ -19,12 +19,12 @@ import structlog
 import typer
 
 from triolet.config import DAY_S, LocalPrefill, WorkerConfig
-from triolet.errors import AuditLogError, ConfigError
+from triolet.errors import AuditLogError, ConfigError, RegistryFailed
 from triolet.ids import Role
+from triolet.plain_text import one_line
 from triolet.private_files import keep_private
 
 from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
-from ..plain_text import one_line
 from ..settings.form import STDIN, Settings
 from ..settings.sources import Sources  # noqa: TC001
 from .audit_commands import audit_app
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain_of_usage(error, arguments)
     except ConfigError as error:
         return _complain(str(error), EXIT_BAD_INPUT)
-    except AuditLogError as error:
+    except (AuditLogError, RegistryFailed) as error:
         return _complain(str(error), EXIT_FAILED)
     except CommandFailed as error:
         return _complain(str(error), error.exit_code)
@@ -516,8 +516,9 @@ def make_keys(
 ) -> None:
     """Write a new key pair, and folders for the keys of other processes."""
     from transport.zmq_curve import make_keys as make
-    from triolet.audit_log.events import Action
-    from triolet.audit_log.recording import recorded
+
+    from ..audit.events import Action
+    from ..audit.recording import recorded
 
     with recorded(Action.KEYS_MAKE, str(directory.resolve()), folder=audit):
         public = make(directory)

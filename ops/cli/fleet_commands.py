@@ -14,12 +14,12 @@ from transport.frames import Drain, Goodbye, Welcome, WorkerHeartbeat
 from transport.handshake import agree_version, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
 from transport.zmq_network import ZmqNetwork
-from triolet.audit_log.events import Action
-from triolet.audit_log.recording import recorded
 from triolet.config import LinkConfig
 from triolet.errors import ConfigError
 from triolet.ids import PeerId, Role, new_epoch
 
+from ..audit.events import Action
+from ..audit.recording import recorded
 from ..chosen_fleet import fleet_to_change
 from ..exit_codes import CommandFailed
 from ..supervisor.plan import SERVER_NAME

@@ -20,12 +20,12 @@ from triolet.audit import FleetAudit
 from triolet.config import require
 from triolet.errors import said_by
 from triolet.invariants import check_invariants
+from triolet.plain_text import one_line
+from triolet.units import show_size
 
 from ..api_key import key_headers, key_remedy
 from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from ..http_trust import verify_for
-from ..plain_text import one_line
-from ..quantities import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import msgspec
 import typer
 
-from triolet.audit_log.events import Action
 from triolet.config import WeightFormat
 from triolet.errors import ConfigError, StoreError
 
+from ..audit.events import Action
 from ..exit_codes import CommandFailed
 from ..settings.sources import Sources  # noqa: TC001 (with_settings reads annotations)
 from .options import AuditOption, FleetPortOption, with_settings
@@ -23,8 +23,8 @@ from .options import AuditOption, FleetPortOption, with_settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triolet.store.layout import ModelStore
-    from triolet.store.sources import Source
+    from store.layout import ModelStore
+    from store.sources import Source
 
 model_app = typer.Typer(
     help="Models: versions in the store, and those of a running fleet.", no_args_is_help=True
@@ -79,11 +79,11 @@ def import_(
         TransferSpeedColumn,
     )
 
-    from triolet.audit_log.recording import recorded
+    from triolet.units import show_size
 
+    from ..audit.recording import recorded
     from ..models.importing import Wanted, import_model
     from ..models.stored import store_of
-    from ..quantities import show_size
 
     wanted = Wanted(model, name, tag, sampling, weights, link)
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -111,10 +111,9 @@ def import_(
 @model_app.command("list")
 def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show all versions with their tags and aliases, and what was evicted."""
-    from triolet.store.aliases import Aliases
-    from triolet.store.sources import Sources as Places
-
-    from ..quantities import show_size
+    from store.aliases import Aliases
+    from store.sources import Sources as Places
+    from triolet.units import show_size
 
     opened = opened_store(store)
     pointers = Aliases(opened).all()
@@ -148,10 +147,10 @@ def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
 @model_app.command("show")
 def show(ref: RefArgument, store: StoreOption = None) -> None:
     """Print the whole manifest of a version as JSON; what is known about it goes to stderr."""
-    from triolet.store.aliases import Aliases
-    from triolet.store.manifest import MAX_MANIFEST_BYTES
-    from triolet.store.reference import parse_reference
-    from triolet.store.signatures import signatures_of
+    from store.aliases import Aliases
+    from store.manifest import MAX_MANIFEST_BYTES
+    from store.reference import parse_reference
+    from store.signatures import signatures_of
 
     from .probe_command import measured_lines
 
@@ -177,11 +176,10 @@ def verify_(
     store: StoreOption = None,
 ) -> None:
     """Read every byte of one version or all, compare digests, and check signatures."""
-    from triolet.store.aliases import Aliases
-    from triolet.store.reference import parse_reference
-    from triolet.store.verify import verify
-
-    from ..quantities import show_size
+    from store.aliases import Aliases
+    from store.reference import parse_reference
+    from store.verify import verify
+    from triolet.units import show_size
 
     opened = opened_store(store)
     aliases, entries = Aliases(opened), opened.entries()
@@ -221,9 +219,10 @@ def tag(
     audit: AuditOption = None,
 ) -> None:
     """Give a version a tag. One that is there already moves only with --expect."""
-    from triolet.audit_log.recording import recorded
-    from triolet.store.aliases import ABSENT, Aliases
-    from triolet.store.reference import PointerKind, parse_reference, tag_of
+    from store.aliases import ABSENT, Aliases
+    from store.reference import PointerKind, parse_reference, tag_of
+
+    from ..audit.recording import recorded
 
     reference, aliases = parse_reference(ref), Aliases(opened_store(store))
     pointer = parse_reference(name).pointer if ":" in name else tag_of(reference.name, name)
@@ -252,9 +251,10 @@ def alias(
     audit: AuditOption = None,
 ) -> None:
     """Point an alias to a version, or show where it has pointed."""
-    from triolet.audit_log.recording import recorded
-    from triolet.store.aliases import Aliases
-    from triolet.store.reference import PointerKind, parse_reference
+    from store.aliases import Aliases
+    from store.reference import PointerKind, parse_reference
+
+    from ..audit.recording import recorded
 
     pointer, aliases = parse_reference(name).pointer, Aliases(opened_store(store))
     if pointer is None or pointer.kind is not PointerKind.ALIAS:
@@ -285,10 +285,11 @@ def alias(
 @model_app.command("rm")
 def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = None) -> None:
     """Remove a tag or alias, and the version unless another one names it. `gc` frees the disk."""
-    from triolet.audit_log.recording import recorded
-    from triolet.store.aliases import Aliases
-    from triolet.store.collect import remove
-    from triolet.store.reference import parse_reference
+    from store.aliases import Aliases
+    from store.collect import remove
+    from store.reference import parse_reference
+
+    from ..audit.recording import recorded
 
     reference, opened = parse_reference(ref), opened_store(store)
     with (
@@ -314,14 +315,14 @@ def collect_(
     audit: AuditOption = None,
 ) -> None:
     """Remove blobs that no version names and, without --store, packed weights; not what is used."""
-    from triolet.audit_log.recording import recorded
-    from triolet.store.aliases import Aliases
-    from triolet.store.collect import collect
-    from triolet.store.evict import make_room
+    from store.aliases import Aliases
+    from store.collect import collect
+    from store.evict import make_room
+    from store.registry.copies import Copies
+    from triolet.units import show_size
 
+    from ..audit.recording import recorded
     from ..models.stored import store_of
-    from ..quantities import show_size
-    from ..registry.copies import Copies
 
     folder, limit = limited_store(sources, "model gc", store, store_limit)
     # --store names one folder: what is elsewhere stays then.
@@ -368,9 +369,8 @@ def remove_packed(sources: Sources) -> bool:
     Raises:
       CommandFailed: one cannot be removed.
     """
-    from triolet.packed_weights import collect_packed, packed_folder
-
-    from ..quantities import show_size
+    from store.packed_weights import collect_packed, packed_folder
+    from triolet.units import show_size
 
     settings, has_any = sources.settings(), False
     named = {one.engine.snapshots.folder for one in (settings.prefill, settings.decode)}
@@ -393,7 +393,7 @@ def remove_packed(sources: Sources) -> bool:
 
 def note_evicted(versions: Sequence[Source], audit: Path | None) -> None:
     """Write which versions went, to the audit log too, and how they come back."""
-    from triolet.audit_log.recording import record
+    from ..audit.recording import record
 
     for one in versions:
         say(f"{one.name}@{one.digest} is evicted; `{one.command}` brings it back")
@@ -416,7 +416,7 @@ def limited_store(
     Raises:
       ConfigError: one of them cannot be, or is of no use for the command.
     """
-    from ..quantities import parse_size
+    from triolet.units import parse_size
 
     sources.refuse_for_store(command)
     settings = sources.settings()

@@ -14,13 +14,12 @@ import typer
 
 from triolet.control_protocol import ModelState
 from triolet.errors import said_by
-from triolet.units import KIB
+from triolet.units import KIB, show_size
 
 from ..api_key import key_headers
 from ..chosen_fleet import fleet_to_show
 from ..exit_codes import CommandFailed
 from ..http_trust import verify_for
-from ..quantities import show_size
 from ..supervisor.supervisor_socket import Models, ModelsRequest, Refused, ask
 
 if TYPE_CHECKING:

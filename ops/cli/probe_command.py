@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from triolet.audit_log.events import Action
 from triolet.config import ServerConfig
 from triolet.errors import ConfigError, ModelError
 from triolet.ids import Role
 
+from ..audit.events import Action
 from ..settings.sources import Sources  # noqa: TC001
 from .model_commands import RefArgument, say
 from .options import COMPUTE, AuditOption, with_settings
 
 if TYPE_CHECKING:
+    from store.layout import ModelStore
+    from store.measured import Capacity, Golden
     from triolet.config import WorkerConfig
-    from triolet.store.layout import ModelStore
-    from triolet.store.measured import Capacity, Golden
 
     from ..settings.form import Settings
 
@@ -48,10 +48,10 @@ def probe(
     audit: AuditOption = None,
 ) -> None:
     """Compute the golden tokens of a version, measure how fast it is here, and keep both."""
-    from triolet.audit_log.recording import recorded
-    from triolet.store.layout import ModelStore
-    from triolet.store.measured import keep_measured
+    from store.layout import ModelStore
+    from store.measured import keep_measured
 
+    from ..audit.recording import recorded
     from ..models.stored import with_stored_model
 
     settings = sources.settings()
@@ -81,8 +81,8 @@ def probe(
 
 def measured_lines(store: ModelStore, digest: str) -> list[str]:
     """Return a line for each measurement of a version that a store has, or that is damaged."""
-    from triolet.store.measured import Golden, measured_of
-    from triolet.store.referrers import CAPACITY_TYPE, GOLDEN_TYPE
+    from store.measured import Golden, measured_of
+    from store.referrers import CAPACITY_TYPE, GOLDEN_TYPE
 
     lines = []
     for kind in (GOLDEN_TYPE, CAPACITY_TYPE):
@@ -149,8 +149,8 @@ def _require_same(store: ModelStore, digest: str, golden: Golden) -> None:
     Raises:
       ModelError: there are others for the same key.
     """
-    from triolet.store.measured import Golden, Kept, measured_of
-    from triolet.store.referrers import GOLDEN_TYPE
+    from store.measured import Golden, Kept, measured_of
+    from store.referrers import GOLDEN_TYPE
 
     for one in measured_of(store, digest, GOLDEN_TYPE):
         if not isinstance(one, Kept) or not isinstance(one.said, Golden):

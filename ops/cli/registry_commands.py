@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import msgspec
 import typer
 
-from triolet.audit_log.events import Action
-
+from ..audit.events import Action
 from ..settings.sources import Sources  # noqa: TC001 (with_settings reads annotations)
 from .model_commands import (
     LimitOption,
@@ -28,11 +27,10 @@ from .options import AuditOption, with_settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from triolet.store.sources import Source
-
-    from ..registry.client import Registry
-    from ..registry.location import Location
-    from ..registry.pull import Pulled, WantedVersion
+    from store.registry.client import Registry
+    from store.registry.location import Location
+    from store.registry.pull import Pulled, WantedVersion
+    from store.sources import Source
 
 registry_app = typer.Typer()
 
@@ -65,13 +63,13 @@ def push_(
     audit: AuditOption = None,
 ) -> None:
     """Send a version to a registry, and print its digest; what is there is not sent again."""
-    from triolet.audit_log.recording import recorded
-    from triolet.store.aliases import Aliases
-    from triolet.store.reference import parse_reference
+    from store.aliases import Aliases
+    from store.reference import parse_reference
+    from store.registry.location import parse_location
+    from store.registry.push import push
+    from triolet.units import show_size
 
-    from ..quantities import show_size
-    from ..registry.location import parse_location
-    from ..registry.push import push
+    from ..audit.recording import recorded
 
     reference, place, opened = parse_reference(ref), parse_location(location), opened_store(store)
     digest = Aliases(opened).resolve(reference)
@@ -109,12 +107,12 @@ def pull_(
     audit: AuditOption = None,
 ) -> None:
     """Bring a version from a registry, and print its digest; one that broke off goes on."""
-    from triolet.audit_log.recording import recorded
-    from triolet.store.reference import require_name, tag_of
+    from store.reference import require_name, tag_of
+    from store.registry.location import parse_location
+    from store.registry.pull import WantedVersion, pull
 
+    from ..audit.recording import recorded
     from ..models.stored import store_of
-    from ..registry.location import parse_location
-    from ..registry.pull import WantedVersion, pull
 
     place = parse_location(location)
     model = require_name(place.model_name if name is None else name)
@@ -138,7 +136,7 @@ def pull_(
 
 
 def _say_pulled(found: Pulled, wanted: WantedVersion) -> None:
-    from ..quantities import show_size
+    from triolet.units import show_size
 
     say(
         f"{wanted.name}@{found.digest}: {show_size(found.fetched_bytes)} fetched, "
@@ -154,8 +152,8 @@ def _say_pulled(found: Pulled, wanted: WantedVersion) -> None:
 
 @contextmanager
 def _registry(place: Location, username: str | None, *, is_insecure: bool) -> Iterator[Registry]:
-    from ..registry.client import Registry
-    from ..registry.credentials import credentials_for
+    from store.registry.client import Registry
+    from store.registry.credentials import credentials_for
 
     password = None if username is None else _password(username, place.host)
     credentials = credentials_for(place.host, username, password)
@@ -167,7 +165,7 @@ def _password(username: str, host: str) -> bytes:
     """Read a line of standard input; a terminal does not show it."""
     from getpass import getpass
 
-    from ..registry.credentials import MAX_PASSWORD_BYTES
+    from store.registry.credentials import MAX_PASSWORD_BYTES
 
     if sys.stdin.isatty():
         return getpass(f"Password of {username} at {host}: ").encode()

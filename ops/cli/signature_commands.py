@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from triolet.audit_log.events import Action
 from triolet.errors import ConfigError, StoreError
 
+from ..audit.events import Action
 from .model_commands import RefArgument, StoreOption, opened_store, say
 from .options import AuditOption  # noqa: TC001 (typer reads annotations)
 
@@ -22,7 +22,7 @@ def key(
 ) -> None:
     """Print the id of a key for signatures, which is the public key; make the file if there is
     none."""
-    from triolet.store.signatures import key_id, make_key, read_key
+    from store.signatures import key_id, make_key, read_key
 
     if not file.exists():
         make_key(file)
@@ -38,11 +38,12 @@ def sign_(
     audit: AuditOption = None,
 ) -> None:
     """Check every byte of a version, sign it, and print the id of the key."""
-    from triolet.audit_log.recording import recorded
-    from triolet.store.aliases import Aliases
-    from triolet.store.reference import parse_reference
-    from triolet.store.signatures import key_id, read_key, sign
-    from triolet.store.verify import verify
+    from store.aliases import Aliases
+    from store.reference import parse_reference
+    from store.signatures import key_id, read_key, sign
+    from store.verify import verify
+
+    from ..audit.recording import recorded
 
     reference, opened, private = parse_reference(ref), opened_store(store), read_key(key)
     digest = Aliases(opened).resolve(reference)
@@ -78,11 +79,12 @@ def require(
     audit: AuditOption = None,
 ) -> None:
     """Require signatures of what a name points to; without KEY, print what is required."""
-    from triolet.audit_log.events import digest
-    from triolet.audit_log.recording import recorded
-    from triolet.store.aliases import Aliases
-    from triolet.store.reference import parse_reference
-    from triolet.store.signatures import require_key_id
+    from store.aliases import Aliases
+    from store.reference import parse_reference
+    from store.signatures import require_key_id
+
+    from ..audit.events import digest
+    from ..audit.recording import recorded
 
     reference, aliases = parse_reference(scope), Aliases(opened_store(store))
     before = aliases.required_keys(reference)

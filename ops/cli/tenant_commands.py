@@ -16,13 +16,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from triolet.api_keys import new_key
-from triolet.audit_log.events import Action
 from triolet.errors import ConfigError
-from triolet.tenants import Tenant, TenantRole
-from triolet.tenants_form import DEFAULT_PLAN, DIGEST_PREFIX, read_tenants
+from triolet.tenants.api_keys import new_key
+from triolet.tenants.form import DEFAULT_PLAN, DIGEST_PREFIX, read_tenants
+from triolet.tenants.plans import Tenant, TenantRole
+from triolet.units import parse_span
 
-from ..quantities import parse_span
+from ..audit.events import Action
 from .options import AuditOption  # noqa: TC001 (typer reads annotations)
 from .tenant_edit import Change, add_tenant, edited, rotate_keys, set_disabled
 

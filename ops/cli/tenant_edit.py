@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from triolet.api_keys import digest_of
-from triolet.audit_log.events import digest
 from triolet.errors import ConfigError
-from triolet.tenants import TenantRole
-from triolet.tenants_form import DEFAULT_PLAN, DIGEST_PREFIX, is_name, read_tenants
+from triolet.tenants.api_keys import digest_of
+from triolet.tenants.form import DEFAULT_PLAN, DIGEST_PREFIX, is_name, read_tenants
+from triolet.tenants.plans import TenantRole
+
+from ..audit.events import digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tomlkit import TOMLDocument
 
-    from triolet.audit_log.events import Action
+    from ..audit.events import Action
 
 MODE: Final = 0o600
 LOCK_TIMEOUT_S: Final = 10.0
@@ -87,7 +88,7 @@ def edited(path: Path, change: Change, *, may_make: bool = False) -> Iterator[TO
             yield document
             content = tomlkit.dumps(document).encode()
             read_tenants(content, str(path))
-            from triolet.audit_log.recording import recorded  # with its library of signatures
+            from ..audit.recording import recorded  # with its library of signatures
 
             with recorded(
                 change.action,

@@ -10,10 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from triolet.plain_text import one_line
+
 from ..api_key import key_headers, key_remedy
 from ..exit_codes import EXIT_FAILED, CommandFailed
 from ..http_trust import verify_for
-from ..plain_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

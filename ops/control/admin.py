@@ -18,12 +18,12 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from triolet.audit_log.events import Outcome, os_user
+from store.reference import is_reference
 from triolet.config import SEPARATOR, ModelConfig, require_adapter_names
 from triolet.control_protocol import ModelState
 from triolet.errors import AuditLogError, ConfigError
-from triolet.store.reference import is_reference
 
+from ..audit.events import Outcome, os_user
 from ..settings.form import require_model_name
 from .auditing import audit
 from .operations import (

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from triolet.audit_log.events import Action, Outcome
-from triolet.audit_log.recording import record
 from triolet.errors import AuditLogError, ConfigError
 
+from ..audit.events import Action, Outcome
+from ..audit.recording import record
 from .operations import Wanted
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import msgspec
 
 from triolet.control_protocol import Activity, ModelState
 from triolet.errors import LocalProtocolError
+from triolet.units import show_size
 
-from ..quantities import show_size
 from .model_states import HOLDING, RESTING, RUNNING, Event, after
 from .models import Model, WorkersSeen
 from .operations import NoRoom, Operation, Status, UnknownModel, Wanted

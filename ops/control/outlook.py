@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from triolet.control_protocol import ModelNews, ModelState
+from triolet.units import show_size
 
-from ..quantities import show_size
 from .model_states import RESTING, RUNNING
 from .operations import NoRoom
 from .residency import (

@@ -19,12 +19,12 @@ import msgspec
 import structlog
 import trio
 
-from triolet.audit_log.events import Outcome
 from triolet.config import SEPARATOR
 from triolet.control_protocol import ADMIN_SOCKET, CONTROL_SOCKET, Activity, Wake
 from triolet.errors import AuditLogError
 from triolet.status import ControlReady, report
 
+from ..audit.events import Outcome
 from ..running_fleets import SUPERVISOR_SOCKET
 from ..supervisor.model_status import ModelState as SupervisedState
 from .admin import serve_admin

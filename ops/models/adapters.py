@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from triolet.adapters.files import read_adapter
+from store.adapter_files import read_adapter
+from store.aliases import Aliases
+from store.reference import is_reference, parse_reference
+from store.sources import Sources
+from store.view import opened
 from triolet.config import AdapterConfig
 from triolet.errors import ConfigError, StoreError
 from triolet.home import expanded
 from triolet.ids import Role
-from triolet.store.aliases import Aliases
-from triolet.store.reference import is_reference, parse_reference
-from triolet.store.sources import Sources
-from triolet.store.view import opened
 
 from ..settings.form import of_role
 from .stored import NO_VERSION, store_of
@@ -25,7 +25,7 @@ from .stored import NO_VERSION, store_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from triolet.adapters.files import AdapterFiles
+    from store.adapter_files import AdapterFiles
 
     from ..settings.form import Settings
 

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from server.text.model_files import SAMPLING_FILE, SamplingDefaults, sampling_defaults
-from triolet.adapters.files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from store.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from store.aliases import Aliases
+from store.gguf.directory import WEIGHTS as GGUF_WEIGHTS
+from store.ingest import Way, directory_files, ingest, source_file
+from store.manifest import MAX_DOCUMENT_BYTES, WEIGHT_TYPE, Facts
+from store.model_dir.bounded import parse_json, read_bytes, read_json, within_check_time
+from store.reference import require_name, tag_of
 from triolet.config import WeightFormat
 from triolet.errors import ModelError
-from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 from triolet.home import expanded
-from triolet.model_dir.bounded import parse_json, read_bytes, read_json, within_check_time
-from triolet.store.aliases import Aliases
-from triolet.store.ingest import Way, directory_files, ingest, source_file
-from triolet.store.manifest import MAX_DOCUMENT_BYTES, WEIGHT_TYPE, Facts
-from triolet.store.reference import require_name, tag_of
 
 from ..model_directory import check_files, check_text, find_model, gguf_source, weight_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from triolet.store.ingest import SourceFile
-    from triolet.store.layout import ModelStore
+    from store.ingest import SourceFile
+    from store.layout import ModelStore
 
 MODEL_CONFIG: Final = "config.json"
 _OF_ADAPTERS: Final = (CONFIG_FILE, WEIGHTS_FILE)

@@ -15,7 +15,7 @@ from .stored import with_stored_model
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from triolet.adapters.files import AdapterFiles
+    from store.adapter_files import AdapterFiles
     from triolet.config import AdapterConfig
 
     from ..settings.form import Settings

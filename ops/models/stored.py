@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
+from store.aliases import Aliases
+from store.gguf.directory import WEIGHTS as GGUF_WEIGHTS
+from store.gguf.directory import gguf_directory
+from store.layout import ModelStore, default_store
+from store.manifest import ENGINE_TYPE, MAX_DOCUMENT_BYTES, SAMPLING_FILE, SAMPLING_TYPE
+from store.reference import is_reference, parse_reference
+from store.sources import Sources
+from store.view import opened
 from triolet.config import WeightFormat
 from triolet.errors import ConfigError, StoreError
-from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
-from triolet.gguf.directory import gguf_directory
 from triolet.home import expanded
 from triolet.ids import Role
-from triolet.store.aliases import Aliases
-from triolet.store.layout import ModelStore, default_store
-from triolet.store.manifest import ENGINE_TYPE, MAX_DOCUMENT_BYTES, SAMPLING_FILE, SAMPLING_TYPE
-from triolet.store.reference import is_reference, parse_reference
-from triolet.store.sources import Sources
-from triolet.store.view import opened
 
 from ..model_directory import refuse_adapter
 from ..settings.form import of_role
@@ -30,7 +30,7 @@ from .known import AUTO, DEMO, KNOWN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from triolet.store.manifest import Manifest
+    from store.manifest import Manifest
 
     from ..settings.form import Settings
 

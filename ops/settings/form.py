@@ -34,8 +34,7 @@ from triolet.config import (
 from triolet.config.auto import GIVE_LADDER
 from triolet.errors import ConfigError
 from triolet.ids import Role
-
-from ..quantities import parse_size
+from triolet.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,10 +19,10 @@ from triolet.config import SEPARATOR, require_adapter_names
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.memory import available_memory_bytes
+from triolet.units import show_size
 
 from ..model_directory import check_adapter, check_start
 from ..models.adapters import held_adapter, require_number, told
-from ..quantities import show_size
 from .plan import controlled
 from .slot import RestartFailed
 from .supervisor import require_no_restart

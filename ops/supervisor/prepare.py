@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from store.model_dir.bounded import within_check_time
 from triolet.auto import require_models, require_tenant_ladders
 from triolet.errors import ConfigError
 from triolet.ids import Role
-from triolet.model_dir.bounded import within_check_time
-from triolet.tenants_form import read_tenants
+from triolet.tenants.form import read_tenants
 
 from ..model_directory import check_start, check_text, with_model_name, with_pool_share
 from ..models.choose import ready_model
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from triolet.config import Dtype, TenantsConfig
-    from triolet.tenants import Tenants
+    from triolet.tenants.plans import Tenants
 
 
 def prepare(settings: Settings, stored: Iterable[Settings], gpus: tuple[str, ...]) -> FleetPlan:

@@ -229,7 +229,7 @@ def command_line() -> tuple[str, ...]:
     script = Path(sys.executable).with_name("triolet")
     if script.is_file():
         return (sys.executable, str(script))
-    return (sys.executable, "-P", "-m", "triolet.launch.entry")
+    return (sys.executable, "-P", "-m", "triolet.entry")
 
 
 def available_cores() -> list[int]:

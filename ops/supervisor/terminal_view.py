@@ -19,13 +19,13 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from triolet.plain_text import one_line, printable
 from triolet.status import ControlReady, ServerReady, WorkerReady
 from triolet.status import Progress as ProgressReport
+from triolet.units import show_count, show_size
 
 from ..episodes import Episodes
 from ..model_directory import shown_path
-from ..plain_text import one_line, printable
-from ..quantities import show_count, show_size
 from .restart_policy import GiveUp, Restart
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from quart import Request, Response, request, websocket
 from triolet.config import ANY_ORIGIN
 from triolet.errors import RequestError
 from triolet.loopback import is_loopback
-from triolet.tenants import Tenant, TenantRole
+from triolet.tenants.plans import Tenant, TenantRole
 
 from ..tenants.tenancy import current_tenant, enter_tenant
 from ..text.turns import current_line, enter_line

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from triolet.sampling import Grammar
     from triolet.service_class import Scheduling
-    from triolet.tenants import Plan as TenantPlan
+    from triolet.tenants.plans import Plan as TenantPlan
 
     from ..contract.generation import AutoChoice, TokenLogprob
     from ..contract.output_stream import OutputStream

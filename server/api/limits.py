@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from triolet.tenants import Plan, Tenant
+    from triolet.tenants.plans import Plan, Tenant
 
     from ..contract.generation import GenerationRequest
     from .request_scope import Entry, RequestScope

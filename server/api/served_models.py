@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from triolet.adapters.keys import digest_bytes
+from triolet.adapter_keys import digest_bytes
 from triolet.auto import AUTO
 from triolet.config import ANY_MODEL, SEPARATOR
 from triolet.control_protocol import ModelState

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from triolet.adapters.keys import cache_key
+from triolet.adapter_keys import cache_key
 from triolet.sampling import SamplingParams
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from triolet.adapters.keys import SHA256, adapters_mark, digest_bytes, mark_of
+from triolet.adapter_keys import SHA256, adapters_mark, digest_bytes, mark_of
 from triolet.errors import model_removed
 
 from .outcome import drained

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from triolet.adapters.keys import SHA256
+from triolet.adapter_keys import SHA256
 from triolet.errors import LocalProtocolError
 from triolet.service_class import Band
 

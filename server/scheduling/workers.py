@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from transport.frames import Load
 from transport.liveness import PeerMonitor, PeerState
-from triolet.adapters.keys import without_mark
+from triolet.adapter_keys import without_mark
 from triolet.errors import LocalProtocolError
 from triolet.service_class import DEFAULT_BAND
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from triolet.tenants import Plan, Prices
+    from triolet.tenants.plans import Plan, Prices
 
 
 NANOS: Final = 1_000_000_000

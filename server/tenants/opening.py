@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from triolet.config import AT, QuotaConfig
 from triolet.errors import ConfigError
-from triolet.tenants import Prices
+from triolet.tenants.plans import Prices
 
 from .memory_store import MemoryStore, SpendFile
 from .quotas import QuotaObserver, Quotas, SpendWatch

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from triolet.config import QuotaConfig
-    from triolet.tenants import Plan, Prices, Tenant
+    from triolet.tenants.plans import Plan, Prices, Tenant
 
     from ..contract.generation import Usage
     from .memory_store import MemoryStore

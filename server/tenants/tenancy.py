@@ -1,6 +1,6 @@
 """The operator's file of tenants, and the task that notices when it has changed.
 
-triolet/tenants_form.py parses it. A file with an error has no effect.
+triolet/tenants/form.py parses it. A file with an error has no effect.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from triolet.api_keys import digest_of
 from triolet.errors import ConfigError, RequestError
-from triolet.tenants import ANONYMOUS, Tenants
-from triolet.tenants_form import read_tenants
+from triolet.tenants.api_keys import digest_of
+from triolet.tenants.form import read_tenants
+from triolet.tenants.plans import ANONYMOUS, Tenants
 from triolet.watched_file import WatchedFile
 
 from ..text.threads import in_thread
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Set
 
     from triolet.config import TenantsConfig
-    from triolet.tenants import Prices, Tenant
+    from triolet.tenants.plans import Prices, Tenant
 
 
 log = structlog.get_logger(__name__)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from store.model_dir.bounded import read_text
 from triolet.config import GrammarConfig
 from triolet.errors import ModelError
 from triolet.grammar import (
@@ -23,7 +24,6 @@ from triolet.grammar import (
     build_tokenizer,
     compile_grammar,
 )
-from triolet.model_dir.bounded import read_text
 from triolet.sampling import Grammar, GrammarKind
 
 from .isolated import limit_cpu, run_isolated

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tokenizers import Tokenizer
 
-from triolet.errors import ModelError
-from triolet.gguf.container import read_gguf
-from triolet.gguf.directory import gguf_weights
-from triolet.model_dir.bounded import (
+from store.gguf.container import read_gguf
+from store.gguf.directory import gguf_weights
+from store.model_dir.bounded import (
     MAX_TEMPLATE_BYTES,
     REMEDY,
     count_of,
@@ -29,7 +28,8 @@ from triolet.model_dir.bounded import (
     read_json_value,
     read_text,
 )
-from triolet.model_dir.headers import read_header
+from store.model_dir.headers import read_header
+from triolet.errors import ModelError
 from triolet.pooling import Pooling
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from loadtest.campaign.answers import key_headers
-from triolet.api_keys import digest_of
+from triolet.tenants.api_keys import digest_of
 
 from .fleet_process import PATIENCE_S, wait_until
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from triolet.tenants import Plan
-from triolet.tenants_form import read_tenants
+from triolet.tenants.form import read_tenants
+from triolet.tenants.plans import Plan
 
 ROOT: Final = Path(__file__).parents[2]
 TEXT: Final = (ROOT / "docs" / "TENANTS.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ import trio
 from loadtest.harness.streams import COMPLETIONS, Clients, post
 from loadtest.overload.lab_process import QUEUE_ALONE
 from loadtest.overload.real import RealShape, real_fleet
-from ops.simulation.modelled import StepCost
+from simulation.modelled import StepCost
 from tests import forked
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest

@@ -17,9 +17,9 @@ from engine.attention.traits import check_backend
 from engine.batch import StepRow
 from engine.model_config import load_model_config
 from engine.native.model import NativeModel
+from store.adapter_files import WEIGHTS_FILE, read_adapter
 from tests.adapters import Written, write_adapter, write_merged
-from triolet.adapters.files import WEIGHTS_FILE, read_adapter
-from triolet.adapters.keys import digest_bytes
+from triolet.adapter_keys import digest_bytes
 from triolet.config import AdapterConfig, Dtype, EngineConfig, WeightFormat
 from triolet.errors import ConfigError, ModelError
 from triolet.units import MIB

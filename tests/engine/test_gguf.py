@@ -13,12 +13,12 @@ from gguf import GGMLQuantizationType as Kind
 
 from engine.preflight.check import dtype_for
 from engine.weights import open_weights
+from store.gguf.container import ENCODINGS, read_gguf
+from store.gguf.directory import gguf_directory
 from tests.gguf_files import byte_vocabulary, finish, write_header, write_model
 from tests.lazily import lazily
 from triolet.config import Dtype, EngineConfig
 from triolet.errors import ModelError
-from triolet.gguf.container import ENCODINGS, read_gguf
-from triolet.gguf.directory import gguf_directory
 from triolet.units import MIB
 
 from .checkpoints import VOCAB_SIZE, Checkpoint

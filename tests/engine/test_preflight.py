@@ -11,11 +11,11 @@ from engine.model_config import load_model_config
 from engine.preflight.check import check_weights, chosen_device, dtype_for, with_pool_size
 from engine.preflight.tensors import check_tensors, tensor_shapes
 from engine.weights import Checkpoint as WeightFiles
+from store.gguf.directory import gguf_directory
+from store.model_dir.headers import read_headers, weight_files
 from tests.gguf_files import Kind, write_model
 from triolet.config import Dtype, EngineConfig
 from triolet.errors import ConfigError
-from triolet.gguf.directory import gguf_directory
-from triolet.model_dir.headers import read_headers, weight_files
 from triolet.units import GIB
 
 from .checkpoints import FAMILIES

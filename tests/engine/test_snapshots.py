@@ -21,9 +21,9 @@ from engine.snapshots.file import Key, SnapshotDamagedError, map_snapshot
 from engine.snapshots.makers import code_digest
 from engine.snapshots.receipts import MAX_RECEIPTS, DigestReceipts
 from engine.weights import weights_digest
+from store.packed_weights import collect_packed
 from tests import forked
 from triolet.config import Dtype, EngineConfig, SnapshotConfig, WeightFormat
-from triolet.packed_weights import collect_packed
 from triolet.units import MIB
 
 from .driver import generate

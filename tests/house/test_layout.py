@@ -20,11 +20,13 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     "triolet",
     "transport",
+    "store",
     "engine",
     "worker",
     "prefill",
     "decode",
     "server",
+    "simulation",
     "ops",
     "loadtest",
     "tools",
@@ -39,37 +41,34 @@ MAX_FOLDER_FILES = 25
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "triolet": frozenset(),
     "transport": frozenset({"triolet"}),
-    "engine": frozenset({"triolet"}),
-    "worker": frozenset({"triolet", "transport", "engine"}),
+    "store": frozenset({"triolet"}),
+    "engine": frozenset({"triolet", "store"}),
+    "worker": frozenset({"triolet", "transport", "store", "engine"}),
     "prefill": frozenset({"triolet", "transport", "engine", "worker"}),
     "decode": frozenset({"triolet", "transport", "engine", "worker"}),
-    "server": frozenset({"triolet", "transport"}),
+    "server": frozenset({"triolet", "transport", "store"}),
+    # The simulator runs the production logic of every room.
+    "simulation": frozenset(
+        {"triolet", "transport", "store", "engine", "worker", "prefill", "decode", "server"}
+    ),
     # The CLI starts each role's entry point, inside the command that is that role.
-    "ops": frozenset({"triolet", "transport"}),
+    "ops": frozenset({"triolet", "transport", "store"}),
     "loadtest": frozenset(),
     "tools": frozenset(),
     # Benchmarks of engine and wire run engine and workers; that of the front speaks as workers do,
     # that of the queue asks the server's own.
-    "loadtest/bench": frozenset(
-        {"triolet", "transport", "engine", "worker", "prefill", "decode", "server", "ops"}
-    ),
+    "loadtest/bench": frozenset(ROOMS) - {"loadtest", "tools"},
     # What runs on a rented GPU measures the engine, and runs campaigns; pictures need a server.
     "tools/gpu_lease": frozenset({"triolet", "transport", "engine", "loadtest"}),
     "tools/screenshot.py": frozenset({"loadtest"}),
-    # The simulator runs the production logic of every room.
-    "ops/simulation": frozenset(
-        {"triolet", "transport", "engine", "worker", "prefill", "decode", "server"}
-    ),
     # What starts processes of every role, as the supervisor does.
     "loadtest/harness": frozenset({"triolet", "transport", "ops"}),
     # So does the load lab, in virtual time and as processes whose devices only take time.
-    "loadtest/overload": frozenset(
-        {"triolet", "transport", "engine", "worker", "prefill", "decode", "server", "ops"}
-    ),
+    "loadtest/overload": frozenset(ROOMS) - {"loadtest", "tools"},
 }
 ENTRY_POINTS = {
     # The command `triolet`, once it knows that `ops` is Triolet's own.
-    ("triolet/launch/entry.py", "ops"),
+    ("triolet/entry.py", "ops"),
     ("ops/cli/commands.py", "prefill"),
     ("ops/cli/commands.py", "decode"),
     ("ops/cli/commands.py", "server"),
@@ -93,7 +92,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "msgpack": ("transport/codec.py", "server/text/pieces.py"),
     "llguidance": ("triolet/grammar.py",),
     "gguf": ("engine/gguf_weights.py",),
-    "cryptography": ("triolet/audit_log/heads.py", "triolet/store/signatures.py"),
+    "cryptography": ("ops/audit/heads.py", "store/signatures.py"),
     "coredis": ("server/tenants/redis_calls.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),

@@ -67,9 +67,9 @@ MAY_TELL_THE_TIME = {
     "server/api/services.py": "`created` of a model",
     "server/tenants/memory_store.py": "the month of what is spent",
     "server/text/template.py": "the date in a prompt",
-    "triolet/audit_log/log.py": "dates of entries and heads, which other processes sign too",
-    "triolet/store/aliases.py": "when a tag or alias moved",
-    "triolet/store/receipts.py": "whether a file changed just before it was read",
+    "ops/audit/log.py": "dates of entries and heads, which other processes sign too",
+    "store/aliases.py": "when a tag or alias moved",
+    "store/receipts.py": "whether a file changed just before it was read",
     "server/jobs/storage.py": "dates of what outlives a process, and a lease among several",
 }
 

@@ -36,7 +36,7 @@ from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeAdmission, FakeFleet, FakeText, answer_hello
 from tests.server.support.surface import surface
 from triolet.errors import overloaded
-from triolet.tenants_form import read_tenants
+from triolet.tenants.form import read_tenants
 
 if TYPE_CHECKING:
     from server.contract.generation import GenerationRequest

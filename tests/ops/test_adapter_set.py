@@ -18,9 +18,9 @@ from ops.supervisor import adapter_set, plan, scaling
 from ops.supervisor.adapter_set import AdapterSet
 from ops.supervisor.group import Phase
 from ops.supervisor.slot import RestartFailed
+from store import adapter_files as files
+from store.adapter_files import WEIGHTS_FILE
 from tests.adapters import write_adapter
-from triolet.adapters import files
-from triolet.adapters.files import WEIGHTS_FILE
 from triolet.config import EngineConfig, FleetConfig, WorkerConfig
 from triolet.ids import Role
 

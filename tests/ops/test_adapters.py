@@ -18,13 +18,13 @@ from ops.settings.form import Settings, document
 from ops.settings.sources import Sources
 from ops.supervisor.plan import controlled
 from ops.supervisor.prepare import prepare
+from store.adapter_files import CONFIG_FILE, read_adapter
+from store.layout import ModelStore
+from store.sources import Source
+from store.sources import Sources as Places
 from tests.adapters import write_adapter
-from triolet.adapters.files import CONFIG_FILE, read_adapter
 from triolet.errors import ConfigError
 from triolet.ids import Role
-from triolet.store.layout import ModelStore
-from triolet.store.sources import Source
-from triolet.store.sources import Sources as Places
 
 if TYPE_CHECKING:
     from triolet.config import AdapterConfig

@@ -12,6 +12,8 @@ import pytest
 import trio
 
 from ops import running_fleets
+from ops.audit.events import Action, digest, os_user
+from ops.audit.recording import record
 from ops.cli import main
 from ops.cli.fleet_commands import run_restart
 from ops.exit_codes import CommandFailed
@@ -19,9 +21,7 @@ from ops.running_fleets import Note, RunningFleet
 from ops.supervisor.supervisor_socket import Finished, Refused, answer_commands
 from tests.gguf_files import write_tiny
 from tests.house.test_layout import ROOT
-from tests.triolet.audit_log.proofs import check_proof
-from triolet.audit_log.events import Action, digest, os_user
-from triolet.audit_log.recording import record
+from tests.ops.audit.proofs import check_proof
 
 if TYPE_CHECKING:
     from pathlib import Path

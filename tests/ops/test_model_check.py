@@ -18,9 +18,9 @@ from ops.cli.finding import Status
 from ops.cli.options import NAMED, as_typed
 from ops.model_directory import demo_model_path
 from ops.ports import claim_port
+from store.model_dir.bounded import within_check_time
 from tests.gguf_files import TINY, Kind, write_tiny
 from triolet.config import EngineConfig
-from triolet.model_dir.bounded import within_check_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

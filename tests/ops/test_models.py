@@ -17,10 +17,10 @@ from ops.model_directory import demo_model_path, find_model, shown_path, with_mo
 from ops.models.choose import ready_model
 from ops.models.fetch import FetchFailed, _size_in, fetch, is_kept, kept_file
 from ops.models.known import KNOWN, SMOLLM2, KnownModel
+from store.gguf.directory import WEIGHTS
 from tests.gguf_files import byte_vocabulary, finish, write_header
 from triolet.config import FetchConfig, ServerConfig
 from triolet.errors import ModelError
-from triolet.gguf.directory import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

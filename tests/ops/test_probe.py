@@ -13,12 +13,12 @@ import xxhash
 
 from ops.cli import main
 from ops.model_directory import demo_model_path
+from store.layout import ModelStore
+from store.measured import Golden, Kept, keep_measured, measured_of
+from store.referrers import GOLDEN_TYPE
 from tests import forked
 from tests.adapters import write_adapter
 from triolet.status import WorkerReady, parse_report
-from triolet.store.layout import ModelStore
-from triolet.store.measured import Golden, Kept, keep_measured, measured_of
-from triolet.store.referrers import GOLDEN_TYPE
 
 if TYPE_CHECKING:
     from pathlib import Path

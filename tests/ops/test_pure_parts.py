@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from ops.cli.word_wrap import WordWrap
 from ops.models.several import each_model, name_of
-from ops.plain_text import one_line, printable
-from ops.quantities import parse_size, show_count, show_size
 from ops.settings.form import Settings, of_role
 from ops.settings.sources import Sources
 from ops.supervisor.placement import VISIBLE_GPUS, gpu_names, own_cores, own_gpus
@@ -34,7 +32,8 @@ from triolet.config import (
 )
 from triolet.errors import ConfigError
 from triolet.ids import Role
-from triolet.units import GIB, KIB, MIB
+from triolet.plain_text import one_line, printable
+from triolet.units import GIB, KIB, MIB, parse_size, show_count, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -34,7 +34,7 @@ from triolet.config import (
 )
 from triolet.errors import ConfigError
 from triolet.ids import Role
-from triolet.tenants_form import read_tenants
+from triolet.tenants.form import read_tenants
 from triolet.units import MIB
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from ops.audit.events import Action
 from ops.cli import main, tenant_edit
 from ops.cli.tenant_edit import Change, edited, rotate_keys
 from ops.cli.tenant_usage import words_for_missing
-from triolet.api_keys import KEY_PREFIX, digest_of
-from triolet.audit_log.events import Action
 from triolet.errors import ConfigError
-from triolet.tenants import Tenant, TenantRole, Tenants
-from triolet.tenants_form import MAX_KEYS, read_tenants
+from triolet.tenants.api_keys import KEY_PREFIX, digest_of
+from triolet.tenants.form import MAX_KEYS, read_tenants
+from triolet.tenants.plans import Tenant, TenantRole, Tenants
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from ops.models.known import SMOLLM2
 from tests.adapters import write_adapter
 from tests.gguf_files import byte_vocabulary, write_tiny
 from tests.house.test_layout import ROOT
-from tests.ops.registry.docker_registry import running_registry
+from tests.store.registry.docker_registry import running_registry
 
 from .reader import Reader
 from .shown import OTHERS, PAGES, SHELL, files, languages, shown

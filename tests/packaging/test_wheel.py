@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.house.test_layout import ROOT, imports_of, shown, sources
-from triolet.launch.entry import PACKAGES
+from triolet.entry import PACKAGES
 
 from .tree import NOT_SHIPPED, SHIPPED, build_wheel, copy_tree, known_files, unpack
 
@@ -74,7 +74,7 @@ def run_triolet(*path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
         # As the installed script does; -P: not with the current folder in front of the path.
         [
             *(sys.executable, "-P", "-c"),
-            "import sys; from triolet.launch.entry import main; sys.exit(main())",
+            "import sys; from triolet.entry import main; sys.exit(main())",
             "--version",
         ],
         cwd=folder,

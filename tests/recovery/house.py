@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, TypeVarTuple
 
 import trio
 
-from ops.simulation.fleet import worker_of
 from server.contract.generation import Delta, Failed, GenerationRequest, TokenLogprob
 from server.scheduling.links import Links
 from server.scheduling.status import Observer
+from simulation.fleet import worker_of
 from tests.server.scheduling.fakes import server_config
 from tests.server.tiny_text import tiny_text
 from transport.memory_network import MemoryConnection, MemoryNetwork

@@ -36,9 +36,9 @@ _DOOR: Final = "server/test_door.py"
 _TURNS: Final = "server/test_turns.py"
 _KEYS: Final = "security/test_keys.py"
 _TENANCY: Final = "server/test_tenancy.py"
-_AUDIT_LOG: Final = "triolet/audit_log"
-_REGISTRY: Final = "ops/registry"
-_SIGNATURES: Final = "triolet/store/test_signatures.py"
+_AUDIT_LOG: Final = "ops/audit"
+_REGISTRY: Final = "store/registry"
+_SIGNATURES: Final = "store/test_signatures.py"
 _PRIVATE: Final = "triolet/test_private_files.py"
 _HEADS: Final = (
     "server/edge/test_head_guard.py::test_heads_that_two_parsers_could_read_differently_are_refused"
@@ -58,7 +58,7 @@ _BOUNDS: Final = (
 _LINEAR: Final = "server/text/test_linear_template.py"
 _NOT_LINEAR: Final = f"{_LINEAR}::test_what_is_not_known_to_be_cheap_is_not_linear"
 _ISOLATED: Final = "server/text/test_isolated.py"
-_BOUNDED: Final = "triolet/model_dir/bounded.py"
+_BOUNDED: Final = "store/model_dir/bounded.py"
 _STRANGERS: Final = "triolet/test_bounded_files.py"
 _CHUNKS: Final = "server/edge/test_chunked_bodies.py"
 _CROWDS: Final = "server/edge/test_crowds.py"
@@ -95,7 +95,7 @@ MUTANTS: Final = (
            "engine/test_model_config.py::test_a_directory_with_code_in_it_is_refused"),
     Mutant("A5", "engine/model_config.py", 'if fields.get("auto_map"):', "if not fields:",
            "engine/test_model_config.py::test_what_cannot_be_computed_is_refused"),
-    Mutant("A5", "triolet/model_dir/headers.py",
+    Mutant("A5", "store/model_dir/headers.py",
            "if not _SHARD_NAME.fullmatch(name):", "if not name:",
            "engine/test_weights.py::test_a_lying_index_is_a_clean_error"),
     Mutant("A5", _BOUNDED, "if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):", "if not file:",
@@ -113,11 +113,11 @@ MUTANTS: Final = (
     Mutant("A5", _BOUNDED, "if ends is not None and ends[0]() > ends[1]:", "if ends == ():",
            f"{_STRANGERS}::"
            "test_a_check_opens_no_file_after_its_time_and_an_inner_check_gets_no_more"),
-    Mutant("A5", "triolet/model_dir/headers.py",
+    Mutant("A5", "store/model_dir/headers.py",
            "    if count > MAX_TENSORS:\n", "    if count < 0:\n",
            f"{_STRANGERS}::"
            "test_more_tensors_than_models_have_are_refused_in_one_file_and_in_all"),
-    Mutant("A5", "triolet/gguf/container.py",
+    Mutant("A5", "store/gguf/container.py",
            "        if count > most:\n", "        if most < 0:\n",
            f"{_STRANGERS}::"
            "test_a_gguf_file_that_announces_more_than_models_have_is_refused"),
@@ -318,7 +318,7 @@ MUTANTS: Final = (
     Mutant("A28", "server/metrics/fleet.py", "if len(self._seen) >= MAX_WORDS:",
            "if len(self._seen) < 0:",
            "server/test_metrics.py::test_a_label_never_has_more_words_than_its_bound"),
-    Mutant("A29", "triolet/tenants_form.py", 'shown = "" if name == "keys" else',
+    Mutant("A29", "triolet/tenants/form.py", 'shown = "" if name == "keys" else',
            'shown = "" if name == "none" else',
            "triolet/test_tenants_form.py::test_what_is_wrong_is_named"),
     Mutant("A29", "server/app.py", 'log.error("request_failed", request_id=request_id,',
@@ -486,62 +486,62 @@ MUTANTS: Final = (
            'return f"{self.name}@{shown_epoch(self.epoch)}"',
            'return f"{self.name}@{self.epoch:016x}"',
            "triolet/test_ground_floor.py::test_two_lives_of_a_worker_have_two_names"),
-    Mutant("A39", "triolet/audit_log/verification.py",
+    Mutant("A39", "ops/audit/verification.py",
            "        if one.head.root == root:\n",
            "        if one.head.root:\n",
            f"{_AUDIT_LOG}/test_verification.py::"
            "test_an_entry_that_was_rewritten_with_its_hash_is_found_by_the_next_head"),
-    Mutant("A39", "triolet/audit_log/verification.py",
+    Mutant("A39", "ops/audit/verification.py",
            "        if longest is not None and longest.head.size > size",
            "        if longest is not None and longest.head.size < size",
            f"{_AUDIT_LOG}/test_verification.py::test_a_tail_that_was_cut_off_is_found"),
-    Mutant("A39", "triolet/audit_log/heads.py",
+    Mutant("A39", "ops/audit/heads.py",
            "        if not newline and (self._path.parent / KEY_NAME).exists():",
            "        if not newline and self.newest is not None:",
            f"{_AUDIT_LOG}/test_verification.py::"
            "test_a_log_whose_heads_are_all_gone_is_wrong_and_never_signed_again"),
-    Mutant("A39", "triolet/audit_log/heads.py",
+    Mutant("A39", "ops/audit/heads.py",
            "        if end < self._end:\n", "        if end < 0:\n",
            f"{_AUDIT_LOG}/test_log.py::test_an_open_log_signs_nothing_once_heads_were_removed"),
-    Mutant("A39", "triolet/audit_log/segments.py",
+    Mutant("A39", "ops/audit/segments.py",
            "            os.ftruncate(self._fd, offset)\n            raise\n",
            "            raise\n",
            f"{_AUDIT_LOG}/test_log.py::"
            "test_a_full_disk_refuses_the_entry_and_leaves_the_log_as_it_was"),
-    Mutant("A39", "triolet/audit_log/recording.py",
+    Mutant("A39", "ops/audit/recording.py",
            "    note(Outcome.BEGUN)\n", "",
            "ops/test_audit_commands.py::test_a_change_that_cannot_be_recorded_is_not_made"),
-    Mutant("A40", "ops/registry/blobs.py",
+    Mutant("A40", "store/registry/blobs.py",
            "    if not one.is_right:\n        one.begin_anew()",
            "    if one.is_right is None:\n        one.begin_anew()",
            f"{_REGISTRY}/test_lies.py::test_bytes_with_another_digest_are_not_kept"),
-    Mutant("A40", "ops/registry/manifests.py",
+    Mutant("A40", "store/registry/manifests.py",
            "        if expected is not None and expected != found:\n",
            "        if expected is not None and not found:\n",
            f"{_REGISTRY}/test_lies.py::test_a_manifest_with_another_digest_is_refused"),
-    Mutant("A40", "ops/registry/client.py",
+    Mutant("A40", "store/registry/client.py",
            "is_own, sent = self._is_own(url), self._authorization",
            "is_own, sent = True, self._authorization",
            f"{_REGISTRY}/test_lies.py::test_no_password_goes_elsewhere_or_into_an_error"),
-    Mutant("A40", "ops/registry/client.py",
+    Mutant("A40", "store/registry/client.py",
            '            text = text.replace(secret, "***")\n',
            "            text = text.strip()\n",
            f"{_REGISTRY}/test_lies.py::test_no_password_goes_elsewhere_or_into_an_error"),
-    Mutant("A40", "ops/registry/client.py",
+    Mutant("A40", "store/registry/client.py",
            "        may_be_plain = self.is_insecure or is_loopback(url.host)\n",
            "        may_be_plain = True\n",
            f"{_REGISTRY}/test_lies.py::"
            "test_what_is_asked_beyond_this_machine_without_tls_is_refused"),
-    Mutant("A40", "triolet/store/aliases.py",
+    Mutant("A40", "store/aliases.py",
            "            self._require_signed(connection, pointer.name, [pointer], digest, ())\n"
            "            if old != digest:\n",
            "            if old != digest:\n",
            f"{_SIGNATURES}::test_an_alias_takes_only_what_one_of_its_keys_has_signed"),
-    Mutant("A40", "triolet/store/signatures.py",
+    Mutant("A40", "store/signatures.py",
            '    if subject.digest != {"sha256": digest.removeprefix("sha256:")}:\n',
            "    if not subject.digest:\n",
            f"{_SIGNATURES}::test_what_is_no_signature_is_refused"),
-    Mutant("A40", "ops/registry/pull.py",
+    Mutant("A40", "store/registry/pull.py",
            "        Aliases(store).require_signed(reference, digest, referrers.signers)\n",
            "        Aliases(store).all()\n",
            f"{_REGISTRY}/test_signatures.py::"

@@ -19,9 +19,9 @@ from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import PATIENCE_S, Surface, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import handshake, open_socket
-from triolet.api_keys import digest_of
 from triolet.errors import RequestError
-from triolet.tenants import TenantRole
+from triolet.tenants.api_keys import digest_of
+from triolet.tenants.plans import TenantRole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from server.tenants.tenancy import Tenancy
 from server.text.tokenizer import INLINE_CHARS, INLINE_WEIGHT
 from triolet.config import DoorConfig
 from triolet.errors import overloaded
-from triolet.tenants import Plan
+from triolet.tenants.plans import Plan
 from triolet.units import KIB, MIB
 
 from .support.fakes import ChargingFleet, answer_hello, by_hand

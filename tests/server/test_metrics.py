@@ -27,7 +27,7 @@ from tests.server.support.surface import surface
 from transport.frames import Load, WorkerHeartbeat
 from triolet.control_protocol import ModelNews, Models, ModelState, decode_told, encode_line
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling, ServiceClass
-from triolet.tenants import Plan
+from triolet.tenants.plans import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ from tests.server.scheduling.fake_processes import FakeProcess
 from tests.server.scheduling.fakes import FakeDecode, FakePrefill, make_request, server_config
 from tests.server.scheduling.test_fleet import read_all, read_some
 from transport.memory_network import MemoryNetwork
-from triolet.adapters.keys import adapters_mark, digest_bytes
+from triolet.adapter_keys import adapters_mark, digest_bytes
 from triolet.config import (
     ANY_MODEL,
     AdapterConfig,

@@ -10,7 +10,7 @@ import pytest
 from server.tenants.tenancy import Tenancy
 from tests.server.support.tenants import tenancy_of, tenant, tenants_of
 from triolet.errors import RequestError
-from triolet.tenants import ANONYMOUS, Plan, TenantKey
+from triolet.tenants.plans import ANONYMOUS, Plan, TenantKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable

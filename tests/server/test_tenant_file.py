@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Set
     from pathlib import Path
 
-    from triolet.tenants import Tenants
+    from triolet.tenants.plans import Tenants
 
 SECRET: Final = 'cache_secret = "' + "0f" * 32 + '"\n'
 ALICE: Final = SECRET + "[tenants.alice]\n"

@@ -18,7 +18,7 @@ from tests.server.support.surface import PATIENCE_S, RawClient, request_bytes
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.test_peers import NAMES, two_servers
 from triolet.config import PeerServersConfig, QuotaConfig
-from triolet.tenants import Plan, Prices
+from triolet.tenants.plans import Plan, Prices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

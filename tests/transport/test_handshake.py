@@ -23,7 +23,7 @@ from transport.handshake import (
     goodbye,
     make_hello,
 )
-from triolet.adapters.keys import adapters_mark
+from triolet.adapter_keys import adapters_mark
 from triolet.ids import PeerId, Role
 
 MODEL = "llama/f32/abc"

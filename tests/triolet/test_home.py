@@ -17,9 +17,9 @@ TIMEOUT_S = 60.0
 NOBODY = 54321
 COMMANDS = """
 import encodings.idna, os, sys  # names of hosts; Python itself may lie in root's home
-import ops.registry.client
+import store.registry.client
 from ops.cli import main
-ops.registry.client.FIRST_DELAY_S = 0.0
+store.registry.client.FIRST_DELAY_S = 0.0
 for name in list(os.environ):
     if name == "HOME" or name.startswith(("XDG_", "DOCKER_")):
         del os.environ[name]

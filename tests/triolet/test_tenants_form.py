@@ -7,11 +7,11 @@ from typing import Final
 
 import pytest
 
-from triolet.api_keys import digest_of
 from triolet.errors import ConfigError
 from triolet.service_class import ServiceClass
-from triolet.tenants import NO_PRICES, Plan, Prices, TenantRole, Tenants
-from triolet.tenants_form import MAX_TENANTS, read_tenants
+from triolet.tenants.api_keys import digest_of
+from triolet.tenants.form import MAX_TENANTS, read_tenants
+from triolet.tenants.plans import NO_PRICES, Plan, Prices, TenantRole, Tenants
 
 SECRET: Final = 'cache_secret = "' + "0f" * 32 + '"\n'
 ONE: Final = f'"sha256:{digest_of("one")}"'

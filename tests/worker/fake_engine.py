@@ -16,7 +16,7 @@ from engine.block_ledger import BlockLedger
 from engine.host_tier import HostTier
 from engine.pace import Pace
 from engine.prefix_cache import Node, PrefixCache
-from ops.simulation.engine import HIDDEN_SIZE, VOCAB_SIZE, PoolEngine
+from simulation.engine import HIDDEN_SIZE, VOCAB_SIZE, PoolEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

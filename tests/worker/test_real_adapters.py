@@ -12,13 +12,13 @@ import trio
 import decode.worker
 import prefill.worker
 from engine.device_thread import DeviceThread
+from store.adapter_files import read_adapter
 from tests.adapters import write_adapter, write_merged
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.driver import generate, ids, open_engine
 from transport import frames
 from transport.zmq_network import ZmqNetwork
-from triolet.adapters.files import read_adapter
-from triolet.adapters.keys import digest_bytes
+from triolet.adapter_keys import digest_bytes
 from triolet.config import AdapterConfig, Dtype, EngineConfig, LinkConfig, WorkerConfig
 from triolet.errors import RemoteProtocolError
 from triolet.ids import PeerId, Role

@@ -24,7 +24,7 @@ from tests.server.tiny_text import tiny_text
 from transport.frames import Capacity, Goodbye, Peer, Welcome
 from transport.handshake import check_version, version_of, versioned
 from transport.memory_network import MemoryNetwork
-from triolet.adapters.keys import adapters_mark
+from triolet.adapter_keys import adapters_mark
 from triolet.config import ServedModelConfig
 from triolet.ids import PeerId, Role
 

@@ -10,8 +10,8 @@ import torch
 from engine.batch import SampleSpec, StepRow
 from engine.load import load_engine
 from engine.native.model import NativeModel
+from store.gguf.directory import gguf_directory
 from triolet.config import AUTO_BACKEND, Dtype, EngineConfig, WeightFormat
-from triolet.gguf.directory import gguf_directory
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
 

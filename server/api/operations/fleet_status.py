@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Set
 
     from triolet.config import ServerConfig
-    from triolet.tenants import Tenant
+    from triolet.tenants.plans import Tenant
 
     from ...metrics.metrics import Metrics
     from ...scheduling.status import FleetStatus, WorkerStatus

@@ -13,7 +13,7 @@ from engine.model_config import load_eos_token_ids, load_model_config
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
 from engine.weights import Checkpoint
-from triolet.store.measured import Key
+from store.measured import Key
 
 if TYPE_CHECKING:
     from pathlib import Path

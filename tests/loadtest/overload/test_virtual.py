@@ -14,8 +14,8 @@ from loadtest.overload.lab import Result, in_virtual_time
 from loadtest.overload.lab_process import ALL, EVERYTHING, NOTHING, configured
 from loadtest.overload.outcomes import Fate, figures, taken_at_return
 from loadtest.overload.virtual import VirtualLoad, drive
-from ops.simulation.fleet import FleetShape
-from ops.simulation.modelled import COST, StepCost
+from simulation.fleet import FleetShape
+from simulation.modelled import COST, StepCost
 from triolet.service_class import ServiceClass
 
 CAPACITY = 7.25

@@ -12,6 +12,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from ops.audit.recording import default_folder
+from ops.audit.verification import read_entries, take_snapshot
 from ops.control import changes
 from ops.control.process import run_control
 from ops.ports import bind_port
@@ -30,8 +32,6 @@ from tests.ops.control.test_changes import (
     own_audit_log,
     scene,
 )
-from triolet.audit_log.recording import default_folder
-from triolet.audit_log.verification import read_entries, take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

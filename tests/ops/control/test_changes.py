@@ -13,6 +13,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from ops.audit.recording import default_folder
+from ops.audit.verification import read_entries, take_snapshot
 from ops.control import changes
 from ops.control.controller import Controller, Step
 from ops.control.journal import FILE_NAME, SCHEMA, opened_journal
@@ -32,8 +34,6 @@ from tests.ops.control.fleets import (
     supervised,
     version_of,
 )
-from triolet.audit_log.recording import default_folder
-from triolet.audit_log.verification import read_entries, take_snapshot
 from triolet.control_protocol import CONTROL_SOCKET, Activity, ModelActivity, encode_line
 
 if TYPE_CHECKING:

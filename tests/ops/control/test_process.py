@@ -14,6 +14,9 @@ import msgspec
 import pytest
 import trio
 
+from ops.audit.events import Outcome
+from ops.audit.recording import default_folder
+from ops.audit.verification import read_entries, take_snapshot
 from ops.control import server_channel
 from ops.control.auditing import audit
 from ops.control.operations import Wanted
@@ -31,9 +34,6 @@ from tests.ops.control.fleets import (
     supervised,
     version_of,
 )
-from triolet.audit_log.events import Outcome
-from triolet.audit_log.recording import default_folder
-from triolet.audit_log.verification import read_entries, take_snapshot
 from triolet.control_protocol import (
     ADMIN_SOCKET,
     CONTROL_SOCKET,

@@ -11,7 +11,7 @@ from server.cache.front import name_of
 from server.contract.generation import GenerationRequest
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import CONFIG, MODEL, surface
-from triolet.adapters.keys import digest_bytes
+from triolet.adapter_keys import digest_bytes
 from triolet.config import ANY_MODEL, AdapterConfig
 from triolet.sampling import SamplingParams
 

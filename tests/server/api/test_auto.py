@@ -43,7 +43,7 @@ from triolet.config import (
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError, overloaded
 from triolet.members import Members, written_members
-from triolet.tenants import Plan, Prices
+from triolet.tenants.plans import Plan, Prices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

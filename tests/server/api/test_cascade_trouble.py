@@ -29,7 +29,7 @@ from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from triolet.config import QuotaConfig
 from triolet.errors import RequestError, invalid_request, overloaded, server_error
-from triolet.tenants import Plan, Prices
+from triolet.tenants.plans import Plan, Prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable

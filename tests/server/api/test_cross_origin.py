@@ -14,7 +14,7 @@ from tests.server.support.tenants import tenancy_of, tenant, tenants_of
 from tests.server.support.websocket import handshake, open_socket
 from triolet.config import ANY_ORIGIN, ServerConfig
 from triolet.errors import ConfigError, overloaded
-from triolet.tenants import Plan, TenantRole
+from triolet.tenants.plans import Plan, TenantRole
 
 if TYPE_CHECKING:
     from tests.server.support.surface import Answer

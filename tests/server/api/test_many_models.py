@@ -22,7 +22,7 @@ from tests.server.support.websocket import open_socket
 from triolet.config import ANY_MODEL, QuotaConfig, ResponseCacheConfig
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError
-from triolet.tenants import Plan, Prices
+from triolet.tenants.plans import Plan, Prices
 from triolet.units import MIB
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from triolet.config import ResponseCacheConfig
 from triolet.errors import overloaded
-from triolet.tenants import Plan, TenantRole
+from triolet.tenants.plans import Plan, TenantRole
 from triolet.units import MIB
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import PATH, handshake
 from triolet.config import DoorConfig
 from triolet.errors import RequestError, overloaded
-from triolet.tenants import Plan
+from triolet.tenants.plans import Plan
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence

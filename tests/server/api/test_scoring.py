@@ -15,7 +15,7 @@ from server.text.model_files import EmbeddingModel
 from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeRun
 from tests.server.support.surface import CONFIG, MODEL, surface
 from tests.server.support.tenants import tenant, tenants_of
-from triolet.tenants import Plan
+from triolet.tenants.plans import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

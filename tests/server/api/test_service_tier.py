@@ -18,7 +18,7 @@ from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from triolet.config import QuotaConfig
 from triolet.service_class import Scheduling, ServiceClass
-from triolet.tenants import Plan, Prices
+from triolet.tenants.plans import Plan, Prices
 
 KEY: Final = "sk-triolet-alice"
 HEADERS: Final = {"Authorization": f"Bearer {KEY}"}

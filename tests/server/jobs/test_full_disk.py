@@ -25,7 +25,7 @@ from tests.server.support.fakes import FakeFleet, FakeGeneration
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenant, tenants_of
 from triolet.config import BatchConfig
-from triolet.tenants import Plan
+from triolet.tenants.plans import Plan
 
 from .test_runner import content, ended, set_full
 

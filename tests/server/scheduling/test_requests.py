@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from ops.simulation.charges import RecordingCharges
 from server.contract.generation import AutoChoice, CancelReason, Cost, FinishReason, Usage
 from server.scheduling.request import Phase
+from simulation.charges import RecordingCharges
 from tests.server.tiny_text import EOS_ID
 from transport.frames import (
     End,

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ops.simulation.charges import RecordingCharges
 from server.contract.generation import Delta, Failed, Finished
 from server.scheduling.requests import Requests
 from server.scheduling.status import Observer
 from server.scheduling.workers import Worker
+from simulation.charges import RecordingCharges
 from tests.server.tiny_text import tiny_text
 from transport.frames import AttemptRow, ServerHeartbeat
 from triolet.config import RecoveryConfig

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from server.tenants.tenancy import Tenancy
-from triolet.api_keys import digest_of
-from triolet.tenants import Plan, Tenant, TenantKey, TenantRole, Tenants
+from triolet.tenants.api_keys import digest_of
+from triolet.tenants.plans import Plan, Tenant, TenantKey, TenantRole, Tenants
 
 
 def tenants_of(*tenants: Tenant) -> Tenants:

@@ -20,7 +20,7 @@ from server.tenants.accounts import (
     month_of,
 )
 from server.tenants.quotas import GROWTH, CompletionLengths
-from triolet.tenants import Plan, Prices
+from triolet.tenants.plans import Plan, Prices
 
 LIMITS = st.floats(1, 1e6)
 STEPS = st.lists(

@@ -17,7 +17,7 @@ from tests.server.support.surface import MODEL, PATIENCE_S, request_bytes, surfa
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.tiny_text import tiny_text
 from triolet.errors import RequestError, overloaded
-from triolet.tenants import Plan
+from triolet.tenants.plans import Plan
 
 if TYPE_CHECKING:
     from trio.testing import MockClock

@@ -14,6 +14,7 @@ from engine.preflight.tensors import tensor_shapes
 from ops.model_directory import demo_model_path
 from server.text.model_files import EmbeddingModel, ModelCard, TextFiles, read_model_card
 from server.text.tokenizer import TextModel
+from store.gguf.directory import gguf_directory
 from tests.gguf_files import TINY, Kind, write_tiny
 from tests.server.support.surface import MODEL, request_bytes, surface
 from tests.server.tiny_text import (
@@ -26,7 +27,6 @@ from tests.server.tiny_text import (
     tiny_text,
     tiny_tokenizer,
 )
-from triolet.gguf.directory import gguf_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,236 @@
+"""What an administrative event says, and its form as one canonical JSON line of the log."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from datetime import UTC, datetime
+from enum import StrEnum
+from hashlib import sha256
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from triolet.errors import AuditLogError
+
+from .merkle import HASH_BYTES, leaf_hash
+
+MAX_ENTRY_BYTES: Final = 16 * 1024
+"""Bound of one line. All fields at their longest take less, unless every character is escaped."""
+MAX_COUNTS: Final = 16
+_HEAD: Final = b'{"entry":'
+_MIDDLE: Final = b',"leaf":"'
+_END: Final = b'"}'
+_LEAF_AT: Final = -(len(_END) + 2 * HASH_BYTES)
+_ENTRY_END: Final = _LEAF_AT - len(_MIDDLE)
+_HEX: Final = re.compile(rb"[0-9a-f]{64}")
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Subject: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
+Digest: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Counts: TypeAlias = Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_COUNTS)]
+
+
+class Action(StrEnum):
+    """What was done. A row of docs/AUDIT.md explains each."""
+
+    LOG_BEGIN = "log.begin"
+    LOG_CUT = "log.cut"
+    MODEL_IMPORT = "model.import"
+    MODEL_TAG = "model.tag"
+    MODEL_ALIAS = "model.alias"
+    MODEL_REMOVE = "model.rm"
+    MODEL_GC = "model.gc"
+    MODEL_PUSH = "model.push"
+    MODEL_PULL = "model.pull"
+    MODEL_SIGN = "model.sign"
+    MODEL_PROBE = "model.probe"
+    MODEL_LOAD = "model.load"
+    MODEL_SLEEP = "model.sleep"
+    MODEL_UNLOAD = "model.unload"
+    MODEL_ADD = "model.add"
+    MODEL_DROP = "model.drop"
+    ADAPTER_LOAD = "adapter.load"
+    ADAPTER_UNLOAD = "adapter.unload"
+    MODEL_REQUIRE = "model.require"
+    TENANT_ADD = "tenant.add"
+    TENANT_ROTATE = "tenant.rotate"
+    TENANT_DISABLE = "tenant.disable"
+    TENANT_ENABLE = "tenant.enable"
+    KEYS_MAKE = "keys.make"
+    FLEET_RESTART = "fleet.restart"
+    FLEET_SCALE = "fleet.scale"
+    WORKER_DRAIN = "worker.drain"
+
+
+class Outcome(StrEnum):
+    """How far an action came. BEGUN is written before the action, the others after it."""
+
+    BEGUN = "begun"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One administrative event. It names things; of users' data it holds digests and counts only.
+
+    Attributes:
+      action: what was done.
+      subject: to what: a tenant, a model, a worker, a path.
+      actor: `user:NAME` of the operating system, or `key:NAME` of an API key.
+      outcome: how far it came.
+      before: digest of the subject's state before, where it has one.
+      after: digest of the subject's state afterwards.
+      counts: figures, such as bytes that were freed.
+      reason: why it failed, in words (`why_failed`).
+      request_id: ties the entries of one action together.
+    """
+
+    action: Action
+    subject: Subject
+    actor: Name
+    outcome: Outcome = Outcome.DONE
+    before: Digest | None = None
+    after: Digest | None = None
+    counts: Counts | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    request_id: Name | None = None
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event in the log: with its place and its time.
+
+    The fields of `Event`, but `action` and `outcome` are plain text: a log may hold actions of a
+    later release. `time` is UTC, RFC 3339 with microseconds.
+    """
+
+    index: Annotated[int, msgspec.Meta(ge=0)]
+    time: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$")]
+    action: Name
+    subject: Subject
+    actor: Name
+    outcome: Name
+    before: Digest | None = None
+    after: Digest | None = None
+    counts: Counts | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    request_id: Name | None = None
+
+
+_ENCODER: Final = msgspec.json.Encoder(order="sorted")
+_EVENTS: Final = msgspec.json.Decoder(Event)
+_ENTRIES: Final = msgspec.json.Decoder(Entry)
+
+
+class LineError(ValueError):
+    """A line that is no entry, or an altered one; says what is wrong."""
+
+
+class AlteredLine(LineError):
+    """A line with another content than the hash beside it.
+
+    Attributes:
+      leaf: the hash that the line names.
+    """
+
+    def __init__(self, leaf: bytes) -> None:
+        super().__init__("its content does not give the hash that stands beside it")
+        self.leaf = leaf
+
+
+def check_event(event: Event) -> None:
+    """Refuse an event that the log would not take.
+
+    Raises:
+      AuditLogError: a field is too long or has a wrong form, or the whole is too large.
+    """
+    try:
+        content = _ENCODER.encode(event)
+        _EVENTS.decode(content)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise AuditLogError(
+            f"the audit log takes no such event: {error}; nothing was recorded"
+        ) from None
+    # Index, time and hash add less than a kilobyte.
+    if len(content) > MAX_ENTRY_BYTES - 1024:
+        raise AuditLogError(
+            f"the audit log takes no event of {len(content)} bytes, at most "
+            f"{MAX_ENTRY_BYTES - 1024}; nothing was recorded: shorten its subject or counts"
+        )
+
+
+def encode_line(event: Event, index: int, time_text: str) -> tuple[bytes, bytes]:
+    """Return an event's line, without its newline, and its leaf hash."""
+    content = _ENCODER.encode(
+        Entry(
+            index=index,
+            time=time_text,
+            action=event.action.value,
+            subject=event.subject,
+            actor=event.actor,
+            outcome=event.outcome.value,
+            before=event.before,
+            after=event.after,
+            counts=event.counts,
+            reason=event.reason,
+            request_id=event.request_id,
+        )
+    )
+    leaf = leaf_hash(content)
+    return b"".join((_HEAD, content, _MIDDLE, leaf.hex().encode(), _END)), leaf
+
+
+def split_line(line: bytes) -> tuple[bytes, bytes]:
+    """Return the canonical JSON of a line's entry, which is what is hashed, and its leaf hash.
+
+    Raises:
+      LineError: it has not the form of a line; an `AlteredLine` where only the hash differs.
+    """
+    content = line[len(_HEAD) : _ENTRY_END]
+    if (
+        len(line) > MAX_ENTRY_BYTES
+        or not line.startswith(_HEAD)
+        or not line.endswith(_END)
+        or line[_ENTRY_END:_LEAF_AT] != _MIDDLE
+    ):
+        raise LineError("it has not the form of an entry")
+    leaf = leaf_hash(content)
+    stated = line[_LEAF_AT : -len(_END)]
+    if leaf.hex().encode() != stated:
+        if not _HEX.fullmatch(stated):
+            raise LineError("its hash is no hexadecimal number")
+        raise AlteredLine(bytes.fromhex(stated.decode()))
+    return content, leaf
+
+
+def decode_entry(content: bytes) -> Entry:
+    """Return an entry from its JSON.
+
+    Raises:
+      LineError: it is none.
+    """
+    try:
+        return _ENTRIES.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LineError(f"it is no entry: {error}") from None
+
+
+def time_text(seconds: float) -> str:
+    """Return a time since the epoch as entries and heads write it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def digest(content: bytes) -> str:
+    """Return the form in which events name a state."""
+    return f"sha256:{sha256(content).hexdigest()}"
+
+
+def os_user() -> str:
+    """Return the actor of a command: the effective user of this process."""
+    uid = os.geteuid()
+    try:
+        return f"user:{pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user:{uid}"

@@ -1,0 +1,117 @@
+"""`python -m simulation.mutants`: take guards away, alone and together; each loss must show.
+
+Some guards are redundant: without one of them nothing happens, because another one stands behind
+it. Those are taken away together. Exit code 0 if every mutant was caught within its number of
+seeds, 1 if one survived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from .campaign import keep_quiet
+from .guards import without
+from .scenario import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Mutant(NamedTuple):
+    """A product without some of its guards.
+
+    Attributes:
+      removed: these.
+      within: seeds in which it has to be caught.
+    """
+
+    removed: tuple[str, ...]
+    within: int
+
+    def __str__(self) -> str:
+        return " + ".join(self.removed)
+
+
+MUTANTS: Final = (
+    Mutant(("digest",), 30),
+    Mutant(("positions",), 10),
+    Mutant(("lease expiry",), 60),
+    Mutant(("live lease",), 100),
+    Mutant(("running step",), 30),
+    Mutant(("gaps",), 100),
+    Mutant(("tombstones",), 100),
+    Mutant(("stalled receivers",), 30),
+    Mutant(("word of the unknown",), 60),
+    Mutant(("reference counts",), 30),
+    Mutant(("tokens of a hit",), 30),
+    Mutant(("finished KV",), 30),
+    Mutant(("right guesses",), 30),
+    Mutant(("living processes",), 60),
+    Mutant(("epochs", "tombstones"), 100),
+    Mutant(("epochs", "greetings", "broken links"), 200),
+    Mutant(("epochs", "self-fence"), 100),
+    Mutant(("tombstones", "renewal by name"), 200),
+    Mutant(("END", "renewal by name"), 30),
+    Mutant(("self-fence", "lease expiry"), 60),
+)
+
+
+class Verdict(NamedTuple):
+    """What came of one mutant.
+
+    Attributes:
+      mutant: which.
+      seed: the first that caught it; None if none did.
+      violation: by what.
+      seconds: that it took.
+    """
+
+    mutant: Mutant
+    seed: int | None
+    violation: str
+    seconds: float
+
+
+def hunt(mutant: Mutant) -> Verdict:
+    """Run seeds from 0 on until one catches the mutant."""
+    began_at = time.monotonic()
+    with without(*mutant.removed):
+        for seed in range(mutant.within):
+            report = simulate(seed)
+            if report.violations:
+                elapsed_s = time.monotonic() - began_at
+                return Verdict(mutant, seed, report.violations[0], elapsed_s)
+    return Verdict(mutant, None, "", time.monotonic() - began_at)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Hunt every mutant; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m simulation.mutants", description=__doc__)
+    parser.add_argument("--processes", type=int, default=2, help="at once (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.processes, initializer=keep_quiet) as pool:
+        verdicts = pool.map(hunt, MUTANTS, chunksize=1)
+    table = Table("removed", "caught by seed", "of at most", "seconds", "by")
+    for verdict in verdicts:
+        caught = "SURVIVED" if verdict.seed is None else str(verdict.seed)
+        within = str(verdict.mutant.within)
+        table.add_row(
+            str(verdict.mutant), caught, within, f"{verdict.seconds:.1f}", verdict.violation
+        )
+    console.print(table)
+    num_survivors = sum(verdict.seed is None for verdict in verdicts)
+    console.print(f"{len(verdicts)} mutants, {num_survivors} survived")
+    return 1 if num_survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

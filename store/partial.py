@@ -1,0 +1,137 @@
+"""Blobs that a pull has brought in part: kept across interruptions, and moved into the store whole.
+
+A pull holds a shared lock on the folder, so that a collection leaves it alone; the blob that is
+being written is locked by its own file, so that two pulls do not write the same one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Final
+
+from triolet.errors import StoreError
+
+from .layout import LOCK_POLL_S, LOCK_TIMEOUT_S, explained
+from .receipts import receipt_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .layout import ModelStore, Writer
+    from .receipts import Receipt
+
+FOLDER: Final = "partial"
+LOCK_FILE: Final = "lock"
+SUFFIX: Final = ".part"
+_MODE: Final = 0o600
+"""Until it is a blob: a pull that was killed at any moment before that finds it writable."""
+
+
+class Partials:
+    """The blobs of a store that pulls have begun.
+
+    Args:
+      store: that they are for.
+    """
+
+    def __init__(self, store: ModelStore) -> None:
+        self._store = store
+        self.folder = store.root / FOLDER
+
+    def path(self, digest: str) -> Path:
+        """Return where the bytes of a blob are, whether there are any or not."""
+        return self.folder / f"{self._store.blob_path(digest).name}{SUFFIX}"
+
+    def size(self, digest: str) -> int:
+        """Return how many bytes of a blob have come."""
+        path = self.path(digest)
+        return path.stat().st_size if path.exists() else 0
+
+    def receipt(self, digest: str) -> Receipt | None:
+        """Return what a blob's file is now, as if it held the blob; None if there is none."""
+        try:
+            return receipt_of(self.path(digest).lstat(), digest)
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep what has come from being collected; make the folder if there is none.
+
+        Raises:
+          StoreError: the folder cannot be written, or a collection takes too long.
+        """
+        with explained(self._store.root):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        try:
+            _lock(lock, fcntl.LOCK_SH, f"a collection of {self._store.root}")
+            yield
+        finally:
+            os.close(lock)
+
+    @contextmanager
+    def opened(self, digest: str) -> Iterator[IO[bytes]]:
+        """Give the file of a blob to this thread alone, with what has come so far.
+
+        Raises:
+          StoreError: it cannot be written, or another pull has been writing it for too long.
+        """
+        path = self.path(digest)
+        with explained(self._store.root):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            _lock(descriptor, fcntl.LOCK_EX, f"another pull, which writes {path},")
+            with explained(self._store.root):
+                yield file
+
+    def keep(self, writer: Writer, digest: str) -> None:
+        """Make a blob of a file that is whole and checked.
+
+        Raises:
+          OSError: it cannot be moved.
+        """
+        writer.keep(self.path(digest), digest)
+
+    def collect(self) -> tuple[int, int]:
+        """Remove all of them unless a pull runs; return how many, and their bytes.
+
+        Raises:
+          OSError: one cannot be removed.
+        """
+        if not self.folder.is_dir():
+            return 0, 0
+        num_files = num_bytes = 0
+        lock = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return 0, 0
+            for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+                num_bytes += path.stat().st_size
+                path.unlink()
+                num_files += 1
+        finally:
+            os.close(lock)
+        return num_files, num_bytes
+
+
+def _lock(descriptor: int, kind: int, holder: str) -> None:
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise StoreError(
+                    f"{holder} has taken {LOCK_TIMEOUT_S:g} s; wait for it, or end it, and pull "
+                    "again: what has come is kept"
+                ) from None
+            time.sleep(LOCK_POLL_S)
+        else:
+            return

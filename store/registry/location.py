@@ -1,0 +1,96 @@
+"""Where a version is in a registry: `oci://HOST[:PORT]/REPOSITORY:TAG` or `…@sha256:DIGEST`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from triolet.errors import StoreError
+from triolet.loopback import is_loopback
+
+from ..reference import DIGEST
+
+SCHEME: Final = "oci://"
+FORMS: Final = "oci://HOST[:PORT]/REPOSITORY:TAG or oci://HOST[:PORT]/REPOSITORY@sha256:DIGEST"
+_HOST: Final = re.compile(
+    r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9a-fA-F:]{2,39}\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
+_PART: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REPOSITORY: Final = re.compile(rf"{_PART}(?:/{_PART})*")
+"""As the OCI distribution specification has it."""
+_MAX_REPOSITORY: Final = 255
+_TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+class Location(NamedTuple):
+    """A manifest in a registry.
+
+    Attributes:
+      host: with its port, as credentials name it.
+      repository: in the registry.
+      tag: of the manifest, unless its digest is named.
+      digest: of the manifest, if it is named.
+    """
+
+    host: str
+    repository: str
+    tag: str | None = None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        end = f"@{self.digest}" if self.tag is None else f":{self.tag}"
+        return f"{SCHEME}{self.host}/{self.repository}{end}"
+
+    @property
+    def reference(self) -> str:
+        """Tag or digest, as paths of the registry's interface name it."""
+        return self.tag or self.digest or ""
+
+    @property
+    def model_name(self) -> str:
+        """The last part of the repository: what a model is called unless it is said."""
+        return self.repository.rpartition("/")[2]
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether no other machine can hear what is said to the registry."""
+        return is_loopback(re.sub(r":[0-9]+$", "", self.host))
+
+    def at(self, digest: str) -> Location:
+        """Return the place of a manifest by its digest, which never moves."""
+        return Location(self.host, self.repository, digest=digest)
+
+
+def parse_location(text: str) -> Location:
+    """Return what a reference to a registry names.
+
+    Raises:
+      StoreError: it has no form of one. What may be a password is not repeated.
+    """
+    if not text.startswith(SCHEME):
+        raise StoreError(f"{text!r} names no registry; allowed: {FORMS}")
+    host, slash, rest = text.removeprefix(SCHEME).partition("/")
+    if "@" in host:
+        raise StoreError(
+            "the registry's host has a user name before it, and every user of this machine can "
+            "read arguments: give --username NAME and the password on standard input, or set "
+            "TRIOLET_REGISTRY_USERNAME and TRIOLET_REGISTRY_PASSWORD"
+        )
+    found = _HOST.fullmatch(host)
+    if found is None or not slash or int(found["port"] or 1) not in range(1, 65_536):
+        raise StoreError(f"{text!r} names no host of a registry; allowed: {FORMS}")
+    path, at, digest = rest.partition("@")
+    repository, colon, tag = path.partition(":")
+    if len(repository) > _MAX_REPOSITORY or not _REPOSITORY.fullmatch(repository):
+        raise StoreError(
+            f"{repository!r} in {text!r} is no repository; allowed: parts of a-z 0-9 . _ - with "
+            "slashes between them"
+        )
+    if at and not DIGEST.fullmatch(digest):
+        raise StoreError(f"{text!r} names no digest; allowed: sha256: and 64 digits 0-9 a-f")
+    if colon and not _TAG.fullmatch(tag):
+        raise StoreError(f"{tag!r} in {text!r} is no tag; allowed: 1 to 128 of A-Z a-z 0-9 . _ -")
+    if bool(at) == bool(colon):
+        raise StoreError(f"{text!r} must name a tag or a digest, one of them: {FORMS}")
+    return Location(host, repository, tag or None, digest or None)

@@ -1,0 +1,264 @@
+"""`triolet model pull`: a version comes from a registry, byte for byte, and is named when whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from triolet.errors import StoreError
+from triolet.units import show_size
+
+from ..aliases import Aliases
+from ..evict import make_room
+from ..layout import Entry, explained
+from ..manifest import (
+    ENGINE_TYPE,
+    POLICY_TYPE,
+    digest_of,
+    read_manifest,
+)
+from ..measured import contradicted, without_known
+from ..partial import Partials
+from ..receipts import receipt_of
+from ..reference import Reference, require_name
+from ..referrers import GOLDEN_TYPE, keep_artefacts
+from ..signatures import signatures_of
+from ..verify import is_whole
+from .blobs import Progress, download
+from .copies import Copies, note_source
+from .manifests import fetch_manifest
+from .referrers import fetch_referrers
+from .transfers import for_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ..layout import ModelStore
+    from ..manifest import Descriptor, Manifest
+    from ..receipts import Receipt
+    from ..reference import Pointer
+    from ..referrers import Artefact
+    from ..sources import Source
+    from .client import Registry
+    from .referrers import FoundReferrers
+
+
+class WantedVersion(NamedTuple):
+    """What a version that is pulled is called here.
+
+    Attributes:
+      name: of the model.
+      tag: of the version, if any.
+      limit_bytes: that the store may take; None for any number.
+    """
+
+    name: str
+    tag: Pointer | None
+    limit_bytes: int | None = None
+
+
+class Pulled(NamedTuple):
+    """A version that is in the store.
+
+    Attributes:
+      digest: of the version.
+      fetched_bytes: that came over the network.
+      total_bytes: of all its blobs.
+      signers: ids of keys with a valid signature that came with it, or was here.
+      notes: why signatures and measurements there were not kept.
+    """
+
+    digest: str
+    fetched_bytes: int
+    total_bytes: int
+    signers: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def pull(
+    store: ModelStore,
+    registry: Registry,
+    wanted: WantedVersion,
+    on_bytes: Callable[[int, int], None],
+    on_evicted: Callable[[list[Source]], None] | None = None,
+) -> Pulled:
+    """Bring a version into a store with its signatures; nothing is named before all is there and
+    checked, and nothing is fetched if a signature is required and missing.
+
+    Args:
+      store: that it becomes a version in; made if there is none.
+      registry: with the manifest's place.
+      wanted: what it is called here.
+      on_bytes: told how many bytes are here, and of how many.
+      on_evicted: told which versions made room for it, before anything is fetched.
+
+    Raises:
+      RegistryFailed: the registry refuses, lies or is lost. What came is kept for the next pull.
+      StoreError: it is no version of a model, lacks a signature that its name requires here, or the
+        store cannot be written.
+    """
+    require_name(wanted.name)
+    content = fetch_manifest(registry, registry.location.reference)
+    digest = digest_of(content)
+    manifest = _model_manifest(content, digest, str(registry.location))
+    referrers = _without_unsigned_golden(store, wanted.name, fetch_referrers(registry, digest))
+    if wanted.tag is not None:
+        reference = Reference(wanted.name, wanted.tag)
+        Aliases(store).require_signed(reference, digest, referrers.signers)
+    one = _Pull(store, registry, manifest, on_bytes)
+    if wanted.limit_bytes is not None:
+        small = [content, *(part for _, pair in referrers.artefacts for part in pair)]
+        evicted = one.make_room(wanted.limit_bytes, digest, sum(map(len, small)))
+        if on_evicted is not None:
+            on_evicted(evicted)
+    found = one.run(content, wanted, referrers.artefacts)
+    note_source(store, registry, wanted.name, digest, wanted.tag)
+    signers = {*referrers.signers, *signatures_of(store, digest).keys}
+    keys = tuple(sorted(signers))
+    others = contradicted(store, digest, referrers.artefacts)
+    return found._replace(signers=keys, notes=(*referrers.notes, *others))
+
+
+def _without_unsigned_golden(store: ModelStore, name: str, found: FoundReferrers) -> FoundReferrers:
+    """Leave out golden tokens where the model takes only signed versions: nothing signs them, and
+    wrong ones keep its workers from serving."""
+    kept = [(kind, one) for kind, one in found.artefacts if kind != GOLDEN_TYPE]
+    if len(kept) == len(found.artefacts) or not Aliases(store).requires_signatures(name):
+        return found
+    note = (
+        f"golden tokens there are not kept: {name} takes only signed versions here, and nothing "
+        "signs golden tokens; `triolet model probe` makes them on this machine"
+    )
+    return found._replace(artefacts=kept, notes=(*found.notes, note))
+
+
+def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
+    """Return the manifest of a version that `triolet model import` has made."""
+    try:
+        document = msgspec.json.decode(content, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        document = {}
+    remedy = "push a version there with `triolet model push`"
+    if "manifests" in document:
+        raise StoreError(
+            f"{location} is an index of several manifests, expected the manifest of one model; "
+            f"name one of them by its digest, or {remedy}"
+        )
+    try:
+        manifest = read_manifest(content, digest, remedy)
+    except StoreError as error:
+        raise StoreError(f"{location}: {error}") from None
+    for media_type in (ENGINE_TYPE, POLICY_TYPE):
+        if manifest.layer(media_type) is None:
+            raise StoreError(
+                f"{location} is a model without a layer {media_type}, which another program has "
+                f"made; get its files, import them, and {remedy}"
+            )
+    return manifest
+
+
+class _Pull:
+    """One version on its way into a store."""
+
+    def __init__(
+        self,
+        store: ModelStore,
+        registry: Registry,
+        manifest: Manifest,
+        on_bytes: Callable[[int, int], None],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._partials = Partials(store)
+        self._blobs = {one.digest: one for one in manifest.blobs}
+        self._total = sum(one.size for one in self._blobs.values())
+        self._progress = Progress(lambda done: on_bytes(done, self._total))
+        self._here: dict[str, Receipt] = {}
+
+    def make_room(self, limit_bytes: int, digest: str, small_bytes: int) -> list[Source]:
+        """Evict versions until this one fits below a limit; return them.
+
+        Args:
+          limit_bytes: that the store may take.
+          digest: of the version.
+          small_bytes: of its manifest and of what is about it.
+
+        Raises:
+          StoreError: not enough may go; nothing went then.
+        """
+        with self._partials.kept(), self._store.writing() as writer:
+            missing = self._missing(self._blobs.values())
+            wanted = sum(one.size - self._partials.size(one.digest) for one in missing)
+            if missing:
+                wanted += small_bytes
+            stay = {digest, *self._blobs}
+            most = limit_bytes - wanted
+            aliases = Aliases(self._store)
+            return make_room(writer, aliases, most, Copies(self._store).has, wanted=stay).versions
+
+    def run(
+        self, content: bytes, wanted: WantedVersion, referrers: list[tuple[str, Artefact]]
+    ) -> Pulled:
+        """Fetch what is missing, then make it a version."""
+        with self._partials.kept():
+            missing = self._missing(self._blobs.values())
+            self._require_room(missing)
+            fetched = self._fetch(missing)
+            with self._store.writing() as writer:
+                # A collection may have removed some that were here.
+                gone = self._missing(self._blobs.values())
+                fetched += self._fetch([one for one in gone if not self._is_here(one)])
+                with explained(self._store.root):
+                    for one in gone:
+                        self._partials.keep(writer, one.digest)
+                    for one in missing:
+                        # Left where another pull or an import was first.
+                        self._partials.path(one.digest).unlink(missing_ok=True)
+                digest = writer.put(content)
+                entry = Entry(wanted.name, digest, len(content))
+                writer.set_entries({*self._store.entries(), entry})
+                keep_artefacts(writer, digest, without_known(self._store, digest, referrers))
+                if wanted.tag is not None:
+                    Aliases(self._store).tag_new(wanted.tag, digest, "pulled")
+        return Pulled(digest, fetched, self._total, (), ())
+
+    def _missing(self, blobs: Iterable[Descriptor]) -> list[Descriptor]:
+        missing = []
+        for one in blobs:
+            if is_whole(self._store, one):
+                self._progress.at(one.digest, one.size)
+            else:
+                missing.append(one)
+        return missing
+
+    def _is_here(self, blob: Descriptor) -> bool:
+        """Whether a blob was fetched, and its file has been neither moved nor written since. One of
+        which that is not known is read again by `_fetch`, and what is wrong is fetched anew."""
+        receipt = self._here.get(blob.digest)
+        return receipt is not None and receipt == self._partials.receipt(blob.digest)
+
+    def _require_room(self, missing: list[Descriptor]) -> None:
+        wanted = sum(one.size - self._partials.size(one.digest) for one in missing)
+        free = shutil.disk_usage(self._partials.folder).free
+        if wanted > free:
+            raise StoreError(
+                f"{self._store.root} has room for {show_size(free)} and the version needs "
+                f"{show_size(wanted)} more; make room (`triolet model gc` removes what nothing "
+                "names), or give --store on another disk; nothing was fetched"
+            )
+
+    def _fetch(self, blobs: list[Descriptor]) -> int:
+        def fetch(one: Descriptor) -> int:
+            with self._partials.opened(one.digest) as file:
+                if is_whole(self._store, one):
+                    # It has become a blob since it was missed: another pull or an import was first.
+                    self._progress.at(one.digest, one.size)
+                    return 0
+                num_bytes = download(self._registry, file, one, self._progress)
+                self._here[one.digest] = receipt_of(os.fstat(file.fileno()), one.digest)
+                return num_bytes
+
+        return sum(for_each(self._registry, blobs, fetch).values())

@@ -1,0 +1,253 @@
+"""Signatures of versions: Ed25519 over a statement that names the manifest's digest.
+
+A signature is an OCI artefact with the version's manifest as its `subject`; its one layer is a DSSE
+envelope around an in-toto statement. The id of a key is the public key, so that whatever names an
+id can be checked by it alone. The same key and version always give the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from triolet.errors import StoreError
+from triolet.private_files import FILE_MODE
+
+from .layout import explained
+from .manifest import MANIFEST_TYPE, canonical, digest_of
+from .referrers import (
+    SIGNATURE_TYPE,
+    Artefact,
+    ReferrerFault,
+    artefact,
+    artefacts_of,
+    keep_artefacts,
+    layer_of,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .layout import ModelStore, Writer
+
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE: Final = "urn:triolet:model-version:v1"
+KEY_ID: Final = re.compile(r"ed25519:[0-9a-f]{64}")
+MAX_KEY_BYTES: Final = 16 << 10
+"""Of a file with a private key, which has a hundred bytes."""
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Signed(NamedTuple):
+    """What is known of a version's signatures.
+
+    Attributes:
+      keys: ids of keys with a valid signature, sorted.
+      faults: why others are not valid, a sentence each.
+    """
+
+    keys: tuple[str, ...]
+    faults: tuple[str, ...]
+
+
+class _Subject(msgspec.Struct, frozen=True):
+    digest: dict[str, str]
+
+
+class _Statement(msgspec.Struct, frozen=True, rename={"type": "_type"}):
+    type: str
+    subject: Annotated[tuple[_Subject, ...], msgspec.Meta(min_length=1, max_length=1)]
+    predicate_type: str = msgspec.field(name="predicateType")
+
+
+class _Signature(msgspec.Struct, frozen=True):
+    keyid: str
+    sig: str
+
+
+class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
+    payload: str
+    payload_type: str
+    signatures: Annotated[tuple[_Signature, ...], msgspec.Meta(min_length=1, max_length=1)]
+
+
+def require_key_id(text: str) -> str:
+    """Return the id of a key.
+
+    Raises:
+      StoreError: it is none.
+    """
+    if not KEY_ID.fullmatch(text):
+        raise StoreError(
+            f"{text!r} is no id of a key; allowed: ed25519: and 64 digits 0-9 a-f, as `triolet "
+            "model key FILE` prints it"
+        )
+    return text
+
+
+def make_key(path: Path) -> None:
+    """Write a new private key in PEM form, for this user alone.
+
+    Raises:
+      StoreError: the file is there, or cannot be written.
+    """
+    pem = Ed25519PrivateKey.generate().private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
+    with explained(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_key(path: Path) -> Ed25519PrivateKey:
+    """Return a private key.
+
+    Raises:
+      StoreError: it is missing, others may read it, or it is of another kind.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            content = file.read(MAX_KEY_BYTES)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be read: {error.strerror}; `triolet model key {path}` makes a key"
+        ) from None
+    if mode & _OTHERS:
+        raise StoreError(
+            f"{path} has mode {mode:04o}, so that others may sign with it; `chmod 600 {path}`, and "
+            "make a new key if somebody may have read it"
+        )
+    try:
+        key = load_pem_private_key(content, None)
+    except (ValueError, TypeError) as error:
+        # A TypeError: it is encrypted.
+        raise StoreError(
+            f"{path} holds no private key in PEM form without a passphrase: {error}; make one by "
+            "`triolet model key FILE` or `openssl genpkey -algorithm ed25519`"
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise StoreError(
+            f"{path} holds a key of another kind than Ed25519; make one by `triolet model key FILE`"
+        )
+    return key
+
+
+def key_id(key: Ed25519PrivateKey) -> str:
+    """Return the id of a private key: the public one."""
+    public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return f"ed25519:{public.hex()}"
+
+
+def signature(digest: str, size: int, key: Ed25519PrivateKey) -> Artefact:
+    """Return the signature of a version.
+
+    Args:
+      digest: of its manifest.
+      size: of its manifest.
+      key: that signs.
+    """
+    payload = canonical(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": [{"digest": {"sha256": digest.removeprefix("sha256:")}}],
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {"mediaType": MANIFEST_TYPE, "size": size},
+        }
+    )
+    signed = key.sign(signed_bytes(PAYLOAD_TYPE, payload))
+    envelope = canonical(
+        {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": PAYLOAD_TYPE,
+            "signatures": [{"keyid": key_id(key), "sig": base64.b64encode(signed).decode()}],
+        }
+    )
+    return artefact(SIGNATURE_TYPE, envelope, digest, size)
+
+
+def signed_bytes(payload_type: str, payload: bytes) -> bytes:
+    """Return what DSSE signs for a payload (its pre-authentication encoding)."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def signer(found: Artefact, digest: str) -> str:
+    """Return the id of the key that has signed a version.
+
+    Raises:
+      ReferrerFault: the signature is not valid, or of another version.
+    """
+    layer = layer_of(found.manifest, SIGNATURE_TYPE, digest)
+    if digest_of(found.layer) != layer.digest:
+        raise ReferrerFault("its envelope is another one than its manifest says")
+    try:
+        envelope = msgspec.json.decode(found.layer, type=_Envelope)
+        (given,) = envelope.signatures
+        payload = base64.b64decode(envelope.payload, validate=True)
+        signed = base64.b64decode(given.sig, validate=True)
+        statement = msgspec.json.decode(payload, type=_Statement)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ReferrerFault(f"its envelope cannot be read: {error}") from None
+    if not KEY_ID.fullmatch(given.keyid):
+        raise ReferrerFault("its key is none of Ed25519, or is not named")
+    public = bytes.fromhex(given.keyid.removeprefix("ed25519:"))
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(
+            signed, signed_bytes(envelope.payload_type, payload)
+        )
+    except (InvalidSignature, ValueError):
+        raise ReferrerFault(f"{given.keyid} has not signed that") from None
+    (subject,) = statement.subject
+    said = (envelope.payload_type, statement.type, statement.predicate_type)
+    if said != (PAYLOAD_TYPE, STATEMENT_TYPE, PREDICATE_TYPE):
+        raise ReferrerFault(f"{given.keyid} has signed something else: {', '.join(said)}")
+    if subject.digest != {"sha256": digest.removeprefix("sha256:")}:
+        raise ReferrerFault(f"{given.keyid} has signed another version")
+    return given.keyid
+
+
+def signatures_of(store: ModelStore, digest: str) -> Signed:
+    """Check all signatures of a version that a store has."""
+    keys, faults = set(), []
+    for one in artefacts_of(store, digest, SIGNATURE_TYPE):
+        if isinstance(one, str):
+            faults.append(one)
+            continue
+        try:
+            keys.add(signer(one, digest))
+        except ReferrerFault as error:
+            faults.append(f"signature {one.digest}: {error}")
+    return Signed(tuple(sorted(keys)), tuple(faults))
+
+
+def sign(writer: Writer, digest: str, key: Ed25519PrivateKey) -> None:
+    """Sign a version that a store has.
+
+    Raises:
+      StoreError: it has been removed, or nothing can be written.
+    """
+    size = next((one.size for one in writer.store.entries() if one.digest == digest), None)
+    if size is None:
+        raise StoreError(
+            f"{digest} has just been removed; `triolet model list` shows what there is"
+        )
+    keep_artefacts(writer, digest, [(SIGNATURE_TYPE, signature(digest, size, key))])

@@ -1,0 +1,91 @@
+"""A version as a folder: links into blobs under the names of files, which loaders of models read.
+
+A view follows from the manifest alone, so processes that make it at once make the same. While a
+version is served, a shared lock on its manifest keeps `gc` from its blobs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from triolet.errors import StoreError
+
+from .layout import LOCK_POLL_S, explained
+from .verify import require_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .layout import ModelStore
+    from .manifest import Manifest
+
+VIEWS: Final = "views"
+COLLECTION_S: Final = 30.0
+"""For a collection that is removing a version: it unlinks some hundred files."""
+
+
+@contextmanager
+def opened(store: ModelStore, digest: str) -> Iterator[tuple[Path, Manifest]]:
+    """Keep a version from being removed, and give the folder of its files, all checked.
+
+    Args:
+      store: that has it.
+      digest: of its manifest.
+
+    Raises:
+      StoreError: a blob is missing or damaged, or the folder cannot be written.
+    """
+    with explained(store.root):
+        try:
+            descriptor = os.open(store.blob_path(digest), os.O_RDONLY)
+        except FileNotFoundError:
+            raise StoreError(
+                f"{store.root} has no version {digest} any more; import the model again"
+            ) from None
+    try:
+        _lock(store, descriptor)
+        manifest = store.manifest(digest)  # after the lock: it may just have been removed
+        require_whole(store, digest, manifest.blobs)
+        with explained(store.root):
+            view = _written(store, digest, manifest)
+        yield view, manifest
+    finally:
+        os.close(descriptor)
+
+
+def _lock(store: ModelStore, descriptor: int) -> None:
+    deadline = time.monotonic() + COLLECTION_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise StoreError(
+                    f"`triolet model gc` has been at work in {store.root} for {COLLECTION_S:g} s; "
+                    "wait for it, and try again"
+                ) from None
+            time.sleep(LOCK_POLL_S)
+        else:
+            return
+
+
+def _written(store: ModelStore, digest: str, manifest: Manifest) -> Path:
+    """Make each link that is not there yet, and return the folder."""
+    view = store.root / VIEWS / digest.removeprefix("sha256:")
+    for layer in manifest.layers:
+        if layer.file_name is None:
+            continue
+        link = view / layer.file_name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        target = os.path.relpath(store.blob_path(layer.digest), link.parent)
+        if link.is_symlink() and os.readlink(link) == target:
+            continue
+        link.unlink(missing_ok=True)
+        with suppress(FileExistsError):  # another process has just made it
+            link.symlink_to(target)
+    return view

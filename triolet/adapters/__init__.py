@@ -1,1 +1,0 @@
-"""LoRA adapters: their files, and what names them."""

@@ -1,1 +1,0 @@
-"""The entry point of the command `triolet`."""

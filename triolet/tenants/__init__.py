@@ -1,0 +1,1 @@
+"""Tenants: their plans, the file that names them, and their keys."""

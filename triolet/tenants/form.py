@@ -1,0 +1,263 @@
+"""The form of the operator's file of tenants: from TOML to tenants, plans and prices.
+
+Pure: takes bytes, and refuses a file as a whole, in words that say which table, which field, and
+what is allowed there. Never repeats what stands in place of a key: it may be one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hmac
+import re
+import tomllib
+from dataclasses import fields
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from ..config import MAX_RUNGS
+from ..errors import ConfigError
+from ..service_class import ServiceClass
+from .plans import Plan, Prices, Tenant, TenantKey, TenantRole, Tenants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    Field: TypeAlias = tuple[Callable[[object], Any], str]
+    """What reads a value, raising ValueError or ValidationError, and what is allowed, in words."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+DIGEST_PREFIX: Final = "sha256:"
+DEFAULT_PLAN: Final = "default"
+"""Of tenants that name none. It need not be written down."""
+MAX_TENANTS: Final = 10_000
+"""So many names may become labels of metrics."""
+MAX_KEYS: Final = 16
+"""Of one tenant: its own, and those that are being replaced."""
+MAX_NUMBER: Final = 1e15
+"""Above it a float does not count in ones any more."""
+MAX_PRICE: Final = 1_000_000_000
+"""Of a million tokens: what is spent is counted in thousand-millionths of one, in 63 bits."""
+_SECRET: Final = re.compile(r"[0-9a-f]{64}")
+_TABLES: Final = ("cache_secret", "plans", "tenants", "prices")
+_CLASS_WORDS: Final = ", ".join(one.name.lower() for one in ServiceClass)
+
+
+def read_tenants(content: bytes, name: str) -> Tenants:
+    """Return what a file says.
+
+    Args:
+      content: of the file.
+      name: of the file, for errors.
+
+    Raises:
+      ConfigError: something in it is wrong; nothing of it counts.
+    """
+    try:
+        document = tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # ValueError: also of a number of 5000 digits
+        raise ConfigError(f"{name} is no TOML: {error}") from None
+    try:
+        return _tenants(document)
+    except _Wrong as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def is_name(text: str) -> bool:
+    """Return whether a tenant or a plan may be called this."""
+    return NAME.fullmatch(text) is not None
+
+
+class _Wrong(Exception):
+    """What is wrong with a file, in words."""
+
+
+def _tenants(document: Mapping[str, Any]) -> Tenants:
+    _check_known(document, _TABLES, "at the top")
+    secret = document.get("cache_secret")
+    if not isinstance(secret, str) or not _SECRET.fullmatch(secret):
+        raise _Wrong(
+            "cache_secret must be 32 random bytes as 64 digits 0-9a-f; what tenants have cached is "
+            "kept apart by it (`triolet tenant add` writes one)"
+        )
+    plans = {
+        name: Plan(name=name, **_read(table, _PLAN_FIELDS, f"[plans.{name}]"))
+        for name, table in _named(document, "plans")
+    }
+    prices = {
+        str(name): Prices(**_read(table, _PRICE_FIELDS, f"[prices.{name}]"))
+        for name, table in _table(document, "prices").items()
+    }
+    plans.setdefault(DEFAULT_PLAN, Plan(DEFAULT_PLAN))
+    tenants = [
+        _tenant(name, table, plans, bytes.fromhex(secret))
+        for name, table in _named(document, "tenants")
+    ]
+    if not 0 < len(tenants) <= MAX_TENANTS:
+        raise _Wrong(
+            f"it has {len(tenants)} tenants; allowed: 1 to {MAX_TENANTS} "
+            "(`triolet tenant add NAME` makes one)"
+        )
+    _check_keys_differ(tenants)
+    return Tenants(tenants, plans, prices)
+
+
+def _tenant(name: str, table: object, plans: Mapping[str, Plan], secret: bytes) -> Tenant:
+    where = f"[tenants.{name}]"
+    found = _read(table, _TENANT_FIELDS, where)
+    plan_name = found.pop("plan", DEFAULT_PLAN)
+    if plan_name not in plans:
+        raise _Wrong(f"{where} plan is {plan_name!r}, which is none of {', '.join(sorted(plans))}")
+    return Tenant(
+        name=name,
+        plan=plans[plan_name],
+        is_disabled=found.pop("disabled", False),
+        secret=hmac.digest(secret, name.encode(), "sha256"),
+        **found,
+    )
+
+
+def _check_keys_differ(tenants: Iterable[Tenant]) -> None:
+    owners: dict[str, str] = {}
+    for tenant in tenants:
+        for key in tenant.keys:
+            other = owners.setdefault(key.digest, tenant.name)
+            if other != tenant.name:
+                raise _Wrong(f"[tenants.{tenant.name}] has a key that [tenants.{other}] has too")
+
+
+def _named(document: Mapping[str, Any], table: str) -> Iterable[tuple[str, object]]:
+    found = _table(document, table)
+    for name in found:
+        if not is_name(name):
+            raise _Wrong(
+                f"[{table}] has {name[:80]!r}; allowed as a name: 1 to 64 letters, digits, dots, "
+                "- and _"
+            )
+    return found.items()
+
+
+def _table(document: Mapping[str, Any], name: str) -> Mapping[str, object]:
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise _Wrong(f"{name} is no table; write [{name}.NAME]")
+    return table
+
+
+def _read(table: object, known: Mapping[str, Field], where: str) -> dict[str, Any]:
+    """Return the fields of a table that are there, read."""
+    if not isinstance(table, dict):
+        raise _Wrong(f"{where} is no table")
+    _check_known(table, known, f"in {where}")
+    found = {}
+    for name, value in table.items():
+        reader, allowed = known[name]
+        try:
+            found[name] = reader(value)
+        except (ValueError, msgspec.ValidationError):
+            shown = "" if name == "keys" else f" is {_echo(value)!r};"
+            raise _Wrong(f"{where} {name}{shown} must be {allowed}") from None
+    return found
+
+
+def _check_known(table: Iterable[str], known: Iterable[str], where: str) -> None:
+    words = sorted(known)
+    for name in table:
+        if name not in words:
+            near = difflib.get_close_matches(name, words, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(words)}"
+            raise _Wrong(f"{where} is {name[:80]!r}, which means nothing; {hint}")
+
+
+def _echo(value: object) -> str:
+    try:
+        return str(value)[:80]
+    except ValueError:  # thousands of digits
+        return "a very large number"
+
+
+def _typed(kind: object) -> Callable[[object], Any]:
+    return partial(msgspec.convert, type=kind)
+
+
+class _KeyTable(msgspec.Struct, forbid_unknown_fields=True):
+    """A key that ends."""
+
+    digest: _Digest
+    until: Annotated[datetime, Meta(tz=True)]
+
+
+def _classes(value: object) -> tuple[ServiceClass, ...]:
+    by_name = {one.name.lower(): one for one in ServiceClass}
+    names = msgspec.convert(value, _Words)
+    if len(set(names)) != len(names) or not by_name.keys() >= set(names):
+        raise ValueError
+    return tuple(by_name[name] for name in names)
+
+
+def _alerts(value: object) -> tuple[float, ...]:
+    return tuple(sorted(set(msgspec.convert(value, list[_Positive]))))
+
+
+def _keys(value: object) -> tuple[TenantKey, ...]:
+    keys = [
+        TenantKey(one.digest.removeprefix(DIGEST_PREFIX), one.until.timestamp())
+        if isinstance(one, _KeyTable)
+        else TenantKey(one.removeprefix(DIGEST_PREFIX))
+        for one in msgspec.convert(value, _KeyList, builtin_types=(datetime,))
+    ]
+    if len({key.digest for key in keys}) != len(keys):
+        raise ValueError
+    return tuple(keys)
+
+
+def _ladder(value: object) -> tuple[str, ...]:
+    names = tuple(msgspec.convert(value, _Words))
+    if len(names) > MAX_RUNGS or len(set(names)) != len(names):
+        raise ValueError
+    return names
+
+
+_Positive = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
+_Words = Annotated[list[str], Meta(min_length=1)]
+_Digest = Annotated[str, Meta(pattern=rf"\A{DIGEST_PREFIX}[0-9a-f]{{64}}\Z")]
+_KeyList = Annotated[list[_Digest | _KeyTable], Meta(max_length=MAX_KEYS)]
+
+_SHARE: Final = (_typed(Annotated[float, Meta(gt=0, le=1)]), "a number above 0 and up to 1")
+_RATE: Final = (_typed(Annotated[float, Meta(ge=1, le=MAX_NUMBER)]), "a number from 1 on")
+_COUNT: Final = (_typed(Annotated[int, Meta(ge=1, le=int(MAX_NUMBER))]), "a whole number from 1 on")
+_AMOUNT: Final = (_typed(Annotated[float, Meta(ge=0, le=MAX_NUMBER)]), "a number from 0 on")
+_PRICE: Final = (
+    _typed(Annotated[float, Meta(ge=0, le=MAX_PRICE)]),
+    f"a number from 0 to {MAX_PRICE:,}",
+)
+_PLAN_FIELDS: Final[Mapping[str, Field]] = {
+    "weight": (_typed(_Positive), "a number above 0"),
+    "classes": (_classes, f"a list of different ones of {_CLASS_WORDS}, the usual one first"),
+    "requests_per_minute": _RATE,
+    "tokens_per_minute": _RATE,
+    "max_concurrent": _COUNT,
+    "max_running": _COUNT,
+    "max_context_tokens": _COUNT,
+    "max_output_tokens": _COUNT,
+    "kv_share": _SHARE,
+    "cache_share": _SHARE,
+    "budget": _AMOUNT,
+    "budget_alerts": (_alerts, "a list of numbers above 0, shares of the budget"),
+}
+_PRICE_FIELDS: Final[Mapping[str, Field]] = {one.name: _PRICE for one in fields(Prices)}
+_TENANT_FIELDS: Final[Mapping[str, Field]] = {
+    "plan": (_typed(str), "the name of a plan"),
+    "role": (_typed(TenantRole), f"one of {', '.join(TenantRole)}"),
+    "keys": (
+        _keys,
+        f'a list of up to {MAX_KEYS} different digests "{DIGEST_PREFIX}..." or '
+        f'{{ digest = "{DIGEST_PREFIX}...", until = 2030-01-31T12:00:00Z }}; never a key itself',
+    ),
+    "disabled": (_typed(bool), "true or false"),
+    "cascade": (_typed(bool), "true or false"),
+    "auto": (_ladder, f"a list of 1 to {MAX_RUNGS} different models, the smallest first"),
+}

@@ -1,0 +1,171 @@
+"""Tenants as the operator writes them down: plans, prices, roles, and digests of keys.
+
+Pure data with its bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from ..service_class import ServiceClass
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+
+class TenantRole(StrEnum):
+    """What a tenant's keys open."""
+
+    USER = "user"
+    """The API, for itself."""
+    OPERATOR = "operator"
+    """Also what concerns the fleet and all tenants: metrics, audits, status, usage of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What tokens of a model cost, in the operator's currency per million."""
+
+    prompt: float = 0.0
+    cached_prompt: float = 0.0
+    completion: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What tenants of one kind may use. None means no limit.
+
+    Attributes:
+      name: as the operator calls it.
+      weight: of a tenant's share in the queue.
+      classes: service classes that it may ask for; the first is what it gets unasked.
+      requests_per_minute: accepted at most; as many may come at once after a quiet minute.
+      tokens_per_minute: prompt and completion tokens, likewise.
+      max_concurrent: requests that it may have in flight, waiting ones included.
+      max_running: sequences on workers at once; the rest waits.
+      max_context_tokens: prompt and completion of one request together.
+      max_output_tokens: completion of one request.
+      kv_share: of all decode blocks, at once.
+      cache_share: of each worker's prefix cache.
+      budget: spend per calendar month (UTC) beyond which requests are refused.
+      budget_alerts: shares of the budget at which an alert is logged and counted.
+    """
+
+    name: str = "default"
+    weight: float = 1.0
+    classes: tuple[ServiceClass, ...] = (
+        ServiceClass.DEFAULT,
+        ServiceClass.SHEDDABLE,
+        ServiceClass.BATCH,
+    )
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    max_concurrent: int | None = None
+    max_running: int | None = None
+    max_context_tokens: int | None = None
+    max_output_tokens: int | None = None
+    kv_share: float = 1.0
+    cache_share: float = 1.0
+    budget: float | None = None
+    budget_alerts: tuple[float, ...] = (0.5, 0.8, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantKey:
+    """What is stored of a key.
+
+    Attributes:
+      digest: SHA-256 of the key, in hexadecimal.
+      until: when it ends, in seconds since 1970; None for never.
+    """
+
+    digest: str
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One tenant.
+
+    Attributes:
+      name: up to 64 letters, digits, dots, - and _; empty where there are no tenants.
+      plan: its limits.
+      role: what its keys open.
+      keys: that are its.
+      is_disabled: its keys are known and refused with 403.
+      secret: what its parts of caches are hashed with, so that no other tenant shares them; empty
+        where there are no tenants.
+      auto: ladder of models for its requests for the model `auto`; None for that of the settings.
+      cascade: whether first tokens are judged for it, where the settings have a threshold.
+    """
+
+    name: str
+    plan: Plan
+    role: TenantRole = TenantRole.USER
+    keys: tuple[TenantKey, ...] = ()
+    is_disabled: bool = False
+    secret: bytes = field(default=b"", repr=False)
+    auto: tuple[str, ...] | None = None
+    cascade: bool = True
+
+
+ANONYMOUS: Final = Tenant(
+    "",
+    Plan(
+        "anonymous",
+        classes=(
+            ServiceClass.DEFAULT,
+            ServiceClass.CRITICAL,
+            ServiceClass.SHEDDABLE,
+            ServiceClass.BATCH,
+        ),
+    ),
+    TenantRole.OPERATOR,
+)
+"""The tenant of every request to a server without tenants."""
+
+
+class Tenants:
+    """All tenants at one moment. Never changes: another moment is another object.
+
+    Args:
+      tenants: each by its own name.
+      plans: by name, used ones and others.
+      prices: by model.
+    """
+
+    def __init__(
+        self,
+        tenants: Iterable[Tenant],
+        plans: Mapping[str, Plan],
+        prices: Mapping[str, Prices],
+    ) -> None:
+        self.by_name: Final[Mapping[str, Tenant]] = {tenant.name: tenant for tenant in tenants}
+        self.plans: Final = plans
+        self.prices: Final = prices
+        self._by_digest = {
+            key.digest: (tenant, key) for tenant in self.by_name.values() for key in tenant.keys
+        }
+
+    def of_digest(self, digest: str) -> tuple[Tenant, TenantKey] | None:
+        """Return the tenant and the key with this digest; None for an unknown one."""
+        return self._by_digest.get(digest)
+
+    def without_ladders_of(self, models: Collection[str]) -> Tenants:
+        """Return the same tenants, those whose ladder names one of these models without a ladder of
+        their own."""
+        tenants = (
+            replace(tenant, auto=None) if {*models}.intersection(tenant.auto or ()) else tenant
+            for tenant in self.by_name.values()
+        )
+        return Tenants(tenants, self.plans, self.prices)
+
+    def prices_of(self, *names: str) -> Prices:
+        """Return what a model's tokens cost, by the first of its names that has prices: nothing,
+        unless the operator says so."""
+        return next((self.prices[name] for name in names if name in self.prices), NO_PRICES)
+
+
+NO_PRICES: Final = Prices()
