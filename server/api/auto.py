@@ -16,19 +16,18 @@ from quart import has_request_context
 from triolet.auto import AUTO
 from triolet.errors import RequestError, invalid_request
 
-from ..contract.generation import AutoChoice, CascadeRecord
+from ..contract.generation import AutoChoice
 from ..tenants.tenancy import current_tenant
 from .body import show_version
-from .cascade import Climb
 from .constraints import asks_for_form
 from .fields import ConstraintFields, ToolFields
 from .generate import check_fields, check_fields_for, check_is_open, least, refuse_early
-from .ladder import Asked, Choice, Reason, Rung, Size, above, candidates, choose
+from .ladder import Asked, Choice, Reason, Rung, Size, candidates, choose
 from .resuming import kept_model
 from .served_models import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable
 
     from .generate import Plan
     from .schemas import GenerationFields
@@ -73,49 +72,12 @@ async def plan_request(
 
     choice, plan = await _decide(fields, services, plan_on, _size, refuse_early)
     services.metrics.auto.chosen(choice.model, choice.reason)
-    config, is_one = services.config.auto.cascade, plan.count == 1 and not plan.only_warms
-    climb = None
-    if config.threshold is not None and current_tenant().cascade and is_one:
-        climb = Climb(config, CascadeRecord(), partial(_plan_above, fields, services, plan_on))
-    return _given(plan, choice, None if choice.reason is Reason.KEPT else climb, services)
-
-
-def _given(plan: Plan, choice: Choice, climb: Climb | None, services: Services) -> Plan:
-    """Return a plan that the chosen model answers."""
-    largest = current_ladder(services)[-1].name
     room = max(1, context_on(plan.model, services) - _size(plan).prompt_tokens)
-    record = None if climb is None else climb.record
-    if choice.model == largest:
-        climb = None  # nothing is above it
-        record = record if choice.reason is Reason.CASCADE else None
     return replace(
         plan,
         default_max_tokens=least(plan.default_max_tokens, room),
-        auto=AutoChoice(choice.reason, largest, record),
-        climb=climb,
+        auto=AutoChoice(choice.reason, current_ladder(services)[-1].name),
     )
-
-
-async def _plan_above(
-    fields: GenerationFields,
-    services: Services,
-    plan_on: Callable[[ServedModel], Awaitable[Plan]],
-    climb: Climb,
-    model: ServedModel,
-) -> Plan | None:
-    """Return the same request on the next model above one that takes it; None where none does.
-
-    Raises:
-      RequestError: it is refused.
-    """
-    wake = services.config.auto.wake
-    rungs = [_rung(one, services) for one in current_ladder(services)]
-    higher = above(rungs, model.name, wake)
-    if not higher:
-        return None
-    choice, plan = await _fit(fields, services, plan_on, _size, None, higher)
-    choice = Choice(choice.model, Reason.CASCADE)
-    return _given(plan, choice, climb, services)
 
 
 def _size(plan: Plan) -> Size:
@@ -162,18 +124,6 @@ async def _decide(
     if kept is not None:
         return Choice(kept, Reason.KEPT), await _tried(kept, fields, services, try_on)
     rungs = [_rung(model, services) for model in current_ladder(services)]
-    return await _fit(fields, services, try_on, size_of, refuse, rungs)
-
-
-async def _fit(
-    fields: GenerationFields,
-    services: Services,
-    try_on: Callable[[ServedModel], Awaitable[T]],
-    size_of: Callable[[T], Size],
-    refuse: Callable[..., None] | None,
-    rungs: Sequence[Rung],
-) -> tuple[Choice, T]:
-    """Return the choice among some rungs. See `_decide`."""
     config = services.config.auto
     contexts = {rung.model: rung.context_tokens for rung in rungs}
     tried: dict[str, T] = {}

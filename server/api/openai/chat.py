@@ -20,13 +20,13 @@ from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
 from ..auto import plan_request
 from ..body import read_fields
 from ..constraints import plan_tools, read_grammar
-from ..generate import Plan, stream_response, whole_response
+from ..generate import Plan, head, stream_response, whole_response
 from ..sampling import chat_logprob, check_ids, completion_logprobs, completion_top
 from ..schemas import TURNS_AT_ONCE, ChatRequest, CompletionRequest, Message, Prompt
 from .chunks import ChatChunks, CompletionChunks, reason_of, whole_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from quart import Response
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ..served_models import ServedModel
     from ..services import Services
     from ..stream import Answer
-    from .chunks import Envelope
 
 
 PARAM = "continue_final_message"
@@ -124,19 +123,13 @@ async def chat_completions(services: Services) -> Response:
     fields = await read_fields(ChatRequest, services)
     plan = await plan_request(fields, services, partial(plan_chat, fields, services=services))
     if fields.stream:
-        kind = "chat.completion.chunk", "chatcmpl"
-        return await stream_response(plan, services, kind, _chat_chunks)
+        fields_of_chunk = head("chat.completion.chunk", "chatcmpl", plan.model)
+        chunks = partial(ChatChunks, form=plan.tool_form, thinking=plan.thinking)
+        return await stream_response(plan, services, fields_of_chunk, chunks)
+    fields_of_answer = head("chat.completion", "chatcmpl", plan.model)
     return await whole_response(
-        plan, services, ("chat.completion", "chatcmpl"), _chat_choices, chat_logprob
+        plan, services, fields_of_answer, partial(_choice, plan), chat_logprob
     )
-
-
-async def _chat_chunks(plan: Plan, envelope: Envelope) -> ChatChunks:
-    return ChatChunks(envelope, form=plan.tool_form, thinking=plan.thinking)
-
-
-async def _chat_choices(plan: Plan) -> Callable[[int, Answer], dict[str, Any]]:
-    return partial(_choice, plan)
 
 
 async def prompt_of_chat(
@@ -305,24 +298,13 @@ async def completions(services: Services) -> Response:
     plan = await plan_request(
         fields, services, partial(_plan_completions, fields, services=services)
     )
-    kind = "text_completion", "cmpl"
-    if fields.stream:
-        return await stream_response(plan, services, kind, partial(_completion_chunks, fields))
-    choices = partial(_completion_choices, fields)
-    return await whole_response(plan, services, kind, choices, completion_top)
-
-
-async def _completion_chunks(
-    fields: CompletionRequest, plan: Plan, envelope: Envelope
-) -> CompletionChunks:
-    return CompletionChunks(envelope, await _echoes(fields, plan.prompts, plan.model))
-
-
-async def _completion_choices(
-    fields: CompletionRequest, plan: Plan
-) -> Callable[[int, Answer], dict[str, Any]]:
     echoes = await _echoes(fields, plan.prompts, plan.model)
-    return partial(_completion_choice, fields, echoes)
+    fields_of_answer = head("text_completion", "cmpl", plan.model)
+    if fields.stream:
+        chunks = partial(CompletionChunks, echoes=echoes)
+        return await stream_response(plan, services, fields_of_answer, chunks)
+    choice = partial(_completion_choice, fields, echoes)
+    return await whole_response(plan, services, fields_of_answer, choice, completion_top)
 
 
 async def _plan_completions(
