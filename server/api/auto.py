@@ -7,7 +7,6 @@ be chosen, so that a prompt is tokenised once more only where a model turns out 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -70,7 +69,7 @@ async def plan_request(
         refuse_early(fields, model)
         return await plan_on(model)
 
-    choice, plan = await _decide(fields, services, plan_on, _size, refuse_early)
+    choice, plan = await _decide(fields, services, plan_on, _size, refuses_early=True)
     services.metrics.auto.chosen(choice.model, choice.reason)
     room = max(1, context_on(plan.model, services) - _size(plan).prompt_tokens)
     return replace(
@@ -97,7 +96,9 @@ async def count_prompt(
     """
     if not is_auto(fields.model, services):
         return await count_on(check_fields(fields, services))
-    _, ids = await _decide(fields, services, count_on, lambda ids: Size(len(ids)))
+    _, ids = await _decide(
+        fields, services, count_on, lambda ids: Size(len(ids)), refuses_early=False
+    )
     return ids
 
 
@@ -106,7 +107,8 @@ async def _decide(
     services: Services,
     try_on: Callable[[ServedModel], Awaitable[T]],
     size_of: Callable[[T], Size],
-    refuse: Callable[..., None] | None = None,
+    *,
+    refuses_early: bool,
 ) -> tuple[Choice, T]:
     """Return the choice, and what trying the request on the chosen model gave.
 
@@ -115,8 +117,8 @@ async def _decide(
       services: what it works with.
       try_on: tries it on a model.
       size_of: what that model needs room for.
-      refuse: raises before a prompt is tokenised where every model that may answer it would refuse
-        it, whatever the prompt is; None for a request that none refuses.
+      refuses_early: refuse it before its prompt is tokenised where every model that may answer it
+        would refuse it whatever the prompt is.
     """
     check_is_open(services)
     _refuse_token_ids(fields)
@@ -142,9 +144,10 @@ async def _decide(
             show_version(services.models.named(choice.model).digest)
             return choice, tried[choice.model]
         others = candidates(rungs, asked) - {choice.model}
-        check = None if refuse is None else partial(refuse, others=_named(others, services))
         try:
-            found = await _tried(choice.model, fields, services, try_on, check)
+            found = await _tried(
+                choice.model, fields, services, try_on, others if refuses_early else None
+            )
         except RequestError as error:
             if error.code != "context_length_exceeded":
                 raise
@@ -161,18 +164,23 @@ async def _tried(
     fields: GenerationFields,
     services: Services,
     try_on: Callable[[ServedModel], Awaitable[T]],
-    refuse: Callable[[GenerationFields, ServedModel], None] | None = None,
+    others: Iterable[str] | None = None,
 ) -> T:
+    """Return what trying a request on a model gives.
+
+    Args:
+      name: of the model.
+      fields: what is asked for.
+      services: what it works with.
+      try_on: tries it on a model.
+      others: names of models that may answer too, where it may be refused early; None where not.
+    """
     model = services.models.named(name)
     show_version(model.digest)  # also of a refusal
     check_fields_for(fields, model, services)
-    if refuse is not None:
-        refuse(fields, model)
+    if others is not None:
+        refuse_early(fields, model, [services.models.named(one) for one in sorted(others)])
     return await try_on(model)
-
-
-def _named(names: Iterable[str], services: Services) -> list[ServedModel]:
-    return [services.models.named(name) for name in sorted(names)]
 
 
 def context_on(model: ServedModel, services: Services) -> int:

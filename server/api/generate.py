@@ -27,11 +27,10 @@ from .body import (
     show_version,
     shown_request_id,
 )
-from .limits import check_output, current_scheduling, renew_tenant, reserved, tier_field
-from .openai.chunks import ChunkStream, Envelope, RunningUsage, total_usage
+from .limits import check_output, current_scheduling, renew_tenant, reserved
 from .resuming import resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
-from .stream import Answer, EventStreamBody, WholeAnswer
+from .stream import EventStreamBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from triolet.service_class import Scheduling
     from triolet.tenants.plans import Plan as TenantPlan
 
-    from ..contract.generation import AutoChoice, TokenLogprob
+    from ..contract.generation import AutoChoice
     from ..contract.output_stream import OutputStream
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
@@ -427,36 +426,6 @@ def fingerprint_field(model: ServedModel) -> dict[str, str]:
     return {} if fingerprint is None else {"system_fingerprint": fingerprint}
 
 
-async def stream_response(
-    plan: Plan,
-    services: Services,
-    fields_of_chunk: dict[str, Any],
-    chunks: Callable[[Envelope], ChunkStream],
-) -> Response:
-    """Begin a plan and return the stream of its answer.
-
-    Args:
-      plan: what is to be generated.
-      services: what it works with.
-      fields_of_chunk: that begin each one.
-      chunks: returns what writes the answer.
-    """
-    options = plan.fields.stream_options
-    requests = own_requests(plan, services)
-    running = None
-    if options is not None and options.continuous_usage_stats:
-        running = RunningUsage(sum(map(len, plan.prompts)), plan.count)
-    envelope = Envelope(
-        fields_of_chunk | tier_field(plan.fields.service_tier, requests[0].scheduling),
-        with_usage=options is not None and bool(options.include_usage),
-        with_token_ids=bool(plan.fields.return_token_ids),
-        count=plan.count,
-        per_prompt=plan.per_prompt,
-        running=running,
-    )
-    return await begin_stream(requests, chunks(envelope), plan.fields, plan.model, services)
-
-
 async def begin_stream(
     requests: Sequence[GenerationRequest],
     serializer: Serializer,
@@ -496,38 +465,6 @@ def event_stream(
         keep_alive_s=services.config.keep_alive_s,
     )
     return Response(body, headers=dict(headers))
-
-
-async def whole_response(
-    plan: Plan,
-    services: Services,
-    fields_of_answer: dict[str, Any],
-    choice: Callable[[int, Answer], dict[str, Any]],
-    score: Callable[[TokenLogprob], object],
-) -> Response:
-    """Begin a plan, wait for its end and return the answer.
-
-    Args:
-      plan: what is to be generated.
-      services: what it works with.
-      fields_of_answer: that begin it.
-      choice: shows each choice.
-      score: returns what a choice shows of a token's alternatives.
-    """
-    requests = own_requests(plan, services, is_streamed=False)
-    tier = tier_field(plan.fields.service_tier, requests[0].scheduling)
-
-    def document(answers: Sequence[Answer]) -> bytes:
-        usages = [answer.finished.usage for answer in answers]
-        whole = fields_of_answer | {
-            "choices": [choice(index, answer) for index, answer in enumerate(answers)],
-            "usage": total_usage(usages, plan.per_prompt),
-            **tier,
-        }
-        return msgspec.json.encode(whole)
-
-    serializer = WholeAnswer(len(requests), document, score)
-    return await begin_whole(requests, serializer, plan.fields, plan.model, services)
 
 
 async def begin_whole(

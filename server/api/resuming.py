@@ -85,7 +85,17 @@ async def kept_reader(
         answer = found or kept_answer(key, fields, services)
         is_new = answer is None
         if answer is None:
-            answer = _begin(key, fields, serializer, requests, model, services)
+            if position is not None:
+                raise RequestError(
+                    f"there is no answer of this {KEY} any more; leave {LAST_EVENT_ID} away to "
+                    "begin anew",
+                    status=404,
+                    code="not_found",
+                    param=LAST_EVENT_ID,
+                )
+            fingerprint, config = _fingerprint(fields), services.config.resume
+            answer = ResumableAnswer(serializer, fingerprint, config, model.name, model.digest)
+            services.kept.begin(_name_of(key), answer, partial(model.fleet.submit, *requests))
         # Of two requests with one key that leave the model open the other may have begun first.
         show_version(answer.digest)
         reader = services.kept.join(answer, position or 0)
@@ -129,27 +139,6 @@ async def resumable_whole(
         raise reader.answer.failure
     headers = {} if is_new else {JOINED: "true"}
     return Response(b"".join(frames), 200, headers=headers, content_type="application/json")
-
-
-def _begin(
-    key: str,
-    fields: BaseModel,
-    serializer: Serializer,
-    requests: Sequence[GenerationRequest],
-    model: ServedModel,
-    services: Services,
-) -> ResumableAnswer:
-    if _wanted_position() is not None:
-        raise RequestError(
-            f"there is no answer of this {KEY} any more; leave {LAST_EVENT_ID} away to begin anew",
-            status=404,
-            code="not_found",
-            param=LAST_EVENT_ID,
-        )
-    config = services.config.resume
-    answer = ResumableAnswer(serializer, _fingerprint(fields), config, model.name, model.digest)
-    services.kept.begin(_name_of(key), answer, partial(model.fleet.submit, *requests))
-    return answer
 
 
 def has_answer(services: Services) -> bool:
