@@ -307,7 +307,7 @@ class Drafts:
         if max(token_ids) >= self._engine.vocab_size:
             return None
         sample = SampleSpec(
-            params=replace(attempt.sampling, logprobs=None, scored_tokens=0),
+            params=replace(attempt.sampling, logprobs=None),
             position=len(attempt.output_ids),
             prompt_ids=prompt_ids,
             output_ids=attempt.output_ids,

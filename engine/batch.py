@@ -122,7 +122,7 @@ def is_plain(params: SamplingParams, position: int) -> bool:
       position: which completion token it will be.
     """
     return (
-        not params.scores(position)
+        params.logprobs is None
         and not params.is_constrained
         and not params.has_penalties
         and not params.logit_bias

@@ -585,8 +585,6 @@ def _usage_record(cost: Cost | None, spec: GenerationRequest) -> dict[str, objec
     choice = spec.auto
     if choice is not None:
         record |= {"auto": choice.reason, "auto_largest": choice.largest}
-        if choice.cascade is not None:
-            record |= choice.cascade.fields
         if cost is not None:
             record["auto_largest_cost"] = cost.on_largest
     return record

@@ -233,13 +233,6 @@ class Reservation:
             self._settle(self)
 
 
-class _End(NamedTuple):
-    """How a sequence ended before it was known whether it is charged."""
-
-    usage: Usage
-    is_begun: bool
-
-
 class Ticket:
     """One client's request between its arrival and its reservation; it counts as under way.
 
@@ -294,7 +287,6 @@ class Quotas(Charges):
         self._metrics = metrics
         self._prices = prices
         self._running: dict[bytes, Reservation] = {}
-        self._held: dict[bytes, _End | None] = {}
         self._lengths: dict[str, CompletionLengths] = {}
         self._limits: dict[str, Limits] = {}
         self._tickets: dict[str, int] = {}
@@ -395,9 +387,6 @@ class Quotas(Charges):
 
     def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> Cost | None:
         """Charge what a sequence used. See `Charges`."""
-        if request_id in self._held:
-            self._held[request_id] = _End(usage, is_begun)
-            return None
         reservation = self._running.pop(request_id, None)
         if reservation is None:
             return None
@@ -420,46 +409,11 @@ class Quotas(Charges):
         self._metrics.auto_cost(asked.model, cost / NANOS, on_largest / NANOS)
         return Cost(cost / NANOS, on_largest / NANOS)
 
-    def hold(self, request_id: bytes) -> None:
-        """Leave open whether a sequence is charged, until `charge` or `discard`, also if it ends
-        first."""
-        if request_id in self._running:
-            self._held[request_id] = None
-
-    def charge(self, request_id: bytes) -> Cost | None:
-        """Let a sequence that was held be charged when it ends; return what it cost if it has."""
-        end = self._held.pop(request_id, None)
-        return None if end is None else self.ended(request_id, end.usage, is_begun=end.is_begun)
-
-    def discard(self, request_id: bytes, *, is_counted: bool) -> None:
-        """Charge nothing for a sequence, which another one of the same reservation replaces.
-
-        Args:
-          request_id: of the sequence.
-          is_counted: the reservation counts as a request, because a worker was asked.
-        """
-        self._held.pop(request_id, None)
+    def discard(self, request_id: bytes) -> None:
+        """Charge nothing for a sequence that was never accepted, beside others that were."""
         reservation = self._running.pop(request_id, None)
         if reservation is not None:
-            reservation.take(request_id, 0, 0, is_begun=is_counted)
-
-    def add_beside(self, request_id: bytes, asked: Asked) -> None:
-        """Charge one more sequence to the reservation of another one; nothing more is reserved."""
-        reservation = self._running.get(request_id)
-        if reservation is not None:
-            reservation.open[asked.request_id] = asked
-            self._running[asked.request_id] = reservation
-
-    def has_room(self, tenant: Tenant) -> bool:
-        """Whether tokens and budget of a tenant, as they were seen last, let a larger model go on
-        with a request that is reserved."""
-        limits = limits_of(tenant.plan)
-        if not tenant.name or not limits.are_any:
-            return True
-        account = self.store.last_seen(tenant.name, limits, self._config.view_s)
-        part = self.store.enforced(limits)
-        of_tokens = Limits(tokens=part.tokens, budget=part.budget)
-        return account is None or _met(account, of_tokens, 0) is None
+            reservation.take(request_id, 0, 0, is_begun=False)
 
     def _estimate(self, tenant: str, max_tokens: int, limits: Limits) -> int:
         lengths, config = self._lengths.get(tenant), self._config
@@ -513,7 +467,6 @@ class Quotas(Charges):
         self._reservations[ask.tenant] -= 1
         for request_id in reservation.open:
             del self._running[request_id]
-            self._held.pop(request_id, None)
         # The plan may have changed meanwhile; what is charged by an old limit would undo the new.
         present = self._limits[ask.tenant]
         tokens, cost, is_begun = reservation.tokens, reservation.cost, reservation.is_counted

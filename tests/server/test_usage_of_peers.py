@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.peers import PROXIED, Peers
+from server.api.peers import Peers
+from server.api.proxying import PROXIED
 from server.contract.generation import Usage
 from server.tenants.opening import opened_quotas
 from server.tenants.quotas import Asked, QuotaObserver

@@ -8,7 +8,6 @@ from .adapters import SEPARATOR, AdapterConfig, require_adapter_names
 from .auto import (
     MAX_RUNGS,
     AutoConfig,
-    CascadeConfig,
     ModelLimits,
     WakePolicy,
     require_ladder,
@@ -109,7 +108,6 @@ __all__ = [
     "AutoConfig",
     "BatchConfig",
     "BrownoutConfig",
-    "CascadeConfig",
     "ControlConfig",
     "ControlledModelConfig",
     "DoorConfig",

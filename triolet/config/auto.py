@@ -3,13 +3,11 @@ take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from ..errors import ConfigError
-from ..sampling import MAX_SCORED_TOKENS
-from ..units import SECONDS
 from .link import require
 
 MAX_RUNGS: Final = 16
@@ -29,8 +27,6 @@ class WakePolicy(StrEnum):
 
 IF_NEEDED: Final = WakePolicy.IF_NEEDED
 DEFAULT_COMPLETION_TOKENS: Final = 256
-MOST_BELOW: Final = 1000.0
-"""A threshold below every log-probability, with which all is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +49,6 @@ class ModelLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class CascadeConfig:
-    """Whether the first tokens of a model that is not the last of its ladder are judged before any
-    is sent."""
-
-    threshold: float | None = None
-    """The least mean log-probability at which a model's answer is sent; below it the next model is
-    asked. None: off. It depends on the model and its uses, so there is no usual one: the log says
-    `auto_mean_logprob` of each request."""
-    tokens: int = 8
-    """First tokens that are judged, 1 to 64. So many are held back, and thrown away where the next
-    model answers: a mean over fewer says little, and each one more delays every answer by a
-    token."""
-    plan_s: float = 5.0 * SECONDS
-    """How long the template and tokenizer of the next model may take, beside the first tokens.
-    After that the smaller model's answer is sent. Below `server.stall_timeout_s`: tokens that are
-    not read for so long end it."""
-
-    def __post_init__(self) -> None:
-        tokens, threshold, plan_s = self.tokens, self.threshold, self.plan_s
-        is_mean = threshold is None or -MOST_BELOW <= threshold <= 0
-        require(is_mean, "threshold", threshold, f"-{MOST_BELOW:g} to 0, or none")
-        require(0 < tokens <= MAX_SCORED_TOKENS, "tokens", tokens, f"1 to {MAX_SCORED_TOKENS}")
-        require(plan_s > 0, "plan_s", plan_s, "> 0")
-
-
-@dataclass(frozen=True, slots=True)
 class AutoConfig:
     """Which model answers a request for the model `auto`."""
 
@@ -91,8 +61,6 @@ class AutoConfig:
     which no model has so much is given to the smallest with room for its prompt."""
     limits: tuple[ModelLimits, ...] = ()
     """What models are declared to take; one that is not in here takes everything."""
-    cascade: CascadeConfig = field(default_factory=CascadeConfig)
-    """Whether a model's first tokens decide if the next one is asked."""
 
     def __post_init__(self) -> None:
         tokens = self.completion_tokens
@@ -102,7 +70,6 @@ class AutoConfig:
                 "wake": self.wake is not IF_NEEDED,
                 "completion_tokens": tokens != DEFAULT_COMPLETION_TOKENS,
                 "limits": bool(self.limits),
-                "cascade": self.cascade != CascadeConfig(),
             }
             if given := [name for name, one in is_set.items() if one]:
                 raise ConfigError(f"ladder is missing beside {', '.join(given)}; {GIVE_LADDER}")

@@ -566,9 +566,6 @@ class ServerConfig:
         require(self.min_chunk_bytes >= 1, "min_chunk_bytes", self.min_chunk_bytes, ">= 1")
         require(self.members_poll_s > 0, "members_poll_s", self.members_poll_s, "> 0")
         require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
-        plan_s = self.auto.cascade.plan_s
-        is_read = self.auto.cascade.threshold is None or plan_s < self.stall_timeout_s
-        require(is_read, "auto.cascade.plan_s", plan_s, "below stall_timeout_s")
         require(
             0 <= self.drain_timeout_s <= DAY_S,
             "drain_timeout_s",

@@ -34,7 +34,6 @@ from ...text.scanning import parsed_arguments
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..auto import count_prompt, plan_request
 from ..body import CAP_HEADER, current_scope, note_ignored, read_fields, shown_request_id
-from ..cascade import Prepared
 from ..errors import UNSUPPORTED_PARAMETER, params_called
 from ..fields import Function, FunctionName, NamedTool, Tool
 from ..generate import (
@@ -337,27 +336,23 @@ async def create_message(services: Services) -> Response:
     _check_budget(fields)
     plan = await _plan(fields, services)
     live = current_scope()
-
-    async def prepare(plan: Plan) -> Prepared:
-        (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
-        if request.sampling.max_tokens < fields.max_tokens:
-            live.headers[CAP_HEADER] = str(request.sampling.max_tokens)
-        message = MessageStream(
-            request,
-            f"msg_{live.request_id.hex()}",
-            plan.model.name,
-            fields.max_tokens,
-            shown_request_id(),
-            plan.tool_form,
-            plan.thinking,
-            message_tier(fields.service_tier, request.scheduling),
-        )
-        return Prepared(
-            plan, [request], message if fields.stream else WholeAnswer(1, message.whole)
-        )
-
-    answer = begin_stream if fields.stream else begin_whole
-    return await answer(plan, prepare, fields, services)
+    (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
+    if request.sampling.max_tokens < fields.max_tokens:
+        live.headers[CAP_HEADER] = str(request.sampling.max_tokens)
+    message = MessageStream(
+        request,
+        f"msg_{live.request_id.hex()}",
+        plan.model.name,
+        fields.max_tokens,
+        shown_request_id(),
+        plan.tool_form,
+        plan.thinking,
+        message_tier(fields.service_tier, request.scheduling),
+    )
+    if fields.stream:
+        return await begin_stream([request], message, fields, plan.model, services)
+    whole = WholeAnswer(1, message.whole)
+    return await begin_whole([request], whole, fields, plan.model, services)
 
 
 def _note_betas(services: Services) -> None:

@@ -25,13 +25,12 @@ from ...text.scanning import parsed_arguments
 from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..auto import is_auto, plan_request, widest_context
 from ..body import current_scope, note_ignored, read_fields
-from ..cascade import Prepared
 from ..constraints import read_grammar
 from ..errors import echo, params_called
 from ..fields import CalledFunction, NamedSchema, ResponseFormat, ToolCall
 from ..generate import (
     Plan,
-    begun,
+    begin,
     event_stream,
     json_response,
     named_model,
@@ -101,11 +100,7 @@ class Clock:
 
     began_at: float
     now: Callable[[], float]
-    submitted_at: float = 0.0
-
-    def submit(self) -> None:
-        """Note that it is queued."""
-        self.submitted_at = self.now()
+    submitted_at: float
 
     def durations(self, end: Finished) -> dict[str, int]:
         """Return what a request took, in nanoseconds.
@@ -248,11 +243,6 @@ class LineStream(Serializer):
         """A line without text: this form has no comments."""
         return _line(self._form.part())
 
-    @property
-    def early_keep_alive(self) -> bytes:
-        """The same: the name of the model may still change."""
-        return self.keep_alive
-
     def event(self, index: int, event: Event) -> list[bytes]:
         """Return the lines of an event; the last of them ends the stream."""
         del index  # there is one choice
@@ -367,26 +357,20 @@ async def _answer(
     with params_called(PARAMS):
         plan = await plan_request(asked, services, plan_on)
     is_streamed, live = fields.stream is not False, current_scope()
+    requests = own_requests(plan, services, is_streamed=is_streamed)
+    stream = await begin(requests, plan.model, services, live)
+    form = OllamaForm(plan.model.name, is_chat=is_chat)
+    clock = Clock(live.began_at, trio.current_time, trio.current_time())
+    reader = AnswerReader(plan.tool_form, plan.thinking)
+    if is_streamed:
+        return event_stream(stream, LineStream(form, reader, clock), services, LINE_HEADERS)
 
-    async def prepare(plan: Plan) -> Prepared:
-        requests = own_requests(plan, services, is_streamed=is_streamed)
-        form = OllamaForm(plan.model.name, is_chat=is_chat)
-        clock = Clock(live.began_at, trio.current_time)
-        reader = AnswerReader(plan.tool_form, plan.thinking)
+    def document(answers: Sequence[Answer]) -> bytes:
+        (answer,) = answers
+        return form.whole(answer, reader, clock)
 
-        def document(answers: Sequence[Answer]) -> bytes:
-            (answer,) = answers
-            return form.whole(answer, reader, clock)
-
-        shown = LineStream(form, reader, clock) if is_streamed else WholeAnswer(1, document)
-        return Prepared(plan, requests, shown, clock.submit)
-
-    first = await prepare(plan)
-    if not is_streamed:
-        whole = await whole_document(first, prepare, services)
-        return Response(whole, content_type="application/json")
-    stream, shown = await begun(first, prepare, services, live, services.config.keep_alive_s)
-    return event_stream(stream, shown, services, LINE_HEADERS)
+    whole = await whole_document(stream, WholeAnswer(1, document))
+    return Response(whole, content_type="application/json")
 
 
 async def _plan_raw(fields: CompletionRequest, model: ServedModel) -> Plan:

@@ -131,7 +131,7 @@ async def embed(
             return Vectors(await run.vectors(), sum(map(len, inputs)), model)
         finally:
             for one in requests[len(run.inputs) :]:
-                services.quotas.discard(one.request_id, is_counted=False)
+                services.quotas.discard(one.request_id)
 
 
 def _form(fields: EmbeddingFields, served: ServedModel) -> VectorForm:

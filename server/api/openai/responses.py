@@ -18,7 +18,6 @@ from triolet.errors import invalid_request
 from ...contract.generation import Delta
 from ..auto import count_prompt, plan_request
 from ..body import current_scope, read_fields
-from ..cascade import Prepared
 from ..errors import params_called
 from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
 from ..generate import (
@@ -199,22 +198,17 @@ async def create_response(services: Services) -> Response:
     earlier, own = await conversation_of(fields, services)
     plan = await plan_response(fields, [*earlier, *own], services)
     live = current_scope()
-
-    async def prepare(plan: Plan) -> Prepared:
-        (request,) = (
-            replace(one, request_id=live.request_id)
-            for one in own_requests(plan, services, is_streamed=bool(fields.stream))
-        )
-        head = response_head(f"resp_{live.request_id.hex()}", fields, request, plan.model.name)
-        framing = sse_frame if fields.stream else message_frame
-        events = ResponseEvents(head, fields, framing, plan.tool_form, plan.thinking)
-        if live.owner is None:  # lines of a batch are found in its file
-            keep_at_end(events, fields, own, services)
-        shown = events if fields.stream else WholeAnswer(1, partial(_whole, events))
-        return Prepared(plan, [request], shown)
-
-    answer = begin_stream if fields.stream else begin_whole
-    return await answer(plan, prepare, fields, services)
+    (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
+    request = replace(request, request_id=live.request_id)
+    head = response_head(f"resp_{live.request_id.hex()}", fields, request, plan.model.name)
+    framing = sse_frame if fields.stream else message_frame
+    events = ResponseEvents(head, fields, framing, plan.tool_form, plan.thinking)
+    if live.owner is None:  # lines of a batch are found in its file
+        keep_at_end(events, fields, own, services)
+    if fields.stream:
+        return await begin_stream([request], events, fields, plan.model, services)
+    whole = WholeAnswer(1, partial(_whole, events))
+    return await begin_whole([request], whole, fields, plan.model, services)
 
 
 async def count_input_tokens(services: Services) -> Response:

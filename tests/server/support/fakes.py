@@ -133,8 +133,7 @@ class FakeGeneration:
     def say(self, *texts: str) -> None:
         """Push texts."""
         for text in texts:
-            has_scores = self._request.sampling.scores(self._num_tokens)
-            self.push(delta(text, logprobs=has_scores))
+            self.push(delta(text, logprobs=self._request.sampling.logprobs is not None))
 
     def finish(self, reason: FinishReason = FinishReason.STOP) -> None:
         """Push the good end."""
