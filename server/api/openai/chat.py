@@ -303,7 +303,7 @@ async def completions(services: Services) -> Response:
     """Continue one or several prompts."""
     fields = await read_fields(CompletionRequest, services)
     plan = await plan_request(
-        fields, services, partial(_plan_completions, fields, services=services)
+        fields, services, partial(plan_completions, fields, services=services)
     )
     kind = "text_completion", "cmpl"
     if fields.stream:
@@ -325,7 +325,7 @@ async def _completion_choices(
     return partial(_completion_choice, fields, echoes)
 
 
-async def _plan_completions(
+async def plan_completions(
     fields: CompletionRequest, model: ServedModel, services: Services
 ) -> Plan:
     """Return what is to be generated for some prompts.
