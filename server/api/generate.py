@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from ..contract.generation import AutoChoice, TokenLogprob
     from ..contract.output_stream import OutputStream
-    from ..text.reasoning import ReasoningPlan, Thinking
-    from ..text.tool_calls import ToolForm
+    from ..text.tool_forms.reasoning import ReasoningPlan, Thinking
+    from ..text.tool_forms.tool_calls import ToolForm
     from .cascade import Cascade, Climb, Prepare
     from .request_scope import RequestScope
     from .schemas import GenerationFields

@@ -29,9 +29,9 @@ from ...contract.generation import (
     Usage,
 )
 from ...tenants.tenancy import current_tenant
-from ...text.reasoning import Thinking, reader_of
-from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
-from ...text.whole_calls import Part, WholeCall, WholeCalls
+from ...text.tool_forms.reasoning import Thinking, reader_of
+from ...text.tool_forms.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ...text.tool_forms.whole_calls import Part, WholeCall, WholeCalls
 from ..auto import count_prompt, plan_request
 from ..body import CAP_HEADER, current_scope, note_ignored, read_fields, shown_request_id
 from ..cascade import Prepared

@@ -21,8 +21,8 @@ from quart import Response
 from triolet.errors import RequestError, invalid_request
 
 from ...contract.generation import Delta, Event, Failed, Finished
-from ...text.reasoning import reader_of
-from ...text.whole_calls import Part, WholeCall, WholeCalls, joined
+from ...text.tool_forms.reasoning import reader_of
+from ...text.tool_forms.whole_calls import Part, WholeCall, WholeCalls, joined
 from ..auto import is_auto, plan_request, widest_context
 from ..body import current_scope, note_ignored, read_fields
 from ..cascade import Prepared

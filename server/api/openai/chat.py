@@ -16,7 +16,7 @@ import trio
 
 from triolet.errors import invalid_request
 
-from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
+from ...text.tool_forms.reasoning import SWITCHES, Reasoner, ReasoningPlan
 from ..auto import plan_request
 from ..body import read_fields
 from ..constraints import plan_tools, read_grammar

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ...contract.generation import Delta, Event, Finished, FinishReason, Usage
-from ...text.reasoning import Thinking, reader_of
-from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
-from ...text.whole_calls import WholeCalls, joined
+from ...text.tool_forms.reasoning import Thinking, reader_of
+from ...text.tool_forms.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ...text.tool_forms.whole_calls import WholeCalls, joined
 from ..errors import error_body
 from ..sampling import chat_logprobs, completion_logprobs, completion_top
 from ..stream import Answer, Serializer

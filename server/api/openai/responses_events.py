@@ -22,8 +22,8 @@ from ...contract.generation import (
     GenerationRequest,
     Usage,
 )
-from ...text.reasoning import Thinking, reader_of
-from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ...text.tool_forms.reasoning import Thinking, reader_of
+from ...text.tool_forms.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
 from ..errors import error_object
 from ..limits import tier_field
 from ..sampling import chat_logprobs

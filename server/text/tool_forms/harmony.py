@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..reasoning import HARMONY_MARKERS, marked
-from ..scanning import overlap
-from ..tool_calls import Arguments, CallBegins, CallRules, Piece, Reasoning, Text, argument_json
+from .reasoning import HARMONY_MARKERS, marked
+from .scanning import overlap
+from .tool_calls import Arguments, CallBegins, CallRules, Piece, Reasoning, Text, argument_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

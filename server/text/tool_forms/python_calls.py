@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..scanning import overlap, written
-from ..tool_calls import (
+from .scanning import overlap, written
+from .tool_calls import (
     MAX_BLANKS,
     CallRules,
     CallSchema,

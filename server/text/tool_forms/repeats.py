@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from ..tool_calls import Arguments, CallBegins, CallRules, Piece, PieceReader, ToolForm
+from .tool_calls import Arguments, CallBegins, CallRules, Piece, PieceReader, ToolForm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..scanning import first_of, overlap
-from ..tool_calls import (
+from .scanning import first_of, overlap
+from .tool_calls import (
     ANY_TEXT,
     MAX_BLANKS,
     CallRules,

@@ -9,7 +9,7 @@ import pytest
 
 from server.contract.generation import Delta, Finished, FinishReason
 from server.scheduling.output import Relay, RelayEnd
-from server.text.tool_calls import MISTRAL
+from server.text.tool_forms.tool_calls import MISTRAL
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import MODEL, surface
 from tests.server.text.tool_cases import hermes, joined

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.text.scanning import MAX_CONTAINERS, parsed_arguments
-from server.text.tool_calls import HERMES, LLAMA
+from server.text.tool_forms.scanning import MAX_CONTAINERS, parsed_arguments
 from server.text.tool_forms.table import QWEN3_CODER
+from server.text.tool_forms.tool_calls import HERMES, LLAMA
 from tests.server.support.fakes import FakeFleet, FakeText
 from tests.server.support.surface import surface
 from triolet.grammar import build_tokenizer, compile_grammar
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from llguidance import LLTokenizer
 
-    from server.text.tool_calls import ToolForm
+    from server.text.tool_forms.tool_calls import ToolForm
     from tests.server.support.fakes import FakeGeneration
     from triolet.sampling import Grammar
 

@@ -29,8 +29,8 @@ from server.scheduling.status import OverloadStatus
 from server.text.model_files import SamplingDefaults
 from server.text.special_tokens import ChatPrompt
 from server.text.tokenizer import with_parsed_arguments
-from server.text.tool_calls import HERMES
 from server.text.tool_forms.generic import ToolSupport
+from server.text.tool_forms.tool_calls import HERMES
 from transport.frames import Capacity, Load
 from triolet.audit import FleetAudit, ServerAudit
 from triolet.errors import RequestError, invalid_request
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from server.scheduling.links import Links
     from server.tenants.quotas import Quotas
     from server.text.grammars import Grammars
-    from server.text.reasoning import Reasoner
     from server.text.tokenizer import Conversation, TextModel
-    from server.text.tool_calls import ToolForm
+    from server.text.tool_forms.reasoning import Reasoner
+    from server.text.tool_forms.tool_calls import ToolForm
     from triolet.config import ServerConfig
     from triolet.control_protocol import ModelState
     from triolet.sampling import Grammar
