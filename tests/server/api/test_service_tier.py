@@ -158,24 +158,22 @@ async def test_who_names_no_length_gets_what_the_plan_allows() -> None:
 
 async def test_a_change_counts_on_an_open_websocket_from_the_next_message_on() -> None:
     who = tenancy()
-    async with surface(tenancy=who) as server:
-        socket = await open_socket(server, HEADERS)
-        async with socket.client.stream:
+    async with surface(tenancy=who) as server, await open_socket(server, HEADERS) as socket:
+        await socket.send({"type": "response.create", "input": "hi"})
+        await socket.until("response.completed")
+        who.replace(tenants_of(tenant("alice", KEY, plan=Plan("basic", weight=7.0))))
+        await socket.send({"type": "response.create", "input": "hi"})
+        await socket.until("response.completed")
+        assert [one.weight for one in schedulings(server)] == [4.0, 7.0]
+        for change, status in (
+            (tenant("alice", KEY, is_disabled=True), 403),
+            (tenant("alice", "another"), 401),
+        ):
+            who.replace(tenants_of(change))
             await socket.send({"type": "response.create", "input": "hi"})
-            await socket.until("response.completed")
-            who.replace(tenants_of(tenant("alice", KEY, plan=Plan("basic", weight=7.0))))
-            await socket.send({"type": "response.create", "input": "hi"})
-            await socket.until("response.completed")
-            assert [one.weight for one in schedulings(server)] == [4.0, 7.0]
-            for change, status in (
-                (tenant("alice", KEY, is_disabled=True), 403),
-                (tenant("alice", "another"), 401),
-            ):
-                who.replace(tenants_of(change))
-                await socket.send({"type": "response.create", "input": "hi"})
-                event = await socket.event()
-                assert (event["type"], event.get("status")) == ("error", status)
-            assert len(server.fleet.generations) == 2
+            event = await socket.event()
+            assert (event["type"], event.get("status")) == ("error", status)
+        assert len(server.fleet.generations) == 2
 
 
 class ShuttingText(FakeText):

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from triolet.sampling import Grammar
     from triolet.service_class import Scheduling
 
+PATIENCE_S = 60.0
+"""Nothing here takes a second; the machine may have other things to do."""
 MAX_MODEL_LEN = 4096
 CAPACITY = Capacity(
     num_blocks=256,
@@ -112,6 +114,12 @@ class FakeGeneration:
     @property
     def has_events(self) -> bool:
         return bool(self._events)
+
+    async def cancellations(self) -> list[CancelReason]:
+        """Wait for the first cancel; return the reasons."""
+        with trio.fail_after(PATIENCE_S):
+            await self.was_cancelled.wait()
+        return self.cancelled
 
     def bind(self, on_filled: Callable[[], None]) -> None:
         self._on_filled = on_filled
@@ -221,6 +229,22 @@ def answer_hello(generation: FakeGeneration) -> None:
     """The script of a fleet that was told nothing else."""
     generation.say("Hello", " there")
     generation.finish()
+
+
+def saying(
+    *texts: str,
+    reason: FinishReason = FinishReason.STOP,
+    stop: str | None = None,
+    error: RequestError | None = None,
+) -> Callable[[FakeGeneration], None]:
+    """Return a script that says some texts and then ends, well or with an error."""
+
+    def script(generation: FakeGeneration) -> None:
+        generation.say(*texts)
+        end = Finished(reason, generation.usage, stop_string=stop)
+        generation.push(end if error is None else Failed(error, generation.usage))
+
+    return script
 
 
 class FakeRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
     from tests.server.support.surface import RawClient, Surface
@@ -45,11 +45,17 @@ def frame_bytes(
 
 
 class Socket:
-    """An open WebSocket."""
+    """An open WebSocket; closed at the end of its block."""
 
     def __init__(self, client: RawClient, headers: dict[str, str]) -> None:
         self.client = client
         self.headers = headers
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.stream.aclose()
 
     async def send(self, message: dict[str, Any] | str) -> None:
         """Send a text message."""
