@@ -11,7 +11,7 @@ import trio
 from server.contract.generation import CancelReason, Delta, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta, saying
 from tests.server.support.surface import MODEL, PATIENCE_S, request_bytes, surface
-from triolet.errors import no_worker, overloaded
+from triolet.errors import no_worker
 
 PATH = "/v1/chat/completions"
 
@@ -160,17 +160,6 @@ async def test_one_failed_choice_ends_the_stream_and_frees_the_others() -> None:
         answer = await server.post(PATH, chat(n=2))
     assert answer.events[-2]["error"]["code"] == "no_worker"
     assert fleet.generations[1].cancelled == [CancelReason.CLIENT_GONE]
-
-
-async def test_a_refusal_is_decided_before_the_stream_begins() -> None:
-    fleet = FakeFleet()
-    fleet.refuse_with = overloaded("too much", 3.0)
-    async with surface(fleet) as server:
-        answer = await server.post(PATH, chat())
-    assert answer.status == 503
-    assert answer.error["code"] == "overloaded"
-    assert 3 <= int(answer.headers["retry-after"]) <= 4
-    assert 3000 <= int(answer.headers["retry-after-ms"]) <= 3750
 
 
 async def test_silence_is_filled_with_comments_from_queue_time_on() -> None:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.api.anthropic.messages import PING, MessageStream, message_error
+from server.api.anthropic.messages import MessageStream, message_error
 from server.contract.generation import (
-    CancelReason,
     Failed,
     Finished,
     FinishReason,
@@ -19,14 +18,12 @@ from server.contract.generation import (
 from tests.server.support.fakes import (
     MAX_MODEL_LEN,
     FakeFleet,
-    by_hand,
     delta,
     saying,
 )
 from tests.server.support.surface import (
     MODEL,
     named_sse_events,
-    request_bytes,
     surface,
 )
 from triolet.errors import RequestError, deadline_exceeded, no_worker, overloaded
@@ -361,18 +358,6 @@ async def test_errors_of_every_kind_have_the_form() -> None:
         (504, "timeout_error"),
     ]
     assert busy.headers["retry-after"]
-
-
-async def test_silence_is_filled_with_pings_and_leaving_is_noticed() -> None:
-    fleet = FakeFleet(by_hand)
-    async with surface(fleet, keep_alive_s=0.01) as server:
-        async with await server.connect() as client:
-            body = json.dumps(ask(stream=True)).encode()
-            await client.send(request_bytes("POST", PATH, body=body))
-            for _ in range(3):
-                await client.until(PING)
-            generation = await fleet.nth(0)
-        assert (await generation.cancellations())[0] is CancelReason.CLIENT_GONE
 
 
 async def test_what_is_counted_is_what_is_sent() -> None:

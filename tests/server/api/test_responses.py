@@ -15,18 +15,17 @@ from server.api.openai.responses_events import (
 )
 from server.api.openai.responses_schema import ResponseRequest
 from server.api.schemas import read_request
-from server.api.stream import KEEP_ALIVE
 from server.contract.generation import (
-    CancelReason,
     Failed,
     Finished,
     FinishReason,
     GenerationRequest,
     Usage,
 )
-from tests.server.support.fakes import FakeFleet, by_hand, delta, saying
-from tests.server.support.surface import CONFIG, MODEL, request_bytes, surface
-from triolet.errors import no_worker, overloaded
+from tests.server.api.test_messages import NESTED
+from tests.server.support.fakes import FakeFleet, delta, saying
+from tests.server.support.surface import CONFIG, MODEL, surface
+from triolet.errors import no_worker
 from triolet.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -49,12 +48,6 @@ ORDER = [
     "response.output_item.done",
     "response.completed",
 ]
-
-
-NESTED: dict[str, Any] = {}
-"""Deeper than any schema may be."""
-for _ in range(50):
-    NESTED = {"items": NESTED}
 
 
 WEATHER: dict[str, Any] = {
@@ -160,36 +153,6 @@ async def test_the_length_limit_is_a_detail_of_an_incomplete_response() -> None:
         whole = (await server.post(PATH, ask())).json
     assert whole["status"] == "incomplete"
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
-
-
-async def test_a_failure_is_an_event_of_a_stream_and_a_status_of_a_whole_answer() -> None:
-    async with surface(FakeFleet(saying("half", error=no_worker("the worker died")))) as server:
-        whole = await server.post(PATH, ask())
-        events = events_of(await server.post(PATH, ask(stream=True)))
-    assert (whole.status, whole.error["code"]) == (503, "no_worker")
-    assert events[-1]["type"] == "response.failed"
-    error = events[-1]["response"]["error"]
-    assert (error["code"], error["type"]) == ("server_error", "no_worker")
-
-
-async def test_what_is_refused_for_now_is_no_stream() -> None:
-    fleet = FakeFleet()
-    fleet.refuse_with = overloaded("busy", 1.0)
-    async with surface(fleet) as server:
-        answer = await server.post(PATH, ask(stream=True))
-    assert answer.status == 503
-    assert answer.headers["retry-after"]
-
-
-async def test_silence_is_filled_and_a_client_that_leaves_is_noticed() -> None:
-    fleet = FakeFleet(by_hand)
-    async with surface(fleet, keep_alive_s=0.01) as server:
-        async with await server.connect() as client:
-            body = b'{"input": "hi", "stream": true}'
-            await client.send(request_bytes("POST", PATH, body=body))
-            await client.until(KEEP_ALIVE)
-            generation = await fleet.nth(0)
-        assert (await generation.cancellations())[0] is CancelReason.CLIENT_GONE
 
 
 async def test_logprobs_come_where_they_are_asked_for() -> None:

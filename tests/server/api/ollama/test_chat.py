@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.contract.generation import CancelReason, FinishReason
+from server.contract.generation import FinishReason
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.clock import pass_time
@@ -15,7 +15,6 @@ from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeGeneration,
 from tests.server.support.surface import MODEL, request_bytes, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.tiny_text import tiny_text
-from triolet.errors import RequestError, overloaded
 from triolet.tenants.plans import Plan
 
 if TYPE_CHECKING:
@@ -248,39 +247,6 @@ async def test_the_name_of_a_tool_reaches_the_template_with_its_result() -> None
         assert (await server.post("/v1/chat/completions", chat)).status == 200
         prompts = [await text.decode(one.request.prompt_ids) for one in server.fleet.generations]
     assert prompts == ["user//hi;tool/add/3;"] * 2
-
-
-async def test_an_error_in_a_stream_is_its_last_line() -> None:
-    def break_off(generation: FakeGeneration) -> None:
-        generation.say("Hel")
-        generation.fail(RequestError("the worker is gone", status=503, code="no_worker"))
-
-    async with surface(FakeFleet(break_off)) as server:
-        parts = lines(await server.post("/api/chat", CHAT))
-        whole = await server.post("/api/chat", CHAT | WHOLE)
-    assert parts[0]["message"]["content"] == "Hel"
-    assert parts[-1] == {"error": "the worker is gone"}
-    assert (whole.status, whole.json) == (503, {"error": "the worker is gone"})
-
-
-async def test_a_refusal_says_when_to_come_back() -> None:
-    async with surface() as server:
-        server.fleet.refuse_with = overloaded("no room", retry_after_s=1.0)
-        answer = await server.post("/api/generate", TEXT)
-    assert (answer.status, answer.json) == (503, {"error": "no room"})
-    assert int(answer.headers["retry-after"]) >= 1
-
-
-async def test_a_client_that_leaves_ends_its_answer() -> None:
-    async with surface(FakeFleet(by_hand)) as server:
-        async with await server.sent(
-            request_bytes("POST", "/api/chat", body=json.dumps(CHAT).encode())
-        ) as client:
-            (generation,) = [await server.fleet.nth(0)]
-            generation.say("Hel")
-            await client.head()
-            assert json.loads(await client.chunk())["message"]["content"] == "Hel"
-        assert (await generation.cancellations())[0] is CancelReason.CLIENT_GONE
 
 
 async def test_a_silence_is_filled_with_a_line_without_text(mock_clock: MockClock) -> None:
