@@ -12,6 +12,8 @@ from server.jobs.runner import InnerRequest
 from server.tenants.memory_store import MemoryStore
 from server.tenants.quotas import QuotaObserver, Quotas, SpendWatch
 from server.tenants.tenancy import Tenancy
+from tests.server.api.test_claims import BODIES as CLAIMED
+from tests.server.api.test_claims import CHAT, HEADERS, KEY
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import Answer, Surface, surface
 from tests.server.support.tenants import tenant, tenants_of
@@ -20,16 +22,7 @@ from triolet.config import QuotaConfig
 from triolet.service_class import Scheduling, ServiceClass
 from triolet.tenants.plans import Plan, Prices
 
-KEY: Final = "sk-triolet-alice"
-HEADERS: Final = {"Authorization": f"Bearer {KEY}"}
-CHAT: Final = {"messages": [{"role": "user", "content": "hi"}]}
-BODIES: Final[dict[str, dict[str, Any]]] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/responses": {"input": "hi"},
-    "/v1/messages": CHAT | {"max_tokens": 4, "model": "demo"},
-    "/v1/embeddings": {"input": "hi"},
-}
+BODIES: Final[dict[str, dict[str, Any]]] = {**CLAIMED, "/v1/embeddings": {"input": "hi"}}
 GOLD: Final = Plan(
     "gold",
     weight=4.0,

@@ -13,12 +13,12 @@ from trio.testing import wait_all_tasks_blocked
 from server.contract.generation import CancelReason, Delta
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import request_bytes, small_window, sse_events, surface
-from tests.server.support.websocket import Socket, handshake
+from tests.server.support.websocket import begin
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from tests.server.support.surface import RawClient
+    from tests.server.support.surface import RawClient, Surface
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 PIECES = 300
@@ -75,14 +75,7 @@ async def test_what_does_not_fit_arrives_once_and_in_order(kind: str) -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet) as server, trio.open_nursery() as nursery:
         async with await small_window(server) as client:
-            if kind == "ws":
-                await client.send(handshake())
-                await client.head()
-                await Socket(client, {}).send({"type": "response.create", "input": "hi"})
-            else:
-                await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
-                await client.head()
-            generation = await fleet.nth(0)
+            generation = await begin(server, client, kind)
 
             async def talk() -> None:
                 for number in range(PIECES):
@@ -99,11 +92,9 @@ async def test_what_does_not_fit_arrives_once_and_in_order(kind: str) -> None:
         assert server.edge.writes["direct"] > 0
 
 
-async def fill(client: RawClient, fleet: FakeFleet) -> None:
+async def fill(client: RawClient, server: Surface) -> None:
     """Begin a stream and give it more than the kernel takes."""
-    await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
-    await client.head()
-    generation = await fleet.nth(0)
+    generation = await begin(server, client, "sse")
     for _ in range(PIECES):
         generation.push(Delta("x" * 4096, ()))
     generation.finish()
@@ -116,7 +107,7 @@ async def test_the_servers_own_standstill_is_not_held_against_a_reader(
 ) -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet, stall_timeout_s=10.0) as server, await small_window(server) as client:
-        await fill(client, fleet)
+        await fill(client, server)
         for _ in range(5):
             mock_clock.jump(100.0)
             await wait_all_tasks_blocked()
@@ -128,7 +119,7 @@ async def test_the_servers_own_standstill_is_not_held_against_a_reader(
 async def test_a_reader_that_reads_nothing_all_the_while_is_cut(mock_clock: MockClock) -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet, stall_timeout_s=10.0) as server, await small_window(server) as client:
-        await fill(client, fleet)
+        await fill(client, server)
         for _ in range(10):
             mock_clock.jump(1.0)
             await wait_all_tasks_blocked()

@@ -14,7 +14,7 @@ from server.edge.tcp import CUT_AFTER_STALL_S
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import PATIENCE_S, request_bytes, small_window, surface
-from tests.server.support.websocket import Socket, handshake
+from tests.server.support.websocket import begin
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -53,9 +53,7 @@ async def test_a_stalled_stream_is_cut_and_others_go_on() -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet, stall_timeout_s=STALL_S) as server, trio.open_nursery() as nursery:
         async with await small_window(server) as stalled:
-            await stalled.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
-            await stalled.head()
-            generation = await fleet.nth(0)
+            generation = await begin(server, stalled, "sse")
             nursery.start_soon(talk, generation)
             began = trio.current_time()
             with trio.fail_after(CUT_S + PATIENCE_S):
@@ -114,10 +112,7 @@ async def test_a_stalled_websocket_is_cut() -> None:
         trio.open_nursery() as nursery,
         await small_window(server) as client,
     ):
-        await client.send(handshake())
-        await client.head()
-        await Socket(client, {}).send({"type": "response.create", "input": "hi"})
-        generation = await fleet.nth(0)
+        generation = await begin(server, client, "ws")
         nursery.start_soon(talk, generation)
         with trio.fail_after(CUT_S + PATIENCE_S):
             await generation.was_cancelled.wait()
@@ -132,14 +127,7 @@ async def test_a_client_that_the_kernel_gives_up_is_stalled_too(kind: str) -> No
     async with surface(fleet, stall_timeout_s=30.0) as server, trio.open_nursery() as nursery:
         server.listening.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_USER_TIMEOUT, 200)
         async with await small_window(server) as client:
-            if kind == "ws":
-                await client.send(handshake())
-                await client.head()
-                await Socket(client, {}).send({"type": "response.create", "input": "hi"})
-            else:
-                await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
-                await client.head()
-            generation = await fleet.nth(0)
+            generation = await begin(server, client, kind)
             nursery.start_soon(talk, generation)
             assert await generation.cancellations() == [CancelReason.STALLED]
 
