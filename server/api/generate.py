@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ..contract.generation import AutoChoice, TokenLogprob
     from ..contract.output_stream import OutputStream
     from ..text.tool_forms.reasoning import ReasoningPlan, Thinking
-    from ..text.tool_forms.tool_calls import ToolForm
+    from ..text.tool_forms.tool_calls import CallsRead
     from .cascade import Cascade, Climb, Prepare
     from .request_scope import RequestScope
     from .schemas import GenerationFields
@@ -174,7 +174,7 @@ class Plan:
     param: str
     logprobs: int | None
     grammar: Grammar | None = None
-    tool_form: ToolForm | None = None
+    tool_form: CallsRead | None = None
     reasoning: ReasoningPlan | None = None
     watch: Callable[[], TextWatch] | None = None
     auto: AutoChoice | None = None

@@ -30,7 +30,7 @@ from ...contract.generation import (
 )
 from ...tenants.tenancy import current_tenant
 from ...text.tool_forms.reasoning import Thinking, reader_of
-from ...text.tool_forms.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ...text.tool_forms.tool_calls import Arguments, CallBegins, CallsRead, Piece, Reasoning, Text
 from ...text.tool_forms.whole_calls import Part, WholeCall, WholeCalls
 from ..auto import count_prompt, plan_request
 from ..body import CAP_HEADER, current_scope, note_ignored, read_fields, shown_request_id
@@ -132,7 +132,7 @@ class MessageStream(Serializer):
         model: str,
         max_tokens: int,
         request_id: str,
-        tool_form: ToolForm | None = None,
+        tool_form: CallsRead | None = None,
         thinking: Thinking | None = None,
         tier: Mapping[str, str] = NO_TIER,
     ) -> None:

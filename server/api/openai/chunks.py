@@ -13,7 +13,7 @@ import msgspec
 
 from ...contract.generation import Delta, Event, Finished, FinishReason, Usage
 from ...text.tool_forms.reasoning import Thinking, reader_of
-from ...text.tool_forms.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ...text.tool_forms.tool_calls import Arguments, CallBegins, CallsRead, Piece, Reasoning, Text
 from ...text.tool_forms.whole_calls import WholeCalls, joined
 from ..errors import error_body
 from ..sampling import chat_logprobs, completion_logprobs, completion_top
@@ -242,7 +242,7 @@ def reason_of(end: Finished, num_calls: int) -> str:
 
 
 def whole_message(
-    answer: Answer, form: ToolForm | None, thinking: Thinking | None = None
+    answer: Answer, form: CallsRead | None, thinking: Thinking | None = None
 ) -> tuple[dict[str, Any], int]:
     """Return a message with reasoning and calls taken out of its text, and the number of calls.
 
@@ -274,7 +274,7 @@ class ChatChunks(ChunkStream):
     """
 
     def __init__(
-        self, envelope: Envelope, form: ToolForm | None = None, thinking: Thinking | None = None
+        self, envelope: Envelope, form: CallsRead | None = None, thinking: Thinking | None = None
     ) -> None:
         super().__init__(envelope)
         self._is_plain = form is None and thinking is None
