@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from ..contract.generation import AutoChoice
     from ..contract.output_stream import OutputStream
-    from ..text.reasoning import ReasoningPlan, Thinking
-    from ..text.tool_calls import ToolForm
+    from ..text.tool_forms.reasoning import ReasoningPlan, Thinking
+    from ..text.tool_forms.tool_calls import CallsRead
     from .request_scope import RequestScope
     from .schemas import GenerationFields
     from .served_models import ServedModel
@@ -168,7 +168,7 @@ class Plan:
     param: str
     logprobs: int | None
     grammar: Grammar | None = None
-    tool_form: ToolForm | None = None
+    tool_form: CallsRead | None = None
     reasoning: ReasoningPlan | None = None
     watch: Callable[[], TextWatch] | None = None
     auto: AutoChoice | None = None

@@ -186,7 +186,7 @@ MUTANTS: Final = (
     Mutant("A14", _JSON, "if not math.isfinite(value):", "if value != value:", _ODD_JSON),
     Mutant("A14", _JSON, "except RecursionError:", "except ZeroDivisionError:", _ODD_JSON),
     Mutant("A14", _JSON, "    if holds_many_values(body):\n", "    if not body:\n", _ODD_JSON),
-    Mutant("A14", "server/text/scanning.py", "except (ValueError, RecursionError):",
+    Mutant("A14", "server/text/tool_forms/scanning.py", "except (ValueError, RecursionError):",
            "except ValueError:",
            "server/api/test_tools.py::test_arguments_that_parsers_die_of_stay_text"),
     Mutant("A15", "server/api/schemas.py", "if len(texts) > MAX_STOP_STRINGS:",

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from .. import fields
 from ..errors import echo
-from ..fields import MAX_TOOLS, CalledFunction, NamedSchema, ResponseFormat, ToolCall, ToolName
+from ..fields import MAX_TOOLS, NamedSchema, ResponseFormat, ToolCall, ToolName, earlier_call
 from ..schemas import (
     IGNORED,
     MAX_INT,
@@ -96,9 +96,7 @@ def _call(block: dict[str, Any]) -> ToolCall:
     call_id, name, given = block.get("id"), block.get("name"), block.get("input")
     if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)):
         raise ValueError("tool_use needs an id, a name and an input that is an object")
-    arguments = json.dumps(given, ensure_ascii=False)
-    function = CalledFunction(name=name, arguments=arguments)
-    return ToolCall(id=call_id, function=function)
+    return earlier_call(call_id, name, json.dumps(given, ensure_ascii=False))
 
 
 def _result(block: dict[str, Any]) -> tuple[str, str]:

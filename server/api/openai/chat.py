@@ -17,7 +17,7 @@ import trio
 
 from triolet.errors import invalid_request
 
-from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
+from ...text.tool_forms.reasoning import SWITCHES, Reasoner, ReasoningPlan
 from ..auto import plan_request
 from ..body import read_fields
 from ..constraints import plan_tools, read_grammar
@@ -371,7 +371,7 @@ async def completions(services: Services) -> Response:
     """Continue one or several prompts."""
     fields = await read_fields(CompletionRequest, services)
     plan = await plan_request(
-        fields, services, partial(_plan_completions, fields, services=services)
+        fields, services, partial(plan_completions, fields, services=services)
     )
     echoes = await _echoes(fields, plan.prompts, plan.model)
     fields_of_answer = head("text_completion", "cmpl", plan.model)
@@ -382,7 +382,7 @@ async def completions(services: Services) -> Response:
     return await _whole_response(plan, services, fields_of_answer, choice, completion_top)
 
 
-async def _plan_completions(
+async def plan_completions(
     fields: CompletionRequest, model: ServedModel, services: Services
 ) -> Plan:
     """Return what is to be generated for some prompts.

@@ -333,8 +333,7 @@ async def test_a_tenant_s_limits_count_over_all_models_and_each_has_its_prices()
 
 async def test_one_socket_asks_several_models() -> None:
     async with two_models() as models:
-        socket = await open_socket(models.server)
-        async with socket.client.stream:
+        async with await open_socket(models.server) as socket:
             for name in (CODE, MODEL):
                 await socket.send({"type": "response.create", "model": name, "input": "hi"})
                 events = await socket.until("response.completed")

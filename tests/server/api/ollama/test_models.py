@@ -105,9 +105,7 @@ async def test_models_are_not_managed_here(action: str) -> None:
 
 async def test_clients_find_a_server_that_speaks_their_api() -> None:
     async with surface() as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(request_bytes("HEAD", "/"))
+        async with await server.sent(request_bytes("HEAD", "/")) as client:
             assert (await client.head())[0] == 200
         version = (await server.request("GET", "/api/version")).json["version"]
         nothing = await server.request("GET", "/api/nothing")
