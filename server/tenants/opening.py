@@ -12,8 +12,8 @@ from triolet.config import AT, QuotaConfig
 from triolet.errors import ConfigError
 from triolet.tenants.plans import Prices
 
-from .memory_store import MemoryStore, SpendFile
-from .quotas import QuotaObserver, Quotas, SpendWatch
+from .memory_store import MemoryStore, QuotaObserver, SpendFile, SpendWatch
+from .quotas import Quotas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,6 @@ import math
 import secrets
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
-import structlog
 import trio
 
 from triolet.errors import RequestError, invalid_request
@@ -22,84 +21,8 @@ if TYPE_CHECKING:
     from triolet.tenants.plans import Plan, Prices, Tenant
 
     from ..contract.generation import Usage
-    from .memory_store import MemoryStore
+    from .memory_store import MemoryStore, QuotaObserver, SpendWatch
     from .redis_store import RedisStore
-
-
-log = structlog.get_logger(__name__)
-
-
-class QuotaObserver:
-    """Told of limits and spend; here nothing is counted."""
-
-    def refused(self, limit: str) -> None:
-        """A request met a limit."""
-
-    def reserved(self, elapsed_s: float) -> None:
-        """The store was asked, and took so long."""
-
-    def unreserved(self, tenant: str) -> None:
-        """A request was counted for which nothing was reserved."""
-
-    def cost(self, tenant: str, amount: float) -> None:
-        """A tenant was charged so much, in the operator's currency."""
-
-    def auto_cost(self, model: str, amount: float, on_largest: float) -> None:
-        """A request for `auto` was charged; and its cost on the largest one."""
-
-    def budget_watched(self, tenant: str, share: float) -> None:
-        """From now on it is noted when a tenant's spend crosses a share of its budget."""
-
-    def budget_alert(self, tenant: str, share: float) -> None:
-        """A tenant's spend crossed a share of its budget."""
-
-    def store_failed(self) -> None:
-        """The shared store did not do what it was asked."""
-
-
-class SpendWatch:
-    """Observer of a store: budget alerts, and failed calls.
-
-    Args:
-      metrics: counts them.
-    """
-
-    def __init__(self, metrics: QuotaObserver) -> None:
-        self._metrics = metrics
-        self._plans: dict[str, Plan] = {}
-
-    def note(self, tenant: str, plan: Plan) -> None:
-        """Set the plan of a tenant."""
-        if self._plans.get(tenant) == plan:
-            return
-        self._plans[tenant] = plan
-        if plan.budget is not None:
-            for share in plan.budget_alerts:
-                self._metrics.budget_watched(tenant, share)
-
-    def spent(self, tenant: str, before: int, after: int) -> None:
-        """Log if a share of the budget lies between a tenant's spend before and after [nanos].
-
-        Each change is reported to one server, and spend only grows: each alert is logged once.
-        """
-        plan = self._plans.get(tenant)
-        if plan is None or plan.budget is None:
-            return
-        for share in plan.budget_alerts:
-            if before < share * plan.budget * NANOS <= after:
-                log.warning(
-                    "budget_alert",
-                    tenant=tenant,
-                    share=share,
-                    spent=round(after / NANOS, 6),
-                    budget=plan.budget,
-                )
-                self._metrics.budget_alert(tenant, share)
-
-    def call_failed(self, reason: str) -> None:
-        """Count that the shared store did not do what it was asked; the store logs what follows."""
-        del reason
-        self._metrics.store_failed()
 
 
 GROWTH: Final = 1.2

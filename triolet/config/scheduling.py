@@ -378,7 +378,8 @@ class QuotaConfig:
     """When nothing was heard of a server for so long its reservations are given back. Above the
     longest pause that a living process makes; one that comes back late is charged all the same."""
     max_batch: int = 128
-    """Changes that travel together: Redis does nothing else meanwhile, for about a millisecond."""
+    """Settlements that travel together: Redis does nothing else meanwhile, for about a millisecond.
+    """
     view_s: float = 1.0 * SECONDS
     """How old an account seen before may be to refuse a request at once, without asking."""
     concurrent_retry_s: float = 1.0 * SECONDS

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from ops.model_directory import demo_model_path
 from server.main import serve
 from server.tenants.accounts import NANOS, limits_of
-from server.tenants.memory_store import MemoryStore
-from server.tenants.quotas import QuotaObserver, Quotas, SpendWatch
+from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
+from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
 from tests.server.api.test_many_models import (
     CODE,

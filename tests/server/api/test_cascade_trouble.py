@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from server.api.cascade import Prepared
 from server.tenants.accounts import NANOS, limits_of
-from server.tenants.memory_store import MemoryStore
-from server.tenants.quotas import Quotas, SpendWatch
+from server.tenants.memory_store import MemoryStore, SpendWatch
+from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
 from tests.server.api.test_auto import Observed, ask
 from tests.server.api.test_cascade import HEADER, TAKES_ALL, TAKES_NONE, asking, judged, kept

@@ -9,8 +9,8 @@ import pytest
 
 from server.app import build_app
 from server.jobs.runner import InnerRequest
-from server.tenants.memory_store import MemoryStore
-from server.tenants.quotas import QuotaObserver, Quotas, SpendWatch
+from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
+from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import Answer, Surface, surface
