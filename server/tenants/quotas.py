@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from triolet.config import QuotaConfig
     from triolet.tenants.plans import Plan, Prices, Tenant
 
     from ..contract.generation import Usage
@@ -31,6 +30,18 @@ NUM_BINS: Final = 80
 """Up to 1.2 ** 80, two million tokens."""
 MAX_COUNT: Final = 1000.0
 QUANTILE: Final = 0.9
+MIN_COMPLETIONS: Final = 20
+"""From which on a tenant's own lengths say more than the next two: the 90th of a hundred is known
+to about a tenth."""
+UNKNOWN_COMPLETION_TOKENS: Final = 512
+"""Reserved for a completion while nothing is known of its tenant's: a long answer."""
+UNKNOWN_SHARE: Final = 0.1
+"""Of a minute's tokens: the most that is reserved so. A tenant with few would otherwise have one
+request at a time until it is known."""
+VIEW_S: Final = 1.0
+"""How old an account seen before may be to refuse a request at once, without asking."""
+CONCURRENT_RETRY_S: Final = 1.0
+"""When to come again where all places are taken: it is not known when one of them ends."""
 
 
 class CompletionLengths:
@@ -196,7 +207,6 @@ class Quotas(Charges):
     """All tenants' limits, seen from one server.
 
     Args:
-      config: bounds.
       store: of the accounts.
       watch: gets the plans, for alerts.
       metrics: counts refusals and costs.
@@ -205,14 +215,12 @@ class Quotas(Charges):
 
     def __init__(
         self,
-        config: QuotaConfig,
         store: MemoryStore | RedisStore,
         watch: SpendWatch,
         metrics: QuotaObserver,
         prices: Callable[[str], Prices],
     ) -> None:
         self.store = store
-        self._config = config
         self._watch = watch
         self._metrics = metrics
         self._prices = prices
@@ -379,18 +387,18 @@ class Quotas(Charges):
         limits = limits_of(tenant.plan)
         if not tenant.name or not limits.are_any:
             return True
-        account = self.store.last_seen(tenant.name, limits, self._config.view_s)
+        account = self.store.last_seen(tenant.name, limits, VIEW_S)
         part = self.store.enforced(limits)
         of_tokens = Limits(tokens=part.tokens, budget=part.budget)
         return account is None or _met(account, of_tokens, 0) is None
 
     def _estimate(self, tenant: str, max_tokens: int, limits: Limits) -> int:
-        lengths, config = self._lengths.get(tenant), self._config
-        if lengths is not None and lengths.num_seen >= config.min_completions:
+        lengths = self._lengths.get(tenant)
+        if lengths is not None and lengths.num_seen >= MIN_COMPLETIONS:
             return min(max_tokens, lengths.p90())
-        guess = config.unknown_completion_tokens
+        guess = UNKNOWN_COMPLETION_TOKENS
         if limits.tokens is not None:
-            guess = min(guess, max(1, int(limits.tokens * config.unknown_share)))
+            guess = min(guess, max(1, int(limits.tokens * UNKNOWN_SHARE)))
         return min(max_tokens, guess)
 
     async def _ask(self, tenant: Tenant, ask: Ask, limits: Limits) -> None:
@@ -405,7 +413,7 @@ class Quotas(Charges):
         if not name or not limits.are_any:
             return
         part = self.store.enforced(limits)
-        account = self.store.last_seen(name, limits, self._config.view_s)
+        account = self.store.last_seen(name, limits, VIEW_S)
         if account is not None:
             # Each ticket will be a request of the account's.
             asked = part if uses_tokens else Limits(requests=part.requests)
@@ -419,7 +427,7 @@ class Quotas(Charges):
     def _refuse(self, tenant: Tenant, limit: Limit, wait_s: float = 0.0) -> NoReturn:
         self._metrics.refused(limit)
         if limit is Limit.CONCURRENT:
-            wait_s = self._config.concurrent_retry_s
+            wait_s = CONCURRENT_RETRY_S
         raise refusal(tenant.plan, limit, wait_s)
 
     def count_request(self, tenant: Tenant) -> None:

@@ -292,6 +292,7 @@ async def with_calls(
       StoreGone: it cannot be reached, or `use` raised that.
     """
     parts = urlsplit(config.limits)
+    # Opened before the library has it: it leaves streams unclosed where it cannot connect.
     pool = ConnectionPool(
         connection_class=OpenConnection,
         location=OpenPlace(await _open(config), f"{parts.hostname or parts.path}"),

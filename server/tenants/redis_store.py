@@ -47,6 +47,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+MAX_FAILURES: Final = 3
+"""Calls in a row that fail before Redis is not asked any more; until then this server decides each
+failed one."""
+MAX_BATCH: Final = 128
+"""Settlements that travel together: Redis does nothing else meanwhile, for about a millisecond."""
 LAST_WORDS_S: Final = 3 * SECONDS
 """For the last batches when this process ends."""
 
@@ -64,14 +69,9 @@ class Batch(NamedTuple):
 
 class Unsent:
     """Settlements that Redis has not answered. Bounded: while Redis is away, only requests that
-    were reserved there come in.
+    were reserved there come in."""
 
-    Args:
-      max_batch: settlements in one batch.
-    """
-
-    def __init__(self, max_batch: int) -> None:
-        self._max_batch = max_batch
+    def __init__(self) -> None:
         self._settlements: deque[Settlement] = deque()
         self._batch: Batch | None = None
         self._number = 0
@@ -87,7 +87,7 @@ class Unsent:
     def next_batch(self) -> Batch | None:
         """Return the unanswered batch, or else the next one."""
         if self._batch is None and self._settlements:
-            count = min(self._max_batch, len(self._settlements))
+            count = min(MAX_BATCH, len(self._settlements))
             batch = [_document(self._settlements.popleft()) for _ in range(count)]
             self._number += 1
             self._batch = Batch(self._number, msgspec.json.encode(batch).decode())
@@ -133,7 +133,7 @@ class RedisStore:
         self.num_servers = config.servers
         self._reserved: set[str] = set()  # ids of asks
         self._local = Ledger()
-        self._unsent = Unsent(config.max_batch)
+        self._unsent = Unsent()
         self._seen: dict[str, Entry] = {}  # as Redis last told them
         self._has_changes = trio.Event()
         self._broken = trio.Event()
@@ -300,8 +300,7 @@ class RedisStore:
         Raises:
           StoreGone: Redis may or may not have done it.
         """
-        config = self._config
-        reply = await calls.call(BEAT, config.lease_s, config.max_batch, int(is_asking))
+        reply = await calls.call(BEAT, self._config.lease_s, MAX_BATCH, int(is_asking))
         self.num_servers, refunded, held = int(reply[0]), int(reply[1]), reply[2]
         if refunded:
             log.warning("reservations_of_lost_server_given_back", count=refunded)
@@ -317,7 +316,7 @@ class RedisStore:
             return  # one standstill of Redis' fails many calls at once, and is one failure
         self._failed_at = trio.current_time()
         self._failures += 1
-        if self._failures >= self._config.max_failures and self._calls is not None:
+        if self._failures >= MAX_FAILURES and self._calls is not None:
             self._is_away(str(gone))
 
     def _is_away(self, reason: str) -> None:

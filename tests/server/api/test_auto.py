@@ -336,7 +336,7 @@ async def test_a_tenant_has_a_ladder_of_its_own_and_what_it_saves_is_counted() -
     observed = Observed()
     config, watch = QuotaConfig(), SpendWatch(observed)
     store = MemoryStore(config, watch)
-    quotas = Quotas(config, store, watch, observed, prices.__getitem__)
+    quotas = Quotas(store, watch, observed, prices.__getitem__)
     fleets = {"fleet": ChargingFleet(quotas), "code_fleet": ChargingFleet(quotas)}
     tenancy = Tenancy(tenants_of(alice, bob))
     async with ladder(**fleets, tenancy=tenancy, quotas=quotas) as models:

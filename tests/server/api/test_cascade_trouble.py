@@ -176,7 +176,7 @@ async def test_a_tenant_pays_for_the_answer_alone(threshold: float, *, is_short:
     prices = {MODEL: Prices(prompt=1e6, completion=2e6), CODE: Prices(prompt=1e7, completion=4e7)}
     observed, config = Observed(), QuotaConfig()
     store = MemoryStore(config, SpendWatch(observed))
-    quotas = Quotas(config, store, SpendWatch(observed), observed, prices.__getitem__)
+    quotas = Quotas(store, SpendWatch(observed), observed, prices.__getitem__)
     small, large = EndingFleet(quotas), ChargingFleet(quotas)
     if not is_short:
         small.script = by_hand
@@ -229,7 +229,7 @@ async def test_nothing_stays_reserved_or_held_whatever_goes_wrong(
     alice = tenant("alice", "key-of-alice", plan=plan)
     observed, config = Observed(), QuotaConfig()
     store = MemoryStore(config, SpendWatch(observed))
-    quotas = Quotas(config, store, SpendWatch(observed), observed, lambda name: Prices())
+    quotas = Quotas(store, SpendWatch(observed), observed, lambda name: Prices())
     fleets = EndingFleet(quotas), EndingFleet(quotas)
     for fleet, does in zip(fleets, (small, large), strict=True):
         if isinstance(does, RequestError):
@@ -255,7 +255,7 @@ async def test_a_tenant_without_room_keeps_the_small_answer() -> None:
     observed, config = Observed(), QuotaConfig()
     store = MemoryStore(config, SpendWatch(observed))
     prices = Prices(completion=1e6)
-    quotas = Quotas(config, store, SpendWatch(observed), observed, lambda name: prices)
+    quotas = Quotas(store, SpendWatch(observed), observed, lambda name: prices)
     async with judged(
         TAKES_NONE, fleet=FakeFleet(by_hand), tenancy=Tenancy(tenants_of(alice)), quotas=quotas
     ) as models:

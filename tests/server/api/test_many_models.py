@@ -316,7 +316,7 @@ async def test_a_tenant_s_limits_count_over_all_models_and_each_has_its_prices()
     config, watch = QuotaConfig(), SpendWatch(QuotaObserver())
     prices = {MODEL: Prices(prompt=1e6), CODE: Prices(prompt=1e9)}
     store = MemoryStore(config, watch)
-    quotas = Quotas(config, store, watch, QuotaObserver(), prices.__getitem__)
+    quotas = Quotas(store, watch, QuotaObserver(), prices.__getitem__)
     fleets = {"fleet": ChargingFleet(quotas), "code_fleet": ChargingFleet(quotas)}
     async with two_models(**fleets, tenancy=tenancy, quotas=quotas) as models:
         for name, expected in ((MODEL, 200), (CODE, 200), (CODE, 200), (MODEL, 429)):

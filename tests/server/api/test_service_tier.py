@@ -209,9 +209,7 @@ async def test_who_is_shut_out_while_the_request_is_read_begins_nothing(path: st
 
 async def test_of_several_servers_each_lets_a_tenant_have_its_part() -> None:
     config, watch = QuotaConfig(servers=2), SpendWatch(QuotaObserver())
-    quotas = Quotas(
-        config, MemoryStore(config, watch), watch, QuotaObserver(), lambda model: Prices()
-    )
+    quotas = Quotas(MemoryStore(config, watch), watch, QuotaObserver(), lambda model: Prices())
     async with surface(tenancy=tenancy(), quotas=quotas) as server:
         for path in BODIES:
             assert (await post(server, path)).status == 200
