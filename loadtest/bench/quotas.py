@@ -22,8 +22,7 @@ import trio
 from rich.console import Console
 
 from server.tenants.accounts import Ask, Limits, Settlement
-from server.tenants.memory_store import MemoryStore
-from server.tenants.quotas import QuotaObserver, SpendWatch
+from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
 

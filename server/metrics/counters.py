@@ -15,7 +15,7 @@ from triolet.config import TurnsConfig
 
 from ..contract.generation import Usage
 from ..scheduling.status import OverloadObserver
-from ..tenants.quotas import QuotaObserver
+from ..tenants.memory_store import QuotaObserver
 from ..text.turns import Turns
 from .collectors import counts, door_families, family, gauge, kept_families
 from .exposition import Reading

@@ -203,9 +203,6 @@ class BatchConfig:
     """How often work is looked for where nothing happens."""
     max_line_attempts: int = 8
     """For answers that say "later" (503, 504). A fleet that restarts takes seconds."""
-    limited_retry_s: float = 60.0 * SECONDS
-    """When lines of a tenant are tried again that has met a limit of which it is not known when it
-    will not be met any more, such as its budget."""
     paused_s: float = 5.0 * SECONDS
     """For which a line that has not begun stays in the queue while batches are paused. It holds
     part of its tenant's limits there, of which the tenant's own requests may be in want; a

@@ -9,8 +9,8 @@ import pytest
 
 from server.app import build_app
 from server.jobs.runner import InnerRequest
-from server.tenants.memory_store import MemoryStore
-from server.tenants.quotas import QuotaObserver, Quotas, SpendWatch
+from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
+from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
 from tests.server.api.test_claims import BODIES as CLAIMED
 from tests.server.api.test_claims import CHAT, HEADERS, KEY
@@ -200,9 +200,7 @@ async def test_who_is_shut_out_while_the_request_is_read_begins_nothing(path: st
 
 async def test_of_several_servers_each_lets_a_tenant_have_its_part() -> None:
     config, watch = QuotaConfig(servers=2), SpendWatch(QuotaObserver())
-    quotas = Quotas(
-        config, MemoryStore(config, watch), watch, QuotaObserver(), lambda model: Prices()
-    )
+    quotas = Quotas(MemoryStore(config, watch), watch, QuotaObserver(), lambda model: Prices())
     async with surface(tenancy=tenancy(), quotas=quotas) as server:
         for path in BODIES:
             assert (await post(server, path)).status == 200
