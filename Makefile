@@ -29,7 +29,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadsc
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test test-slow lint types loadtest bench-cancel bench-kills bench-restart residency soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-structured bench-batches bench-quotas bench-cache bench-queue bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test test-slow lint types loadtest bench-cancel bench-kills bench-restart residency soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-structured bench-batches bench-quotas bench-cache bench-queue bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -236,9 +236,6 @@ bench-cache: install-dev  ## what the prefix cache finds of real conversations, 
 
 gpu-lease:  ## pack, list or run the stages for a GPU, without a network there (docs/gpu.md; ARGS="run --out DIR --part 1")
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_lease.lease $(or $(ARGS),list)
-
-bench-interference: benchmark-model  ## gaps of running streams while long prompts arrive: one core each, mixed steps, vLLM
-	$(BIN)/python -m loadtest.bench.interference $(ARGS)
 
 .PHONY: overload overload-real
 overload: install-dev  ## half to ten times the load with and without each mechanism, in virtual time; curves (ARGS=-h)
