@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import trio
 
 from .campaign.misbehaving import chat_request, stall, ws_handshake, ws_text_frame
+from .harness.http import connect
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -69,12 +70,6 @@ async def watch_health(url: str, seen: Watch) -> None:
             if not answer.startswith(b"HTTP/1.1 200"):
                 seen.failures.append(repr(answer[:100]))
         await trio.sleep(CANARY_PAUSE_S)
-
-
-async def connect(url: str) -> trio.SocketStream:
-    """Open a connection."""
-    where = urlsplit(url)
-    return await trio.open_tcp_stream(where.hostname or "", where.port or 80)
 
 
 async def exchange(url: str, data: bytes) -> bytes:

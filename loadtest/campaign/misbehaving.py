@@ -13,11 +13,14 @@ import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import trio
 
+from ..harness.http import connect
+from ..harness.streams import Clients, Stream
 from .answers import ChatLines, StreamFailedError
 
 if TYPE_CHECKING:
@@ -145,16 +148,13 @@ async def cut_one(url: str, name: str, rng: random.Random, max_wait_s: float = M
     """Begin a request, wait for a random time, close its socket."""
     kind = rng.choice(("sse", "ws", "plain"))
     wait_s = rng.uniform(0, rng.choice((EARLY_S, min(SOON_S, max_wait_s), max_wait_s, max_wait_s)))
-    where = urlsplit(url)
-    assert where.hostname is not None
-    assert where.port is not None
     with trio.fail_after(CONNECT_DEADLINE_S):
-        stream = await trio.open_tcp_stream(where.hostname, where.port)
+        stream = await connect(url)
     try:
         # Whoever is about to leave does not mind being left first.
         with suppress(trio.BrokenResourceError):
             with trio.move_on_after(CONNECT_DEADLINE_S):
-                await _begin(stream, name, kind, where.netloc, _body(kind, rng))
+                await _begin(stream, name, kind, urlsplit(url).netloc, _body(kind, rng))
             with trio.move_on_after(wait_s):
                 await _swallow(stream)
         if rng.random() < 0.5:  # RST instead of FIN
@@ -241,6 +241,18 @@ async def read_on(client: Stalled) -> None:
     await trio.aclose_forcefully(client.stream)
 
 
+@dataclass(eq=False, slots=True)
+class _Writes(Stream):
+    """An answer whose times are those of the reads that brought text."""
+
+    def note(self, data: bytes, num_events: int, now: float) -> None:
+        """Keep it."""
+        del num_events
+        self.pieces.append(data)
+        if b'"content":' in data:
+            self.times.append(now)
+
+
 @dataclass(slots=True)
 class Reader:
     """A client that reads as fast as it can, one answer after the other.
@@ -248,16 +260,22 @@ class Reader:
     Attributes:
       number: chooses its question.
       max_tokens: of each answer.
-      gaps: (when, how long) between writes that brought text, of all answers.
+      answers: so far, the one that comes among them.
       texts: each distinct text that an answer had; greedy answers to one question have one.
       num_answers: that ended well.
     """
 
     number: int
     max_tokens: int
-    gaps: list[tuple[float, float]] = field(default_factory=list)
+    answers: list[Stream] = field(default_factory=list)
     texts: set[str] = field(default_factory=set)
     num_answers: int = 0
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """(When, how long) between writes that brought text, of all answers."""
+        pairs = (pair for answer in self.answers for pair in pairwise(answer.times))
+        return [(now, now - before) for before, now in pairs]
 
     async def run(self, url: str) -> None:
         """Ask and read until cancelled.
@@ -274,30 +292,15 @@ class Reader:
         Raises:
           StreamFailedError: it did not end as it should.
         """
-        where = urlsplit(url)
-        assert where.hostname is not None
-        assert where.port is not None
         body = _chat_body(_question(self.number), self.max_tokens)
-        received = bytearray()
-        last: float | None = None
-        async with await trio.open_tcp_stream(where.hostname, where.port) as stream:
-            await stream.send_all(
-                chat_request(f"reader-{self.number}", where.netloc, body, close=True)
-            )
-            async for data in stream:
-                now = trio.current_time()
-                received += data
-                if b'"content":' in data:
-                    if last is not None:
-                        self.gaps.append((now, now - last))
-                    last = now
-        self._check(bytes(received))
-
-    def _check(self, received: bytes) -> None:
+        answer = _Writes()
+        self.answers.append(answer)
+        async with Clients(url, trio.current_time).reading() as clients:
+            request = chat_request(f"reader-{self.number}", urlsplit(url).netloc, body, close=True)
+            await clients.ask(request, answer)
         reader = ChatLines()
-        # The size of each chunk stands on a line of its own, which is no `data:` line.
-        for line in received.split(b"\n"):
-            reader.take(line.rstrip(b"\r"))
+        for line in answer.content.splitlines():
+            reader.take(line)
         if reader.answer is None:
             raise StreamFailedError("ended without [DONE]")
         self.texts.add(reader.answer.text)
