@@ -29,7 +29,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadsc
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test test-slow lint types loadtest bench-cancel bench-kills bench-restart residency soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-structured bench-batches bench-quotas bench-cache bench-queue bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize clean
+.PHONY: help install install-dev system-deps serve test test-slow lint types loadtest bench-cancel bench-kills bench-restart residency soak bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-batches bench-quotas bench-cache bench-queue bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -162,9 +162,6 @@ simulate-cancels: install-dev  ## COUNT=100000 clients leave at random moments, 
 bench-cancel: install-dev  ## close 1,000 connections at random moments; account for blocks, time, tokens, memory, files
 	$(BIN)/python -m loadtest.cancels $(ARGS)
 
-bench-stalled: install-dev  ## 200 clients stop reading, four read on: what it costs them, and memory
-	$(BIN)/python -m loadtest.stalled $(ARGS)
-
 bench-hostile: install-dev  ## every kind of hostile client, then hostile neighbours inside every limit; what others notice (ARGS="--only enum")
 	$(BIN)/python -m loadtest.hostile $(ARGS)
 
@@ -222,11 +219,8 @@ bench-queue: install-dev  ## what one step of the fair queue costs with up to 10
 bench-admission: install-dev  ## what deciding on a request costs, step by step, and how soon a real server says no
 	$(BIN)/python -m loadtest.bench.admission $(ARGS)
 
-bench-structured: install-dev  ## 500 random schemas validated, what keeping to one costs, and hostile ones beside a stream
-	$(BIN)/python -m loadtest.bench.structured $(ARGS)
-
-bench-batches: install-dev  ## a batch of 500 lines while every process is killed; what interactive requests notice of one
-	$(BIN)/python -m loadtest.bench.batches $(ARGS)
+bench-batches: install-dev  ## a batch of 500 lines while every process is killed, the supervisor too; every line is answered once
+	$(BIN)/python -m loadtest.batches $(ARGS)
 
 bench-quotas: install-dev  ## one limit of two servers that share Redis, and what a reservation costs in both stores
 	$(BIN)/python -m loadtest.bench.quotas $(ARGS)

@@ -16,6 +16,7 @@ import trio
 
 from .campaign.misbehaving import chat_request, stall, ws_handshake, ws_text_frame
 from .harness.http import connect
+from .schemas import costly, hostile
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,6 +41,8 @@ CROWD: Final = 40
 CROWD_S: Final = 4.0
 NUM_PIPELINED: Final = 200
 NUM_MESSAGES: Final = 4096
+GRAMMAR_TOKENS: Final = 100
+"""Some grammars are harmless for their first 64."""
 
 
 @dataclass(slots=True)
@@ -201,6 +204,13 @@ async def prompt_bombs(url: str) -> None:
     for text in ("a" * 8_000_000, " " * 4_000_000, "\u0301" * 1_000_000):
         body = _chat(messages=[{"role": "user", "content": text}])
         await exchange(url, post(url, body))
+
+
+async def grammars(url: str) -> None:
+    """A18, A31: grammars and schemas that take for ever, at once or with every token."""
+    more = {"max_tokens": GRAMMAR_TOKENS}
+    bodies = [_chat(**fields, **more) for fields in (hostile() | costly()).values()]
+    await _many(len(bodies), lambda number: exchange(url, post(url, bodies[number])))
 
 
 async def websocket_floods(url: str) -> None:
@@ -382,6 +392,7 @@ ATTACKS: Final[tuple[Callable[..., Awaitable[None]], ...]] = (
     parameter_bombs,
     prompt_bombs,
     large_bodies,
+    grammars,
     websocket_floods,
     foreign_names,
     *CROWDS,

@@ -1,7 +1,4 @@
-"""Clients that close early or stop reading, as bytes on sockets: no HTTP library does that.
-
-Readers that read to the end are here too, for comparison.
-"""
+"""Clients that close early or stop reading, as bytes on sockets: no HTTP library does that."""
 
 from __future__ import annotations
 
@@ -12,19 +9,16 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import trio
 
 from ..harness.http import connect
-from ..harness.streams import Clients, Stream
-from .answers import ChatLines, StreamFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 
 def chat_request(name: str, host: str, body: bytes, *, close: bool = False) -> bytes:
@@ -200,12 +194,10 @@ class Stalled:
     Attributes:
       kind: sse or ws.
       stream: its connection.
-      ended: how it ended once it read on: `reset` or `closed`; empty before.
     """
 
     kind: str
     stream: trio.SocketStream
-    ended: str = ""
 
 
 async def stall(url: str, number: int, max_tokens: int) -> Stalled:
@@ -223,111 +215,26 @@ async def stall(url: str, number: int, max_tokens: int) -> Stalled:
             await stream.receive_some(SMALL_BUFFER_BYTES)
             await stream.send_all(ws_text_frame(_response_body(number, max_tokens)))
         else:
-            body = _chat_body(_question(number), max_tokens, top_logprobs=TOP_LOGPROBS)
+            body = _chat_body(number, max_tokens)
             await stream.send_all(chat_request(name, where.netloc, body))
         await stream.receive_some(1)
     return Stalled(kind, stream)
-
-
-async def read_on(client: Stalled) -> None:
-    """Read what is left; note whether the connection was reset or closed."""
-    try:
-        while await client.stream.receive_some(65536):
-            pass
-    except trio.BrokenResourceError:
-        client.ended = "reset"
-    else:
-        client.ended = "closed"
-    await trio.aclose_forcefully(client.stream)
-
-
-@dataclass(eq=False, slots=True)
-class _Writes(Stream):
-    """An answer whose times are those of the reads that brought text."""
-
-    def note(self, data: bytes, num_events: int, now: float) -> None:
-        """Keep it."""
-        del num_events
-        self.pieces.append(data)
-        if b'"content":' in data:
-            self.times.append(now)
-
-
-@dataclass(slots=True)
-class Reader:
-    """A client that reads as fast as it can, one answer after the other.
-
-    Attributes:
-      number: chooses its question.
-      max_tokens: of each answer.
-      answers: so far, the one that comes among them.
-      texts: each distinct text that an answer had; greedy answers to one question have one.
-      num_answers: that ended well.
-    """
-
-    number: int
-    max_tokens: int
-    answers: list[Stream] = field(default_factory=list)
-    texts: set[str] = field(default_factory=set)
-    num_answers: int = 0
-
-    @property
-    def gaps(self) -> list[tuple[float, float]]:
-        """(When, how long) between writes that brought text, of all answers."""
-        pairs = (pair for answer in self.answers for pair in pairwise(answer.times))
-        return [(now, now - before) for before, now in pairs]
-
-    async def run(self, url: str) -> None:
-        """Ask and read until cancelled.
-
-        Raises:
-          StreamFailedError: an answer did not end as it should.
-        """
-        while True:
-            await self.read_one(url)
-
-    async def read_one(self, url: str) -> None:
-        """Ask once and read the whole answer.
-
-        Raises:
-          StreamFailedError: it did not end as it should.
-        """
-        body = _chat_body(_question(self.number), self.max_tokens)
-        answer = _Writes()
-        self.answers.append(answer)
-        async with Clients(url, trio.current_time).reading() as clients:
-            request = chat_request(f"reader-{self.number}", urlsplit(url).netloc, body, close=True)
-            await clients.ask(request, answer)
-        reader = ChatLines()
-        for line in answer.content.splitlines():
-            reader.take(line)
-        if reader.answer is None:
-            raise StreamFailedError("ended without [DONE]")
-        self.texts.add(reader.answer.text)
-        self.num_answers += 1
-
-
-def new_readers(count: int, max_tokens: int) -> Sequence[Reader]:
-    """Return readers with questions of their own."""
-    return [Reader(number, max_tokens) for number in range(count)]
 
 
 def _question(number: int) -> str:
     return f"Tell me a story about dragon number {number}."
 
 
-def _chat_body(question: str, max_tokens: int, top_logprobs: int | None = None) -> bytes:
-    body: dict[str, object] = {
-        "messages": [{"role": "user", "content": question}],
+def _chat_body(number: int, max_tokens: int) -> bytes:
+    body = {
+        "messages": [{"role": "user", "content": _question(number)}],
         "stream": True,
         "max_tokens": max_tokens,
         "ignore_eos": True,
         "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": TOP_LOGPROBS,
     }
-    if top_logprobs is None:
-        body["stream_options"] = {"include_usage": True}
-    else:
-        body |= {"logprobs": True, "top_logprobs": top_logprobs}
     return json.dumps(body).encode()
 
 
