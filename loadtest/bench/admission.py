@@ -389,8 +389,7 @@ def report_of(
         name = f"p99 of a refusal over HTTP, ms, status {row['status']}"
         ratios[name] = Ratio(row["p99_ms"], ceiling=MOST_REFUSAL_MS)
     more = {"steps": steps} | ({"refusals": said} if said else {})
-    plotted = (("what", "waiting", "mechanisms"), "p99_us")
-    return Report("admission", machine, rows, ratios, skipped, plotted, more)
+    return Report("admission", machine, rows, ratios, skipped, more)
 
 
 def _in_ms(taken_ns: Sequence[float]) -> dict[str, float]:

@@ -276,7 +276,7 @@ def report_of(
         "answers equal to those without": Ratio(same / len(turns), 1.0),
     }
     machine |= {"pool_blocks": num_blocks, "most_held_blocks": held_blocks}
-    return Report("cache", machine, rows, ratios, {}, (("run",), "kv_mib_received"))
+    return Report("cache", machine, rows, ratios, {})
 
 
 def main() -> int:

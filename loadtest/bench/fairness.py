@@ -381,14 +381,12 @@ def report_of(found: Found) -> Report:
     }
     rows += found.edge
     ratios |= edge_ratios(found.edge)
-    plotted = (("phase",), "p99_ms")
-    return Report("fairness", describe(1), rows, ratios, {}, plotted, {"shares": shares})
+    return Report("fairness", describe(1), rows, ratios, {}, {"shares": shares})
 
 
 def edge_report(found: Found) -> Report:
     """Return the edge's part alone."""
-    plotted = (("phase",), "p99_ms")
-    return Report("fairness-edge", describe(1), found.edge, edge_ratios(found.edge), {}, plotted)
+    return Report("fairness-edge", describe(1), found.edge, edge_ratios(found.edge), {})
 
 
 def main() -> None:

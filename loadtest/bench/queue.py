@@ -146,9 +146,7 @@ def main() -> None:
         )
         for row in of_fair
     }
-    report = Report(
-        "queue", describe(1), rows, ratios, {}, (("queue", "waiting", "step"), "p50_us")
-    )
+    report = Report("queue", describe(1), rows, ratios, {})
     sys.exit(finish(report))
 
 

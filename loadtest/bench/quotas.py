@@ -160,9 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     ratios = {name: Ratio(share, 1 - MOST_OFF, 1 + MOST_OFF) for name, share in found.items()}
     servers = [{"server": n, "admitted": share} for n, share in enumerate(shares)]
-    plotted = (("store",), "p50_us")
     more = {"two servers": servers, "two whole servers": whole}
-    report = Report("quotas", describe(1), rows, ratios, {}, plotted, more)
+    report = Report("quotas", describe(1), rows, ratios, {}, more)
     return finish(report, console)
 
 

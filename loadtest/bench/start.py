@@ -275,7 +275,6 @@ def run(arguments: argparse.Namespace) -> Report:
         measured.rows(),
         measured.ratios(),
         skipped,
-        (("what", "of"), "median_s"),
     )
 
 

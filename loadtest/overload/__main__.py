@@ -123,7 +123,6 @@ def reported(
         rows=[row(result) for result in results],
         ratios=ratios(results),
         skipped=skipped,
-        plotted=(("kind", "case", "mechanisms", "load"), "goodput_per_s"),
     )
 
 
