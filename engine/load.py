@@ -15,7 +15,7 @@ import torch
 
 from store.measured import Key
 from triolet.adapter_keys import adapters_mark, digest_bytes
-from triolet.config import Dtype, EngineConfig, KvWire, require
+from triolet.config import Dtype, EngineConfig, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
@@ -30,7 +30,6 @@ from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
 from .constraints import Constraints
 from .host_tier import HostTier
-from .int8_wire import Int8Wire
 from .kv_pool import KVLayout, KVPool
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
 from .pace import MEASURED_TOKENS, TRIED_TOKENS, Pace, pace_of
@@ -69,7 +68,6 @@ class Engine:
     Attributes:
       runner: computes steps; device thread only.
       pool: the KV bytes.
-      wire: the same as they travel.
       ledger: the leases of blocks.
       prefix_cache: what is in those that are kept.
       fingerprint: equal fingerprints mean that KV can be exchanged, and has the same bits.
@@ -86,7 +84,6 @@ class Engine:
 
     runner: Runner
     pool: KVPool
-    wire: KVPool | Int8Wire
     ledger: BlockLedger
     prefix_cache: PrefixCache
     fingerprint: str
@@ -147,7 +144,6 @@ def load_engine(
     return Engine(
         runner,
         pool,
-        Int8Wire(pool) if config.kv_wire is KvWire.INT8 else pool,
         ledger,
         _prefix_cache(config, ledger, pool, backend),
         fingerprint,
@@ -275,9 +271,7 @@ def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_comp
     return (
         f"{digest}:{model.digest}:{config.chosen_dtype}:weights={config.weights}:layers={model.num_layers}"
         f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
-        f":by={who_computes}"
-        + (f":wire={config.kv_wire}" if config.kv_wire is not KvWire.EXACT else "")
-        + adapters_mark(digest_bytes(one.digest) for one in config.adapters)
+        f":by={who_computes}" + adapters_mark(digest_bytes(one.digest) for one in config.adapters)
     )
 
 

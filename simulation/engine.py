@@ -146,7 +146,6 @@ class PoolEngine:
     def __init__(self, num_blocks: int, block_size: int, bytes_per_block: int) -> None:
         self.block_size = block_size
         self.bytes_per_block = bytes_per_block
-        self.wire_bytes_per_block = bytes_per_block
         self.vocab_size = VOCAB_SIZE
         self._poisoned = b"\xff" * bytes_per_block
         self._pool = [bytearray(self._poisoned) for _ in range(num_blocks + 1)]

@@ -24,7 +24,6 @@ import prefill.worker
 from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
 from engine.device_thread import DeviceThread
-from engine.int8_wire import Int8Wire
 from engine.kv_pool import KVLayout, KVPool
 from engine.load import Engine, load_engine
 from engine.pace import Pace
@@ -53,7 +52,6 @@ from transport.zmq_network import ZmqNetwork
 from triolet.config import (
     Dtype,
     EngineConfig,
-    KvWire,
     LinkConfig,
     MemorySharing,
     WireConfig,
@@ -109,12 +107,9 @@ class StoredEngine(LocalEngine):
       size: a shape of `model.SHAPES`, whose KV it has, in bf16.
       num_tokens: that the pool holds.
       fingerprint: what it claims to be.
-      kv_wire: what its KV is on the way.
     """
 
-    def __init__(
-        self, size: str, num_tokens: int, fingerprint: str, kv_wire: KvWire = KvWire.EXACT
-    ) -> None:
+    def __init__(self, size: str, num_tokens: int, fingerprint: str) -> None:
         shape = SHAPES[size]
         layout = KVLayout(
             shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, torch.bfloat16
@@ -132,7 +127,6 @@ class StoredEngine(LocalEngine):
         loaded = Engine(
             cast("Runner", NoSteps()),
             self.pool,
-            Int8Wire(self.pool) if kv_wire is KvWire.INT8 else self.pool,
             ledger,
             PrefixCache(ledger, BLOCK_SIZE, self.pool, is_enabled=False),
             fingerprint,
@@ -319,9 +313,7 @@ async def open_engine(
 ) -> tuple[EnginePort, Device]:
     """Return an engine that computes if a model is given, else one that only stores."""
     if arguments.model is None:
-        engine = StoredEngine(
-            arguments.size, arguments.pool_tokens, arguments.fingerprint, KvWire(arguments.kv_wire)
-        )
+        engine = StoredEngine(arguments.size, arguments.pool_tokens, arguments.fingerprint)
         return engine, NoDevice()
     config = EngineConfig(
         dtype=Dtype.BFLOAT16,
@@ -400,7 +392,6 @@ def main() -> None:
     parser.add_argument("--share-memory", action="store_true")
     parser.add_argument("--curve")
     parser.add_argument("--kv-plaintext", action="store_true")
-    parser.add_argument("--kv-wire", choices=[one.value for one in KvWire], default=KvWire.EXACT)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(30),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

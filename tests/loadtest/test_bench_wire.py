@@ -22,7 +22,6 @@ from loadtest.bench.wire import (
 from loadtest.bench.wire_sockets import SOURCE_BYTES, ZMQ, frames
 from loadtest.bench.wire_worker import StoredEngine
 from tests import forked
-from triolet.config import KvWire
 from triolet.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -82,16 +81,6 @@ def test_prompts_really_arrive_and_bare_sockets_really_carry(tmp_path: Path) -> 
             assert raw.move(4 * 64 * KIB, 64 * KIB, spread=True).seconds > 0
         seconds, first_token_s = pair.compute(num_tokens, is_held=True)
         assert 0 < first_token_s <= seconds
-
-
-@pytest.mark.slow
-def test_rounded_kv_arrives(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    address = f"ipc://{tmp_path}/kv"
-    with WorkerPair(
-        address, 64 * KIB, 96, size="15m", kv_wire=KvWire.INT8, popen=forked.Popen
-    ) as pair:
-        assert pair.ship(1, 96, 96).seconds > 0
 
 
 @pytest.mark.slow

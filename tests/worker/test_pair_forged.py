@@ -88,7 +88,7 @@ def test_a_forged_chunk_writes_nothing_and_gets_no_answer(
 
 def exported(pair: Pair, blocks: list[int]) -> list[bytearray]:
     engine = pair.nodes[Role.DECODE].engine
-    into = bytearray(len(blocks) * engine.wire_bytes_per_block)
+    into = bytearray(len(blocks) * engine.bytes_per_block)
     engine.export_blocks(blocks, memoryview(into))
     return [into]
 
