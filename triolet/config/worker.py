@@ -248,8 +248,8 @@ class EngineConfig:
     spread (root mean square; bfloat16 alone: 2 %). Only `native` computes it."""
     backend: str = AUTO_BACKEND
     """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `triton` on NVIDIA,
-    `flash` on NVIDIA with flash-attn. `auto` is `native` where its kernels were built and fit
-    machine and model, else `sdpa`."""
+    `flash` the same with flash-attn for prompts. `auto` is `native` where its kernels were built
+    and fit machine and model, else `sdpa`."""
     device: str = AUTO_DEVICE
     """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU where there is one. Under `serve` `cuda` spreads
     the workers over all GPUs in turn, and `cuda:N` puts all of them on one."""
