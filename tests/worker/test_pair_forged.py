@@ -15,9 +15,9 @@ from triolet.config import WireConfig
 from triolet.ids import AttemptKey, PeerId, Role
 from worker.counters import Drop
 
-from .fake_engine import completion
 from .pair import KV_SECRET, LINK, Pair
 from .phases import PROMPT, until
+from .scripts import completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
