@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
+from store.gguf.directory import gguf_weights
 from store.measured import Key
 from triolet.adapter_keys import adapters_mark, digest_bytes
 from triolet.config import Dtype, EngineConfig, require
@@ -37,7 +38,7 @@ from .prefix_cache import PrefixCache
 from .preflight.check import chosen_device, dtype_for, fit_model_len, with_pool_size
 from .probe.golden import GoldenSteps
 from .snapshots.folder import Snapshots
-from .weights import Checkpoint, open_weights
+from .weights import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,6 +97,19 @@ class Engine:
     constraints: Constraints
     gpu_memory: GpuMemory | None = None
     adapters: frozenset[bytes] = frozenset()
+
+
+def open_weights(model_dir: Path) -> Checkpoint:
+    """Open the weights of a directory, in either form.
+
+    Raises:
+      ModelError: files are missing or broken.
+    """
+    if gguf_weights(model_dir) is not None:
+        from .gguf_weights import GgufCheckpoint  # its library is loaded where there is such a file
+
+        return GgufCheckpoint(model_dir)
+    return Checkpoint(model_dir)
 
 
 def load_engine(
