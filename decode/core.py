@@ -427,7 +427,7 @@ class DecodeCore:
                 first_block=num_held_blocks,
                 num_blocks=blocks_for(len(prompt_ids), block_size),
                 num_tokens=len(prompt_ids),
-                bytes_per_block=self._engine.wire_bytes_per_block,
+                bytes_per_block=self._engine.bytes_per_block,
             ),
             block_table=blocks,
             output_ids=[],

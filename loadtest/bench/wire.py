@@ -32,7 +32,7 @@ from ..harness.progress import progress
 from .model import SHAPES, written_model
 from .report import Ratio, Report, describe, line_of, run_bench
 from .wire_sockets import ZMQ
-from .wire_worker import BLOCK_SIZE, StoredEngine
+from .wire_worker import BLOCK_SIZE, stored_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -215,9 +215,9 @@ def measure_costs(size: str, chunk_bytes: int) -> list[dict[str, Any]]:
       size: of the model whose blocks travel.
       chunk_bytes: payload of a frame.
     """
-    engine = StoredEngine(size, POOL_TOKENS, "noise")
-    num_blocks = max(1, chunk_bytes // engine.bytes_per_block)
-    num_bytes = num_blocks * engine.bytes_per_block
+    pool = stored_engine(size, POOL_TOKENS, "noise").pool
+    num_blocks = max(1, chunk_bytes // pool.bytes_per_block)
+    num_bytes = num_blocks * pool.bytes_per_block
     chunks = [
         list(range(1 + start, 1 + start + num_blocks))
         for start in range(0, POOL_TOKENS // BLOCK_SIZE - num_blocks, num_blocks)
@@ -244,9 +244,9 @@ def measure_costs(size: str, chunk_bytes: int) -> list[dict[str, Any]]:
 
     parts = {
         "memcpy": copy,
-        "export": lambda index, blocks: engine.export_blocks(blocks, slots[index]),
+        "export": lambda index, blocks: pool.export_blocks(blocks, slots[index]),
         "digest": lambda index, _: payload_digest(slots[index]),
-        "import": lambda index, blocks: engine.import_blocks(blocks, slots[index]),
+        "import": lambda index, blocks: pool.import_blocks(blocks, slots[index]),
         "frame": frame,
     }
     total = len(chunks) * num_bytes
@@ -430,12 +430,6 @@ def run(arguments: argparse.Namespace) -> Report:
                 progress(line_of(row))
             rows += times
             ratios[name] = ratio
-    return _report(machine, rows, ratios)
-
-
-def _report(
-    machine: dict[str, Any], rows: list[dict[str, Any]], ratios: dict[str, Ratio]
-) -> Report:
     fields = ("path", "frame_mib", "gb_per_s", "cpu_s_per_gb", "ms")
     rows = [{field: row.get(field, 0.0) for field in fields} for row in rows]
     return Report("wire", machine, rows, ratios, {})

@@ -155,6 +155,7 @@ OTHER_NAMES: Final[dict[str, str]] = {
 GONE: Final = {
     "kv-layer-groups": "link.wire.layer_groups",
     "kv-layer-group-min-tokens": "link.wire.layer_group_min_tokens",
+    "kv-wire": "worker.engine.kv_wire",
 }
 """Options of fields that there are no more (ops/settings/form.py)."""
 OF_SERVER: Final = {

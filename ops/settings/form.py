@@ -67,6 +67,7 @@ _WHOLE_BLOCKS: Final = "KV leaves in whole blocks after each step; remove the se
 GONE: Final[dict[Path, str]] = {
     ("link", "wire", "layer_groups"): _WHOLE_BLOCKS,
     ("link", "wire", "layer_group_min_tokens"): _WHOLE_BLOCKS,
+    ("worker", "engine", "kv_wire"): "KV travels in the type it is computed in; remove the setting",
 }
 """Fields that there were, and what holds instead."""
 ELSEWHERE: Final = {

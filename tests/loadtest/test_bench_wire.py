@@ -20,7 +20,7 @@ from loadtest.bench.wire import (
     measure_costs,
 )
 from loadtest.bench.wire_sockets import SOURCE_BYTES, ZMQ, frames
-from loadtest.bench.wire_worker import StoredEngine
+from loadtest.bench.wire_worker import stored_engine
 from tests import forked
 from triolet.units import KIB, MIB
 
@@ -92,6 +92,6 @@ def test_every_part_of_the_path_has_its_cost() -> None:
 
 
 def test_a_stored_pool_holds_noise_and_no_shared_page_of_zeros() -> None:
-    engine = StoredEngine("15m", 64, "noise")
-    assert engine.pool.blocks.view(-1).count_nonzero() > 0.9 * engine.pool.blocks.numel()
-    assert engine.bytes_per_block == 16 * SHAPES["15m"].kv_bytes_per_token
+    pool = stored_engine("15m", 64, "noise").pool
+    assert pool.blocks.view(-1).count_nonzero() > 0.9 * pool.blocks.numel()
+    assert pool.bytes_per_block == 16 * SHAPES["15m"].kv_bytes_per_token

@@ -21,7 +21,6 @@ from triolet.auto import require_tenant_ladders
 from triolet.config import (
     Dtype,
     EngineConfig,
-    KvWire,
     LendingConfig,
     LinkConfig,
     MemorySharing,
@@ -110,7 +109,6 @@ def test_a_section_of_one_kind_of_worker_counts_before_that_of_both_in_one_file(
         ("worker.engine.kv_pool_bytes=2MiB", ("worker", "engine", "kv_pool_bytes"), 2 * MIB),
         ("worker.engine.kv_pool_bytes=auto", ("worker", "engine", "kv_pool_bytes"), None),
         ("worker.engine.dtype=auto", ("worker", "engine", "dtype"), Dtype.AUTO),
-        ("worker.engine.kv_wire=int8", ("worker", "engine", "kv_wire"), KvWire.INT8),
         ("server.trusted_proxies=10.0.0.0/8, fd00::/8", ("server", "trusted_proxies"), ...),
     ],
 )
@@ -218,11 +216,12 @@ OLD = (
     "max-local-tokens batch-concurrency response-cache response-cache-ttl strict-requests "
     "tool-parser limits-timeout spend-file ttft-slo critical-ttft-slo sheddable-ttft-slo "
     "no-admission no-brownout no-guard weights block-size max-num-batched-tokens prompt-chunk "
-    "target-step embedding-batch embedding-wait no-prefix-cache kv-wire host-cache "
+    "target-step embedding-batch embedding-wait no-prefix-cache host-cache "
     "poison-freed-blocks no-cuda-graphs fixed-batch pinned-memory speculate speculate-guesses "
     "speculate-step-tokens peer-timeout progress-timeout lease-ttl share-kv-memory "
     "kv-plaintext pin"
 ).split()
+WHOLE_BLOCKS = "KV leaves in whole blocks after each step"
 
 
 def test_an_option_can_turn_a_setting_off() -> None:
@@ -254,16 +253,22 @@ def test_an_option_of_a_single_role_is_refused_with_its_new_form(role: str) -> N
     assert new_form("--nonsense", role, []) is None
 
 
-@pytest.mark.parametrize("name", ["layer_groups", "layer_group_min_tokens"])
+@pytest.mark.parametrize(
+    ("section", "name", "option", "instead"),
+    [
+        ("link.wire", "layer_groups", "--kv-layer-groups", WHOLE_BLOCKS),
+        ("link.wire", "layer_group_min_tokens", "--kv-layer-group-min-tokens", WHOLE_BLOCKS),
+        ("worker.engine", "kv_wire", "--kv-wire", "KV travels in the type it is computed in"),
+    ],
+)
 def test_a_setting_that_there_was_is_refused_with_the_reason(
-    name: str, capsys: pytest.CaptureFixture[str]
+    section: str, name: str, option: str, instead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    why = f"link.wire.{name} is no setting any more: KV leaves in whole blocks after each step"
+    why = f"{section}.{name} is no setting any more: {instead}"
     with pytest.raises(ConfigError, match=why):
-        settings(f"link.wire.{name}=2")
+        settings(f"{section}.{name}=2")
     with pytest.raises(ConfigError, match=why):
-        settings(file=f"[link.wire]\n{name} = 2\n")
-    option = f"--kv-{name.replace('_', '-')}"
+        settings(file=f"[{section}]\n{name} = 2\n")
     assert main(["serve", option, "2"]) == 2
     assert f"{option} is no option any more: {why}" in capsys.readouterr().err
 

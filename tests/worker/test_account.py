@@ -21,9 +21,9 @@ from worker.attempt_table import AttemptTable
 from worker.counters import Counters
 from worker.outbox import Outbox
 
-from .fake_engine import FakeEngine
 from .pair import LINK, SERVER, Pair
 from .phases import OTHER_SERVER, PHASES, inside_a_decode_step, paused, prefilling, running
+from .scripts import scripted_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,7 +209,7 @@ def attempt_table_of(ledger: BlockLedger, count: int) -> AttemptTable[Member]:
 
 def account_of(ledger: BlockLedger, attempt_table: AttemptTable[Member]) -> WorkerAudit:
     identity = Pair().d_identity
-    cache = PrefixCache(ledger, 4, FakeEngine())
+    cache = PrefixCache(ledger, 4, scripted_engine())
     return worker_account(identity, LINK, cache, attempt_table, Counters(), 1e5, is_draining=True)
 
 

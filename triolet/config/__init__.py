@@ -13,7 +13,7 @@ from .auto import (
     require_ladder,
 )
 from .control import ControlConfig, ControlledModelConfig
-from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig, require
+from .link import MAX_LENDERS, LinkConfig, MemorySharing, WireConfig, require
 from .models import MAX_MODELS, ModelConfig, ServedModelConfig
 from .parsers import ReasoningParser, ToolParser
 from .responses import OF_CONNECTION, StoredResponsesConfig
@@ -120,7 +120,6 @@ __all__ = [
     "GpuConfig",
     "GrammarConfig",
     "GuardConfig",
-    "KvWire",
     "LendingConfig",
     "LinkConfig",
     "LocalPrefill",

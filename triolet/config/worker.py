@@ -9,7 +9,7 @@ from typing import Final
 from ..errors import ConfigError
 from ..units import GIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
-from .link import MAX_LENDERS, KvWire, LinkConfig, require
+from .link import MAX_LENDERS, LinkConfig, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +248,8 @@ class EngineConfig:
     spread (root mean square; bfloat16 alone: 2 %). Only `native` computes it."""
     backend: str = AUTO_BACKEND
     """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `triton` on NVIDIA,
-    `flash` on NVIDIA with flash-attn. `auto` is `native` where its kernels were built and fit
-    machine and model, else `sdpa`."""
+    `flash` the same with flash-attn for prompts. `auto` is `native` where its kernels were built
+    and fit machine and model, else `sdpa`."""
     device: str = AUTO_DEVICE
     """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU where there is one. Under `serve` `cuda` spreads
     the workers over all GPUs in turn, and `cuda:N` puts all of them on one."""
@@ -296,9 +296,6 @@ class EngineConfig:
     prefix_cache: bool = True
     """Keep the KV of finished blocks in memory that no attempt leases, for prompts that begin
     alike. It gives way before anybody is refused or preempted, so it costs nothing."""
-    kv_wire: KvWire = KvWire.EXACT
-    """`int8` halves what travels, for links below 1.5 Gbit/s (at 1 Gbit/s KV that was computed
-    before took 0.6 of the time, at 2 Gbit/s 1.26), and costs exactness."""
     host_cache_bytes: int = 0
     """Host memory of each worker for KV that gave way: a hit copies it back into the pool. None by
     default, because on a CPU the pool itself lies in host memory: raise `kv_pool_bytes` there."""
