@@ -27,9 +27,8 @@ import trio
 from rich.table import Table
 
 from .campaign.misbehaving import new_readers, read_on, stall
-from .cancels import KvBlocks, blocks_of
 from .harness.campaign import campaign_parser, exit_code
-from .harness.metrics import total
+from .harness.metrics import KvBlocks, blocks_of, total
 from .harness.progress import announce, progress
 from .harness.servers import running_server
 from .harness.statistics import milliseconds, percentile

@@ -22,8 +22,8 @@ from ops.audit.log import AuditLog
 from ops.audit.verification import prove, verify
 
 from ..harness.progress import announce, progress
+from ..harness.report import BENCH, Ratio, Report, describe, finish, line_of
 from ..harness.statistics import percentile
-from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from pathlib import Path

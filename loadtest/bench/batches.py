@@ -20,9 +20,9 @@ from rich.console import Console
 
 from ..campaign.batches import BatchTookTooLongError, BatchVerdict, Load, Side, compare, run_batch
 from ..harness.progress import announce, progress
+from ..harness.report import BENCH, Ratio, Report, describe, finish
 from ..harness.servers import HasNotHappenedError, ServerDidNotStartError
 from ..harness.statistics import percentile
-from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

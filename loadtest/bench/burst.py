@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ..harness.progress import announce, progress
+from ..harness.report import BENCH, Ratio, Report, describe, finish, line_of
 from ..harness.servers import ROOT, TAKES_ALL, FleetLog, ServerProcess, running
 from ..harness.streams import Clients, post
 from ..harness.turn_counter import COMMAND, VARIABLE, TurnFile
-from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ..harness.progress import announce, progress
+from ..harness.report import BENCH, Ratio, Report, describe, finish
 from ..harness.servers import TAKES_ALL, running_server
 from ..harness.statistics import percentile
 from ..harness.streams import Clients, post
-from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,9 +19,9 @@ import httpx2
 
 from ..harness.metrics import total
 from ..harness.progress import announce, progress
+from ..harness.report import BENCH, Ratio, Report, describe, finish, line_of
 from ..harness.servers import running_server
 from ..harness.streams import CHAT, Clients, post
-from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

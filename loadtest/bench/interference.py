@@ -21,13 +21,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..harness.progress import announce, progress
+from ..harness.report import BENCH, Ratio, Report, describe, finish, line_of
 from ..harness.servers import TAKES_ALL, TRIOLET, ServerProcess, cpu_s_of, running
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
 from .limits import why_slow
 from .model import SAID, prompt_of, written_model
-from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

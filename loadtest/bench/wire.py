@@ -30,8 +30,8 @@ from triolet.units import MIB
 
 from ..harness.lines import LineProcess
 from ..harness.progress import announce, progress
+from ..harness.report import Ratio, Report, describe, finish, line_of
 from .model import SHAPES, written_model
-from .report import Ratio, Report, describe, finish, line_of
 from .wire_sockets import ZMQ
 from .wire_worker import BLOCK_SIZE, StoredEngine
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx2
 import trio
 
+from ..harness.prompts import PromptMix
 from ..harness.servers import TRIOLET, ServerProcess, is_gone, running, wait_until
-from ..prompts import PromptMix
 from .answers import Ask, draw_asks, lengthened
 from .client import Story, tell
 from .faults import PROOF_TIMEOUT_S, Injected, blocks_when_settled, kill, violations_now, wait_whole

@@ -12,6 +12,8 @@ from ..sampling import MAX_SCORED_TOKENS
 from ..units import SECONDS
 from .link import require
 
+AUTO: Final = "auto"
+"""The name by which a request leaves the model open."""
 MAX_RUNGS: Final = 16
 """Models of one ladder: a request is tokenised once for each one that turns out too short."""
 
