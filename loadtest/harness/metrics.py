@@ -1,4 +1,4 @@
-"""The samples of /metrics."""
+"""The samples of /metrics, and the KV blocks that they count."""
 
 from __future__ import annotations
 

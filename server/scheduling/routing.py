@@ -1,4 +1,5 @@
-"""Whether decode computes a prompt itself, or a prefill worker does: conditional disaggregation.
+"""The choice of workers for a request: its decode worker, and whether that one computes the prompt
+itself or a prefill worker does (conditional disaggregation).
 
 Up to a number of prompt tokens without KV, decode computes them sooner itself. Only decode knows
 how many tokens of a prompt those are, so the number travels with RESERVE and the answer comes back
