@@ -25,7 +25,7 @@ import trio
 
 from .campaign.misbehaving import CONNECT_DEADLINE_S, Cut, Pace, chat_request, cut_many
 from .harness.campaign import as_table, campaign_parser, run_campaign
-from .harness.metrics import total
+from .harness.metrics import KvBlocks, blocks_of
 from .harness.servers import FleetLog, running_server, seconds_of
 from .harness.statistics import milliseconds, percentile
 
@@ -151,30 +151,6 @@ def _generated(audit: Mapping[str, Any]) -> int:
 
 PERCENTILES = (50, 90, 99, 100)
 FINISHED_FIRST = "finished first"
-BLOCKS = "triolet_kv_blocks"
-
-
-@dataclass(frozen=True, slots=True)
-class KvBlocks:
-    """Blocks of all pools by state."""
-
-    free: int
-    cached: int
-    leased: int
-
-    @property
-    def is_all_free(self) -> bool:
-        """Whether no block is held by anybody; what is cached gives way at once."""
-        return self.leased == 0 and self.free + self.cached > 0
-
-    def __str__(self) -> str:
-        return f"{self.free} free, {self.cached} cached, {self.leased} leased"
-
-
-def blocks_of(metrics: str) -> KvBlocks:
-    """Return the sums over all workers from the text of /metrics."""
-    states = ("free", "cached", "leased")
-    return KvBlocks(*(int(total(metrics, BLOCKS, f'state="{state}"')) for state in states))
 
 
 def release_times(cuts: Iterable[Cut], lines: Iterable[str]) -> Mapping[str, list[float]]:

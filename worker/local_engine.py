@@ -1,11 +1,11 @@
-"""Cores that a worker has nothing to compute with, lent to its siblings on the same machine.
+"""The engine of this worker process as its core sees it (`EnginePort`): the loaded model with its
+KV pool, and cores that idle siblings on the same machine lend.
 
-Each worker has two bytes of one file. It locks the first while it has work; a worker that borrows
-its cores for a step locks the second. Locks because the kernel takes them from a process that dies:
-nothing has to be given back, and no message is needed. A worker that gets work never waits for what
-is lent, but begins with its own cores, which it then shares until the borrower's step has returned.
-
-Knows no steps and no rows.
+For lending, each worker has two bytes of one file. It locks the first while it has work; a worker
+that borrows its cores for a step locks the second. Locks because the kernel takes them from a
+process that dies: nothing has to be given back, and no message is needed. A worker that gets work
+never waits for what is lent, but begins with its own cores, which it then shares until the
+borrower's step has returned.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from engine.native.library import load_library
 
 from ..harness.lines import LineProcess
 from ..harness.progress import progress
+from ..harness.report import BENCH, Ratio, Report, describe, run_bench
 from .engines import ROOT, python_of, why_not
 from .limits import Limits, dtype_here, measure_limits, torch_is_fast_in, why_slow
 from .model import SHAPES, Shape, shape_of_gguf, written_model
-from .report import BENCH, Ratio, Report, describe, run_bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable

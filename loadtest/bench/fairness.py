@@ -36,13 +36,13 @@ import httpx2
 import trio
 
 from ..harness.progress import announce, progress
+from ..harness.report import Ratio, Report, describe, finish
 from ..harness.servers import on_core, running, running_server
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, Stream
 from ..harness.tenants import key_of, write_tenants
 from ..overload.outcomes import jain
 from .front import CONTENT, Front, Source, chat_request
-from .report import Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..harness.lines import LineProcess
 from ..harness.progress import progress
+from ..harness.report import Ratio, Report, describe, line_of, run_bench
 from ..harness.servers import TRIOLET, ServerProcess, cost_of, cpu_s_of, on_core, running
 from ..harness.statistics import percentile
 from ..harness.streams import CHAT, Clients, Stream, post
 from .engines import install, python_of
 from .front_source import IDLE_SEED
-from .report import Ratio, Report, describe, line_of, run_bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,10 +31,10 @@ from ..campaign.limits import Taken, take_all
 from ..harness.metrics import total
 from ..harness.progress import announce, progress
 from ..harness.redis import is_installed, own_redis
+from ..harness.report import Ratio, Report, describe, finish, line_of
 from ..harness.servers import TAKES_ALL, running_server
 from ..harness.statistics import percentile
 from ..harness.tenants import key_of, write_tenants
-from .report import Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from ..harness.progress import announce, progress
+from ..harness.report import BENCH, Ratio, Report, describe, finish, line_of
 from ..harness.servers import TAKES_ALL, TRIOLET, ServerDidNotStartError, ServerProcess
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, StreamBrokenError, completion, post
@@ -32,7 +33,6 @@ from ..overload.arrivals import Arrival, Scale, Sizes, fitted, poisson, read_row
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
 from .limits import why_slow
 from .model import SAID, SHAPES, prompt_of, written_model
-from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

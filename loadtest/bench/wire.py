@@ -29,8 +29,8 @@ from triolet.units import MIB
 
 from ..harness.lines import LineProcess
 from ..harness.progress import progress
+from ..harness.report import Ratio, Report, describe, line_of, run_bench
 from .model import SHAPES, written_model
-from .report import Ratio, Report, describe, line_of, run_bench
 from .wire_sockets import ZMQ
 from .wire_worker import BLOCK_SIZE, stored_engine
 

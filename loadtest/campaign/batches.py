@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx2
 import trio
 
+from ..harness.prompts import PromptMix
 from ..harness.servers import (
     TRIOLET,
     HasNotHappenedError,
@@ -22,7 +23,6 @@ from ..harness.servers import (
     running,
     wait_until,
 )
-from ..prompts import PromptMix
 from .faults import PROOF_TIMEOUT_S, Injected, blocks_when_settled, kill, violations_now, wait_whole
 
 if TYPE_CHECKING:

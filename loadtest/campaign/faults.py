@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..cancels import KvBlocks, blocks_of
 from ..harness.http import get
-from ..harness.metrics import samples
+from ..harness.metrics import KvBlocks, blocks_of, samples
 from ..harness.servers import HasNotHappenedError, is_gone, seconds_of, state_of, wait_until
 from ..harness.streams import StreamBrokenError
 from .answers import key_headers

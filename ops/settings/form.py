@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, get_args, get_or
 
 import msgspec
 
-from triolet.auto import AUTO
 from triolet.config import (
+    AUTO,
     AutoConfig,
     ControlConfig,
     FleetConfig,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from quart import has_request_context
 
-from triolet.auto import AUTO
+from triolet.config import AUTO
 from triolet.errors import RequestError, invalid_request
 
 from ..contract.generation import AutoChoice

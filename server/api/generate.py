@@ -11,7 +11,7 @@ import msgspec
 import trio
 from quart import Response, has_request_context
 
-from triolet.auto import AUTO
+from triolet.config import AUTO
 from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
 

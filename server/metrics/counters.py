@@ -1,5 +1,6 @@
-"""The counters of what clients ask for, by the routes of the map, what was refused, lines of
-batches, and what waits for threads or holds bodies before it is queued."""
+"""Counters that are raised when something happens: requests by route, refusals, quotas, tokens of
+tenants and versions. What is read at a scrape is in collectors.py.
+"""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from triolet.service_class import Band
 from ..contract.generation import NO_CHARGES, Failed, Finished, FinishReason, Usage
 from .outcome import FINISHED, Outcome
 from .output import Relay, is_background, window_of
+from .poison import PoisonDetector
 from .queue import Place
-from .recovery import PoisonDetector
 from .routing import Need, Why
 from .workers import PrefixChain
 

@@ -1,4 +1,5 @@
-"""The textual side of a model: texts and conversations to ids, and ids to text.
+"""`TextModel`, the textual side of a served model: texts and conversations to token ids, and ids to
+text; with its tokenizer, chat template, grammars and forms of tool calls.
 
 What takes long is done in text processes (processes.py), which have read the same model.
 """

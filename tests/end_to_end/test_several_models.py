@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from tests import forked
 from tests.engine.driver import generate, ids, open_engine
 from tests.packaging.test_commands_in_documents import commands

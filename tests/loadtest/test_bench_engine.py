@@ -34,7 +34,7 @@ from loadtest.bench.engine import (
 from loadtest.bench.engines import install, why_not
 from loadtest.bench.limits import Limits
 from loadtest.bench.model import SHAPES, Shape, shape_of_gguf, write_model
-from loadtest.bench.report import Ratio, Report
+from loadtest.harness.report import Ratio, Report
 from tests.gguf_files import byte_vocabulary, finish, write_header
 from tests.loadtest.wheels import write_wheel
 from triolet.config import EngineConfig

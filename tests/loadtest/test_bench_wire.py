@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.bench.model import SHAPES
-from loadtest.bench.report import Ratio
 from loadtest.bench.wire import (
     FRAMES,
     KINDS,
@@ -21,6 +20,7 @@ from loadtest.bench.wire import (
 )
 from loadtest.bench.wire_sockets import SOURCE_BYTES, ZMQ, frames
 from loadtest.bench.wire_worker import stored_engine
+from loadtest.harness.report import Ratio
 from tests import forked
 from triolet.units import KIB, MIB
 

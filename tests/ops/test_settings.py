@@ -11,13 +11,12 @@ import pytest
 from ops.cli import main
 from ops.cli.options import NAMED, OTHER_NAMES, add_models, gather, new_form
 from ops.cli.show_config import reason
-from ops.model_directory import with_pool_share
+from ops.models.model_directory import with_pool_share
 from ops.settings.form import MODELS, Settings, document, find, leaves, of_role, types_of
 from ops.settings.sources import Sources, read_settings
 from ops.supervisor.prepare import require_auto
 from tests.house.test_layout import ROOT
 from tests.packaging.shown import FENCED
-from triolet.auto import require_tenant_ladders
 from triolet.config import (
     Dtype,
     EngineConfig,
@@ -34,6 +33,7 @@ from triolet.config import (
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.tenants.form import read_tenants
+from triolet.tenants.ladders import require_tenant_ladders
 from triolet.units import MIB
 
 if TYPE_CHECKING:

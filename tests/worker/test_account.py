@@ -12,8 +12,7 @@ from engine.prefix_cache import PrefixCache
 from transport.frames import Audit, Audited, End, EndReason, Goodbye, Reserve
 from transport.handshake import make_hello
 from transport.lease import DECODE_TRANSITIONS
-from triolet.audit import LeaseAudit, ProcessFacts
-from triolet.config import MAX_AUDIT_LEASES
+from triolet.audit import MAX_AUDIT_LEASES, LeaseAudit, ProcessFacts
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
 from worker.account import verdict_of, worker_account

@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 import decode.worker
-from loadtest.cancels import blocks_of
+from loadtest.harness.metrics import blocks_of
 from server.contract.generation import CancelReason
 from server.metrics.metrics import Metrics
 from server.scheduling.links import Links as Server

@@ -6,6 +6,7 @@ dataclass it needs.
 
 from .adapters import SEPARATOR, AdapterConfig, require_adapter_names
 from .auto import (
+    AUTO,
     MAX_RUNGS,
     AutoConfig,
     ModelLimits,
@@ -65,7 +66,6 @@ from .worker import (
     AUTO_BACKEND,
     AUTO_DEVICE,
     LOOKUP,
-    MAX_AUDIT_LEASES,
     MAX_NUM_SEQS,
     NO_GUESSES,
     OFF,
@@ -85,13 +85,13 @@ __all__ = [
     "ANY_MODEL",
     "ANY_ORIGIN",
     "AT",
+    "AUTO",
     "AUTO_BACKEND",
     "AUTO_DEVICE",
     "BACKGROUND_HOLD_S",
     "BACKGROUND_WINDOW",
     "DAY_S",
     "LOOKUP",
-    "MAX_AUDIT_LEASES",
     "MAX_LENDERS",
     "MAX_MODELS",
     "MAX_NUM_SEQS",

@@ -10,6 +10,8 @@ from typing import Final
 from ..errors import ConfigError
 from .link import require
 
+AUTO: Final = "auto"
+"""The name by which a request leaves the model open."""
 MAX_RUNGS: Final = 16
 """Models of one ladder: a request is tokenised once for each one that turns out too short."""
 

@@ -185,11 +185,6 @@ MAX_NUM_SEQS: Final = 4096
 """A step's tokens travel in one frame per server, which has at most this many rows."""
 
 
-MAX_AUDIT_LEASES: Final = 4096
-"""Leases that a worker lists when it is audited, the oldest first: a megabyte, and a leaked one is
-always among them. It says how many there are in all."""
-
-
 class Dtype(StrEnum):
     """What weights, activations and KV are computed and stored in."""
 

@@ -1,4 +1,6 @@
-"""The content of a turn in the Messages API: text, calls of tools and what came of them. Pure."""
+"""What may be asked of the Messages API, as types for validation and for the OpenAPI document, and
+the content of one turn: text, calls of tools and their results. Pure.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from server.main import serve
 from server.tenants.accounts import NANOS, limits_of
 from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
@@ -40,9 +40,9 @@ from triolet.config import (
     TenantsConfig,
     WakePolicy,
 )
+from triolet.config.members import Members, written_members
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError, overloaded
-from triolet.members import Members, written_members
 from triolet.tenants.plans import Plan, Prices
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from server.contract.generation import Finished
 from server.scheduling.members import MemberFile, by_model
 from server.scheduling.workers import Worker
 from triolet.config import AdapterConfig, ServedModelConfig, ToolParser
+from triolet.config.members import MAX_MEMBERS, Member, Members, read_members, written_members
 from triolet.errors import ConfigError, RequestError
 from triolet.ids import Role
-from triolet.members import MAX_MEMBERS, Member, Members, read_members, written_members
 
 from .fake_processes import FakeProcess
 from .fakes import FakeDecode, completion_ids, make_request

@@ -11,7 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from engine.preflight.tensors import tensor_shapes
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from server.text.model_files import EmbeddingModel, ModelCard, TextFiles, read_model_card
 from server.text.tokenizer import TextModel
 from store.gguf.directory import gguf_directory
