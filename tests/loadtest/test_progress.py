@@ -14,7 +14,7 @@ from typing import Never
 import pytest
 import trio
 
-from loadtest.bench import report
+from loadtest.harness import report
 from loadtest.harness import campaign
 
 ROOT = Path(__file__).parents[2]
