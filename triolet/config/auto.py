@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
-from ..errors import ConfigError
+from msgspec import Meta, Struct
+
+from ..errors import SettingError
 from ..sampling import MAX_SCORED_TOKENS
 from ..units import SECONDS
-from .link import require
+from .limits import Count, Positive, require
 
 MAX_RUNGS: Final = 16
 """Models of one ladder: a request is tokenised once for each one that turns out too short."""
@@ -33,13 +35,12 @@ MOST_BELOW: Final = 1000.0
 """A threshold below every log-probability, with which all is accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
+class ModelLimits(Struct, frozen=True, forbid_unknown_fields=True):
     """What one model of a ladder is declared to take."""
 
     model: str
     """Its name."""
-    context_tokens: int | None = None
+    context_tokens: Annotated[int, Meta(ge=2)] | None = None
     """Prompt and completion together; None for all of the model's own context. Less keeps long
     requests from a model that answers them badly."""
     tools: bool = True
@@ -47,35 +48,24 @@ class ModelLimits:
     structured_output: bool = True
     """Whether it gets requests that ask for a form, such as `response_format`."""
 
-    def __post_init__(self) -> None:
-        tokens = self.context_tokens
-        require(tokens is None or tokens >= 2, "context_tokens", tokens, ">= 2")
-
 
 @dataclass(frozen=True, slots=True)
 class CascadeConfig:
     """Whether the first tokens of a model that is not the last of its ladder are judged before any
     is sent."""
 
-    threshold: float | None = None
+    threshold: Annotated[float, Meta(ge=-MOST_BELOW, le=0)] | None = None
     """The least mean log-probability at which a model's answer is sent; below it the next model is
     asked. None: off. It depends on the model and its uses, so there is no usual one: the log says
     `auto_mean_logprob` of each request."""
-    tokens: int = 8
+    tokens: Annotated[int, Meta(ge=1, le=MAX_SCORED_TOKENS)] = 8
     """First tokens that are judged, 1 to 64. So many are held back, and thrown away where the next
     model answers: a mean over fewer says little, and each one more delays every answer by a
     token."""
-    plan_s: float = 5.0 * SECONDS
+    plan_s: Positive = 5.0 * SECONDS
     """How long the template and tokenizer of the next model may take, beside the first tokens.
     After that the smaller model's answer is sent. Below `server.stall_timeout_s`: tokens that are
     not read for so long end it."""
-
-    def __post_init__(self) -> None:
-        tokens, threshold, plan_s = self.tokens, self.threshold, self.plan_s
-        is_mean = threshold is None or -MOST_BELOW <= threshold <= 0
-        require(is_mean, "threshold", threshold, f"-{MOST_BELOW:g} to 0, or none")
-        require(0 < tokens <= MAX_SCORED_TOKENS, "tokens", tokens, f"1 to {MAX_SCORED_TOKENS}")
-        require(plan_s > 0, "plan_s", plan_s, "> 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +76,7 @@ class AutoConfig:
     """Names of models, the smallest first: the first that fits answers. None: `auto` is off."""
     wake: WakePolicy = IF_NEEDED
     """When a model without workers is woken. A load takes seconds, and the memory of others."""
-    completion_tokens: int = DEFAULT_COMPLETION_TOKENS
+    completion_tokens: Count = DEFAULT_COMPLETION_TOKENS
     """Room for the completion of a request that does not say how long it may be. A request for
     which no model has so much is given to the smallest with room for its prompt."""
     limits: tuple[ModelLimits, ...] = ()
@@ -95,23 +85,21 @@ class AutoConfig:
     """Whether a model's first tokens decide if the next one is asked."""
 
     def __post_init__(self) -> None:
-        tokens = self.completion_tokens
-        require(tokens >= 1, "completion_tokens", tokens, ">= 1")
         if self.ladder is None:
             is_set = {
                 "wake": self.wake is not IF_NEEDED,
-                "completion_tokens": tokens != DEFAULT_COMPLETION_TOKENS,
+                "completion_tokens": self.completion_tokens != DEFAULT_COMPLETION_TOKENS,
                 "limits": bool(self.limits),
                 "cascade": self.cascade != CascadeConfig(),
             }
             if given := [name for name, one in is_set.items() if one]:
-                raise ConfigError(f"ladder is missing beside {', '.join(given)}; {GIVE_LADDER}")
+                raise SettingError(f"ladder is missing beside {', '.join(given)}; {GIVE_LADDER}")
             return
         require_ladder(self.ladder, "ladder")
         named = [one.model for one in self.limits]
         twice = sorted({name for name in named if named.count(name) > 1})
         if twice:
-            raise ConfigError(f"limits has {', '.join(twice)} twice; each model has one table")
+            raise SettingError(f"limits has {', '.join(twice)} twice; each model has one table")
 
     def limits_of(self, model: str) -> ModelLimits:
         """Return what a model is declared to take."""
@@ -126,7 +114,7 @@ def require_ladder(ladder: tuple[str, ...], what: str) -> None:
       what: it is called, in the error.
 
     Raises:
-      ConfigError: it is empty, too long, or has a model twice.
+      SettingError: it is empty, too long, or has a model twice.
     """
     allowed = f"1 to {MAX_RUNGS} names of different models, the smallest first"
     is_ladder = 0 < len(ladder) <= MAX_RUNGS and len(set(ladder)) == len(ladder)
