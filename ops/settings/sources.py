@@ -10,8 +10,7 @@ import os
 import re
 import tomllib
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import and_
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -249,7 +248,8 @@ class Sources:
         if not given:
             return str(error)
         own, written = given[0], self.written[given[0]]
-        shared = sum(accumulate((a == b for a, b in zip(own, path, strict=False)), and_))
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(own, path, strict=False))
+        shared = len(list(alike))
         # A section for several objects has a shorter path than the objects' own fields.
         shown_path = (*written[: shared + len(written) - len(own)], *path[shared:])
         origins = ", ".join(dict.fromkeys(self.origins[one] for one in given))
