@@ -29,7 +29,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadsc
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test test-slow lint types loadtest bench-cancel bench-kills bench-restart residency soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-embeddings-burst bench-batches bench-quotas bench-cache bench-queue bench-audit bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test test-slow lint types loadtest bench-cancel bench-kills bench-restart residency soak bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-batches bench-quotas bench-cache bench-queue bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -162,9 +162,6 @@ simulate-cancels: install-dev  ## COUNT=100000 clients leave at random moments, 
 bench-cancel: install-dev  ## close 1,000 connections at random moments; account for blocks, time, tokens, memory, files
 	$(BIN)/python -m loadtest.cancels $(ARGS)
 
-bench-stalled: install-dev  ## 200 clients stop reading, four read on: what it costs them, and memory
-	$(BIN)/python -m loadtest.stalled $(ARGS)
-
 bench-hostile: install-dev  ## every kind of hostile client, then hostile neighbours inside every limit; what others notice (ARGS="--only enum")
 	$(BIN)/python -m loadtest.hostile $(ARGS)
 
@@ -219,26 +216,11 @@ bench-fairness: install-dev  ## a quiet tenant beside a flood, shares by weight,
 bench-queue: install-dev  ## what one step of the fair queue costs with up to 100,000 waiting, beside a sorted list
 	$(BIN)/python -m loadtest.bench.queue $(ARGS)
 
-bench-audit: install-dev  ## how fast the audit log takes entries, in batches and fsynced one by one, and how fast it is verified
-	$(BIN)/python -m loadtest.bench.audit $(ARGS)
-
 bench-admission: install-dev  ## what deciding on a request costs, step by step, and how soon a real server says no
 	$(BIN)/python -m loadtest.bench.admission $(ARGS)
 
-bench-guess: install-dev  ## what guessing ahead brings where text is copied and where not, two fleets side by side
-	$(BIN)/python -m loadtest.bench.guess $(ARGS)
-
-bench-structured: install-dev  ## 500 random schemas validated, what keeping to one costs, and hostile ones beside a stream
-	$(BIN)/python -m loadtest.bench.structured $(ARGS)
-
-bench-embeddings: benchmark-model  ## vectors in batches beside vectors one by one, two fleets side by side, 16 clients
-	$(BIN)/python -m loadtest.bench.embeddings $(ARGS)
-
-bench-embeddings-burst: install-dev  ## 2,048 embeddings at once beside busy processes: lost workers, convicted prompts, turns of the loop
-	$(BIN)/python -m loadtest.bench.burst $(ARGS)
-
-bench-batches: install-dev  ## a batch of 500 lines while every process is killed; what interactive requests notice of one
-	$(BIN)/python -m loadtest.bench.batches $(ARGS)
+bench-batches: install-dev  ## a batch of 500 lines while every process is killed, the supervisor too; every line is answered once
+	$(BIN)/python -m loadtest.batches $(ARGS)
 
 bench-quotas: install-dev  ## one limit of two servers that share Redis, and what a reservation costs in both stores
 	$(BIN)/python -m loadtest.bench.quotas $(ARGS)
@@ -248,9 +230,6 @@ bench-cache: install-dev  ## what the prefix cache finds of real conversations, 
 
 gpu-lease:  ## pack, list or run the stages for a GPU, without a network there (docs/gpu.md; ARGS="run --out DIR --part 1")
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_lease.lease $(or $(ARGS),list)
-
-bench-interference: benchmark-model  ## gaps of running streams while long prompts arrive: one core each, mixed steps, vLLM
-	$(BIN)/python -m loadtest.bench.interference $(ARGS)
 
 .PHONY: overload overload-real
 overload: install-dev  ## half to ten times the load with and without each mechanism, in virtual time; curves (ARGS=-h)

@@ -1,6 +1,8 @@
-"""What a decode worker makes of a prefill worker's offer to read KV in its memory.
+"""The decode worker's state machine: frames and step results in, frames and step plans out. No I/O.
 
-Knows the operator's wish and what came of looking; does not know how memory is found.
+Open it to see what a decode worker does with a frame. `SharedMemoryReceiver` beside it answers a
+prefill worker that offers to have its KV read in its memory; how such memory is found is known to
+transport/shared_ring.py alone.
 """
 
 from __future__ import annotations
@@ -427,7 +429,7 @@ class DecodeCore:
                 first_block=num_held_blocks,
                 num_blocks=blocks_for(len(prompt_ids), block_size),
                 num_tokens=len(prompt_ids),
-                bytes_per_block=self._engine.wire_bytes_per_block,
+                bytes_per_block=self._engine.bytes_per_block,
             ),
             block_table=blocks,
             output_ids=[],

@@ -1,7 +1,8 @@
-"""Guesses by looking up what followed the last tokens where they occurred before.
+"""The two sources of guesses for speculative decoding: lookup in a sequence's own tokens, and a
+draft model. How many guesses are worth it is decided in speculation.py.
 
-Knows token ids; knows no text and no model. Source: prompt lookup decoding (Saxena 2023), with
-overlap as in LZ77, so that a repetition continues itself.
+Lookup guesses what followed the last tokens where they occurred before. Source: prompt lookup
+decoding (Saxena 2023), with overlap as in LZ77, so that a repetition continues itself.
 """
 
 from __future__ import annotations
@@ -307,7 +308,7 @@ class Drafts:
         if max(token_ids) >= self._engine.vocab_size:
             return None
         sample = SampleSpec(
-            params=replace(attempt.sampling, logprobs=None, scored_tokens=0),
+            params=replace(attempt.sampling, logprobs=None),
             position=len(attempt.output_ids),
             prompt_ids=prompt_ids,
             output_ids=attempt.output_ids,

@@ -1,9 +1,9 @@
-"""Which blocks of an attempt are worth finding again, and when they are final.
+"""Prompts that a decode worker computes itself, which blocks it keeps for later prompts, and forks:
+attempts that share the blocks of a prompt beside them.
 
-Knows which tokens are where, and not what they are looked up for. A prompt's KV is prefill's work
-on any worker. A completion's is decode's, and stands for what prefill would compute only where
-both give the same bits (`PrefixCache.keeps_completions`): a request's tokens must not depend on
-what others have asked before.
+A prompt's KV is prefill's work on any worker. A completion's is decode's, and stands for what
+prefill would compute only where both give the same bits (`PrefixCache.keeps_completions`): a
+request's tokens must not depend on what others have asked before.
 """
 
 from __future__ import annotations

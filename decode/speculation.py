@@ -1,6 +1,7 @@
-"""How many guesses a sequence should have next, learnt from how its last ones went.
+"""Speculative decoding: how many guesses each row of a step gets, learnt from how its last ones
+went.
 
-Pure arithmetic, a small state per sequence.
+Open it when guesses cost more than they save. Where guesses come from is in drafts.py.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ step. Kernels take rows four at a time and whatever is left over in another orde
 one thread that only shows below 4 rows; with several the rows are dealt out, and some thread may
 get a rest: in fp32 2 and 8 threads gave other bits for 5-7 and 9-11 rows, 16 threads for 17-19 and
 25-27 too. Multiples of 4 agreed with one another everywhere; bf16 agreed for any number."""
+MAX_UNDER_WAY: Final = 2
+"""Steps that may be launched and not read: one that the device computes, one that waits for it."""
 
 
 class Mask(NamedTuple):
@@ -122,7 +124,7 @@ def is_plain(params: SamplingParams, position: int) -> bool:
       position: which completion token it will be.
     """
     return (
-        not params.scores(position)
+        params.logprobs is None
         and not params.is_constrained
         and not params.has_penalties
         and not params.logit_bias

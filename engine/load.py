@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
+from store.gguf.directory import gguf_weights
 from store.measured import Key
 from triolet.adapter_keys import adapters_mark, digest_bytes
-from triolet.config import Dtype, EngineConfig, KvWire, require
+from triolet.config import Dtype, EngineConfig, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
@@ -30,7 +31,6 @@ from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
 from .constraints import Constraints
 from .host_tier import HostTier
-from .int8_wire import Int8Wire
 from .kv_pool import KVLayout, KVPool
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
 from .pace import MEASURED_TOKENS, TRIED_TOKENS, Pace, pace_of
@@ -38,7 +38,7 @@ from .prefix_cache import PrefixCache
 from .preflight.check import chosen_device, dtype_for, fit_model_len, with_pool_size
 from .probe.golden import GoldenSteps
 from .snapshots.folder import Snapshots
-from .weights import Checkpoint, open_weights
+from .weights import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +69,6 @@ class Engine:
     Attributes:
       runner: computes steps; device thread only.
       pool: the KV bytes.
-      wire: the same as they travel.
       ledger: the leases of blocks.
       prefix_cache: what is in those that are kept.
       fingerprint: equal fingerprints mean that KV can be exchanged, and has the same bits.
@@ -86,7 +85,6 @@ class Engine:
 
     runner: Runner
     pool: KVPool
-    wire: KVPool | Int8Wire
     ledger: BlockLedger
     prefix_cache: PrefixCache
     fingerprint: str
@@ -99,6 +97,19 @@ class Engine:
     constraints: Constraints
     gpu_memory: GpuMemory | None = None
     adapters: frozenset[bytes] = frozenset()
+
+
+def open_weights(model_dir: Path) -> Checkpoint:
+    """Open the weights of a directory, in either form.
+
+    Raises:
+      ModelError: files are missing or broken.
+    """
+    if gguf_weights(model_dir) is not None:
+        from .gguf_weights import GgufCheckpoint  # its library is loaded where there is such a file
+
+        return GgufCheckpoint(model_dir)
+    return Checkpoint(model_dir)
 
 
 def load_engine(
@@ -147,7 +158,6 @@ def load_engine(
     return Engine(
         runner,
         pool,
-        Int8Wire(pool) if config.kv_wire is KvWire.INT8 else pool,
         ledger,
         _prefix_cache(config, ledger, pool, backend),
         fingerprint,
@@ -275,9 +285,7 @@ def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_comp
     return (
         f"{digest}:{model.digest}:{config.chosen_dtype}:weights={config.weights}:layers={model.num_layers}"
         f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
-        f":by={who_computes}"
-        + (f":wire={config.kv_wire}" if config.kv_wire is not KvWire.EXACT else "")
-        + adapters_mark(digest_bytes(one.digest) for one in config.adapters)
+        f":by={who_computes}" + adapters_mark(digest_bytes(one.digest) for one in config.adapters)
     )
 
 

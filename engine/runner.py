@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from .batch import FlatStep
     from .gpu.decoder import Decoder
     from .kv_pool import KVPool
-
-
-MAX_UNDER_WAY: Final = 2
-"""Steps that may be launched and not read: one that the device computes, one that waits for it."""
 
 
 class StepModel(Protocol):

@@ -74,7 +74,7 @@ def sample(
     reports = {
         index: torch.log_softmax(logits[index], dim=-1)
         for index, spec in enumerate(specs)
-        if spec.params.scores(spec.position)
+        if spec.params.logprobs is not None
     }
     barred: dict[int, Barred] = {}
     now = time.monotonic()

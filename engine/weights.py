@@ -13,7 +13,6 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
-from store.gguf.directory import gguf_weights
 from store.model_dir.headers import Stored, weight_files
 from triolet.errors import ConfigError, ModelError
 
@@ -94,19 +93,6 @@ class Checkpoint:
             raise ModelError(
                 f"{self._path_of[name]}: tensor {name}: {error}; fetch the file again"
             ) from error
-
-
-def open_weights(model_dir: Path) -> Checkpoint:
-    """Open the weights of a directory, in either form.
-
-    Raises:
-      ModelError: files are missing or broken.
-    """
-    if gguf_weights(model_dir) is not None:
-        from .gguf_weights import GgufCheckpoint  # its library is loaded where there is such a file
-
-        return GgufCheckpoint(model_dir)
-    return Checkpoint(model_dir)
 
 
 def weights_digest(files: Iterable[Path]) -> str:

@@ -22,12 +22,10 @@ from urllib.parse import urlsplit
 
 import httpx2
 import trio
-from rich.table import Table
 
 from .campaign.misbehaving import CONNECT_DEADLINE_S, Cut, Pace, chat_request, cut_many
-from .harness.campaign import campaign_parser, exit_code
-from .harness.metrics import total
-from .harness.progress import announce
+from .harness.campaign import as_table, campaign_parser, run_campaign
+from .harness.metrics import KvBlocks, blocks_of
 from .harness.servers import FleetLog, running_server, seconds_of
 from .harness.statistics import milliseconds, percentile
 
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
+    from rich.table import Table
 
     from .harness.servers import Cost
 
@@ -71,13 +70,11 @@ def growth(stages: Sequence[tuple[str, Mapping[str, Cost]]]) -> list[str]:
 
 def costs_table(stages: Sequence[tuple[str, Mapping[str, Cost]]]) -> Table:
     """Return one row per process, one column per stage."""
-    table = Table(title="memory in MiB · open files · threads")
-    table.add_column("process")
-    for stage, _ in stages:
-        table.add_column(stage, justify="right")
-    for name in sorted(stages[0][1]):
-        table.add_row(name, *(_shown(costs.get(name)) for _, costs in stages))
-    return table
+    rows = (
+        [name, *(_shown(costs.get(name)) for _, costs in stages)] for name in sorted(stages[0][1])
+    )
+    columns = ["process", *(stage for stage, _ in stages)]
+    return as_table("memory in MiB · open files · threads", columns, rows)
 
 
 def _shown(cost: Cost | None) -> str:
@@ -154,30 +151,6 @@ def _generated(audit: Mapping[str, Any]) -> int:
 
 PERCENTILES = (50, 90, 99, 100)
 FINISHED_FIRST = "finished first"
-BLOCKS = "triolet_kv_blocks"
-
-
-@dataclass(frozen=True, slots=True)
-class KvBlocks:
-    """Blocks of all pools by state."""
-
-    free: int
-    cached: int
-    leased: int
-
-    @property
-    def is_all_free(self) -> bool:
-        """Whether no block is held by anybody; what is cached gives way at once."""
-        return self.leased == 0 and self.free + self.cached > 0
-
-    def __str__(self) -> str:
-        return f"{self.free} free, {self.cached} cached, {self.leased} leased"
-
-
-def blocks_of(metrics: str) -> KvBlocks:
-    """Return the sums over all workers from the text of /metrics."""
-    states = ("free", "cached", "leased")
-    return KvBlocks(*(int(total(metrics, BLOCKS, f'state="{state}"')) for state in states))
 
 
 def release_times(cuts: Iterable[Cut], lines: Iterable[str]) -> Mapping[str, list[float]]:
@@ -210,21 +183,22 @@ def release_times(cuts: Iterable[Cut], lines: Iterable[str]) -> Mapping[str, lis
 
 def release_table(times: Mapping[str, Sequence[float]]) -> Table:
     """Return times as a table in milliseconds, one row per phase and one for all."""
-    table = Table(title="closed socket to freed KV blocks, ms")
-    for heading in ("phase", "requests", *(f"p{p}" if p < 100 else "max" for p in PERCENTILES)):
-        table.add_column(heading, justify="left" if heading == "phase" else "right")
+    rows = []
     everything: list[float] = []
     for phase, seconds in sorted(times.items()):
         if phase in {FINISHED_FIRST, "never begun"}:
-            table.add_row(phase, str(len(seconds)), *("" for _ in PERCENTILES))
+            rows.append([phase, str(len(seconds)), *("" for _ in PERCENTILES)])
             continue
         everything += seconds
-        table.add_row(phase, str(len(seconds)), *milliseconds(seconds, *PERCENTILES, digits=1))
+        rows.append(_release_row(phase, seconds))
     if everything:
-        table.add_row(
-            "all cancelled", str(len(everything)), *milliseconds(everything, *PERCENTILES, digits=1)
-        )
-    return table
+        rows.append(_release_row("all cancelled", everything))
+    columns = ("phase", "requests", *(f"p{p}" if p < 100 else "max" for p in PERCENTILES))
+    return as_table("closed socket to freed KV blocks, ms", columns, rows)
+
+
+def _release_row(name: str, seconds: Sequence[float]) -> list[str]:
+    return [name, str(len(seconds)), *milliseconds(seconds, *PERCENTILES, digits=1)]
 
 
 def _entry(line: str) -> dict[str, Any]:
@@ -404,19 +378,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def campaign(options: argparse.Namespace, console: Console) -> list[str]:
+    """Cut requests of a fleet, print what was seen and return what was wrong."""
+    log = FleetLog(options.out / "server.log")
+    with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
+        outcome = run(url, log, options, console)
+    show(outcome, log, console)
+    return outcome.wrongs
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
-    options = parse(arguments)
-    announce(__doc__)
-
-    def campaign(console: Console) -> list[str]:
-        log = FleetLog(options.out / "server.log")
-        with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
-            outcome = run(url, log, options, console)
-        show(outcome, log, console)
-        return outcome.wrongs
-
-    return exit_code(options.out, campaign)
+    return run_campaign(parse(arguments), __doc__, campaign)
 
 
 def show(outcome: Outcome, log: FleetLog, console: Console) -> None:

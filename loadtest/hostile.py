@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
-from rich.table import Table
 
 from .cancels import audit, metrics_of, still_answers, wait_until_free
-from .harness.campaign import ROOT, campaign_parser, exit_code
-from .harness.progress import announce, progress
+from .harness.campaign import ROOT, as_table, campaign_parser, run_campaign
+from .harness.progress import progress
 from .harness.servers import FleetLog, cost_of, running_server
 from .harness.statistics import milliseconds, percentile
 from .hostile_clients import ATTACKS, CANARY, besiege
@@ -30,10 +29,12 @@ from .neighbour_attacks import ATTACKS as NEIGHBOURS
 from .neighbours import run_neighbours
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import Console
+    from rich.table import Table
 
     from .harness.servers import Cost
     from .hostile_clients import Watch
@@ -52,6 +53,8 @@ MAX_NEW_SERIES = 60
 """Of the server's metrics, by all attacks together: some errors are counted under a status for the
 first time."""
 MIB = 1024 * 1024
+COLUMNS = ("attack", "asked", "p50", "p99", "max", "failed", "settled, s", "most, MiB", "left, MiB",
+           "new series")  # fmt: skip
 
 
 def in_a_process(name: str) -> Callable[[str], Awaitable[None]]:
@@ -86,18 +89,15 @@ class Outcome:
 
 def table_of(seen: Mapping[str, Outcome]) -> Table:
     """Return one row per attack."""
-    table = Table(title="/health/live meanwhile, in ms")
-    for name in ("attack", "asked", "p50", "p99", "max", "failed", "settled, s", "most, MiB",
-                 "left, MiB", "new series"):  # fmt: skip
-        table.add_column(name, justify="left" if name == "attack" else "right")
+    rows = []
     for name, outcome in seen.items():
         watch = outcome.watch
         shown = milliseconds(watch.delays_s, 50, 99, 100)
         rest = [str(len(watch.failures)), f"{outcome.settled_s:.1f}"]
         memory = [f"{size / MIB:+.0f}" for size in (outcome.most_bytes, outcome.left_bytes)]
-        series = str(outcome.new_series)
-        table.add_row(name, str(len(watch.delays_s)), *shown, *rest, *memory, series)
-    return table
+        rows.append([name, str(len(watch.delays_s)), *shown, *rest, *memory,
+                     str(outcome.new_series)])  # fmt: skip
+    return as_table("/health/live meanwhile, in ms", COLUMNS, rows)
 
 
 def holdings(url: str) -> tuple[int, int, int]:
@@ -210,29 +210,32 @@ def run(url: str, log: FleetLog, only: Sequence[str], console: Console) -> list[
     return wrongs
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run and return the exit code."""
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
     parser = campaign_parser("hostile", __doc__)
-    names = [attack.__name__ for attack in ATTACKS]
-    parser.add_argument("--only", nargs="+", default=[*names, *NEIGHBOURS], metavar="ATTACK",
-                        choices=[*names, *NEIGHBOURS],
-                        help=f"of {', '.join((*names, *NEIGHBOURS))} (all)")  # fmt: skip
+    names = [*(attack.__name__ for attack in ATTACKS), *NEIGHBOURS]
+    parser.add_argument("--only", nargs="+", default=names, metavar="ATTACK", choices=names,
+                        help=f"of {', '.join(names)} (all)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, help="alone and beside a neighbour (5)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each half of a round (4)")
-    options = parser.parse_args(arguments)
-    announce(__doc__)
+    return parser.parse_args(arguments)
 
-    def campaign(console: Console) -> list[str]:
-        wrongs = []
-        if not NEIGHBOURS.keys() >= set(options.only):
-            log = FleetLog(options.out / "server.log")
-            with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
-                wrongs += run(url, log, options.only, console)
-        if beside := [name for name in NEIGHBOURS if name in options.only]:
-            wrongs += run_neighbours(options, beside, console)
-        return wrongs
 
-    return exit_code(options.out, campaign)
+def campaign(options: argparse.Namespace, console: Console) -> list[str]:
+    """Let clients attack one fleet and neighbours another; return what was wrong."""
+    wrongs = []
+    if not NEIGHBOURS.keys() >= set(options.only):
+        log = FleetLog(options.out / "server.log")
+        with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
+            wrongs += run(url, log, options.only, console)
+    if beside := [name for name in NEIGHBOURS if name in options.only]:
+        wrongs += run_neighbours(options, beside, console)
+    return wrongs
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and return the exit code."""
+    return run_campaign(parse(arguments), __doc__, campaign)
 
 
 if __name__ == "__main__":

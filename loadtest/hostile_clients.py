@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 import trio
 
 from .campaign.misbehaving import chat_request, stall, ws_handshake, ws_text_frame
+from .harness.http import connect
+from .schemas import costly, hostile
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,6 +41,8 @@ CROWD: Final = 40
 CROWD_S: Final = 4.0
 NUM_PIPELINED: Final = 200
 NUM_MESSAGES: Final = 4096
+GRAMMAR_TOKENS: Final = 100
+"""Some grammars are harmless for their first 64."""
 
 
 @dataclass(slots=True)
@@ -69,12 +73,6 @@ async def watch_health(url: str, seen: Watch) -> None:
             if not answer.startswith(b"HTTP/1.1 200"):
                 seen.failures.append(repr(answer[:100]))
         await trio.sleep(CANARY_PAUSE_S)
-
-
-async def connect(url: str) -> trio.SocketStream:
-    """Open a connection."""
-    where = urlsplit(url)
-    return await trio.open_tcp_stream(where.hostname or "", where.port or 80)
 
 
 async def exchange(url: str, data: bytes) -> bytes:
@@ -206,6 +204,13 @@ async def prompt_bombs(url: str) -> None:
     for text in ("a" * 8_000_000, " " * 4_000_000, "\u0301" * 1_000_000):
         body = _chat(messages=[{"role": "user", "content": text}])
         await exchange(url, post(url, body))
+
+
+async def grammars(url: str) -> None:
+    """A18, A31: grammars and schemas that take for ever, at once or with every token."""
+    more = {"max_tokens": GRAMMAR_TOKENS}
+    bodies = [_chat(**fields, **more) for fields in (hostile() | costly()).values()]
+    await _many(len(bodies), lambda number: exchange(url, post(url, bodies[number])))
 
 
 async def websocket_floods(url: str) -> None:
@@ -387,6 +392,7 @@ ATTACKS: Final[tuple[Callable[..., Awaitable[None]], ...]] = (
     parameter_bombs,
     prompt_bombs,
     large_bodies,
+    grammars,
     websocket_floods,
     foreign_names,
     *CROWDS,

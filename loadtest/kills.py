@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 from rich.console import Console
-from rich.table import Table
 
 from .campaign.answers import draw_asks
 from .campaign.faults import ask_under_faults, blocks_when_settled, violations_now, wait_whole
-from .harness.campaign import campaign_parser, exit_code
-from .harness.progress import announce
+from .harness.campaign import as_table, campaign_parser, run_campaign
 from .harness.servers import (
     FleetLog,
     HasNotHappenedError,
@@ -36,6 +34,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from rich.table import Table
 
     from .campaign.answers import Answer, Ask
     from .campaign.client import Story
@@ -237,7 +237,7 @@ async def one_run(
     return {story.ask.number: story.answer for story in run.stories if story.answer is not None}
 
 
-def campaign(console: Console, options: argparse.Namespace) -> list[Verdict]:
+def run_all(console: Console, options: argparse.Namespace) -> list[Verdict]:
     """Do all runs and return what came of each.
 
     Raises:
@@ -285,13 +285,9 @@ def summary_of(verdict: Verdict) -> str:
 
 def table_of(verdicts: Sequence[Verdict]) -> Table:
     """Return one row per run."""
-    table = Table(title="processes that die under load; times in ms")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in {"dtype", "fault"} else "right")
-    for verdict in verdicts:
-        table.add_row(
-            verdict.dtype,
-            verdict.fault,
+    rows = [
+        [
+            *(verdict.dtype, verdict.fault),
             *map(str, (len(verdict.injected), verdict.requests)),
             *map(str, (len(verdict.failed), len(verdict.inexact), verdict.hit)),
             *milliseconds(verdict.pauses_s, 50, 99, 100),
@@ -299,8 +295,10 @@ def table_of(verdicts: Sequence[Verdict]) -> Table:
             f"{verdict.logprob_distance:.0e}" if verdict.logprob_distance else "0",
             *milliseconds(verdict.freed_s, 100),
             f"{verdict.elapsed_s:.0f}",
-        )
-    return table
+        ]
+        for verdict in verdicts
+    ]
+    return as_table("processes that die under load; times in ms", COLUMNS, rows, num_texts=2)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -314,18 +312,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def campaign(options: argparse.Namespace, console: Console) -> list[str]:
+    """Do all runs, print a row for each and return which did not pass."""
+    verdicts = run_all(console, options)
+    Console(highlight=False, width=max(console.width, 140)).print(table_of(verdicts))
+    console.print(HOW_TO_READ, soft_wrap=True)
+    return [f"{v.dtype} {v.fault} did not pass" for v in verdicts if v.wrongs]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
-    options = parse(arguments)
-    announce(__doc__)
-
-    def run(console: Console) -> list[str]:
-        verdicts = campaign(console, options)
-        Console(highlight=False, width=max(console.width, 140)).print(table_of(verdicts))
-        console.print(HOW_TO_READ, soft_wrap=True)
-        return [f"{v.dtype} {v.fault} did not pass" for v in verdicts if v.wrongs]
-
-    return exit_code(options.out, run)
+    return run_campaign(parse(arguments), __doc__, campaign)
 
 
 if __name__ == "__main__":

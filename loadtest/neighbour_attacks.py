@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ import trio
 from .campaign.misbehaving import ws_handshake, ws_text_frame
 from .harness.lines import say
 from .harness.tenants import key_of
+from .schemas import costly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +44,9 @@ CHAT: Final = "/v1/chat/completions"
 MIB: Final = 1 << 20
 CHOSEN: Final = {"type": "function", "function": {"name": "f0"}}
 """The demo model's template shows no tools: it takes them only with a choice."""
+GRAMMARS: Final = {"grammar_rules": "nullable optional", "grammar_nested": "deep schema"}
+"""The costliest of those that are served to their end (`schemas.costly`)."""
+GRAMMAR_TOKENS: Final = 300
 SOME_WORDS: Final = "the quick brown fox jumps over the lazy dog and runs on into the wood "
 
 
@@ -130,6 +135,11 @@ def keys() -> bytes:
     return b'{"messages": [{"role": "user", "content": "a"}]' + b', "user": "a"' * 1_000_000 + b"}"
 
 
+def grammar(name: str) -> bytes:
+    """Return a chat in a grammar that costs more with every token."""
+    return _chat(max_tokens=GRAMMAR_TOKENS, min_tokens=GRAMMAR_TOKENS, **costly()[name])
+
+
 ATTACKS: Final = {
     "detokenize": Attack("/detokenize", lambda: _json(tokens=[65] * 999_999), 2),
     "tools_together": Attack(CHAT, tools_together),
@@ -181,6 +191,7 @@ ATTACKS: Final = {
     ),
     "models": Attack("/v1/models", None, 32),
     "repeated": Attack(CHAT, keys),
+    **{name: Attack(CHAT, partial(grammar, of)) for name, of in GRAMMARS.items()},
     "messages": Attack(CHAT, lambda: _json(messages=_messages(4096)), 40),
     "schemas": Attack(
         CHAT,

@@ -20,15 +20,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
-from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 from .campaign.answers import draw_asks
 from .campaign.client import Story, tell
 from .campaign.faults import blocks_when_settled, violations_now
-from .harness.campaign import ROOT, campaign_parser, exit_code
+from .harness.campaign import ROOT, as_table, campaign_parser, run_campaign
 from .harness.control import admin_of
-from .harness.progress import announce
 from .harness.servers import FleetLog, bytes_beside_templates, is_gone, running_server, wait_until
 from .harness.statistics import milliseconds
 
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
+    from rich.table import Table
 
     from .campaign.answers import Answer, Ask
 
@@ -292,19 +291,14 @@ def measured_bytes(models: dict[str, Path], log: Path, options: Sequence[str]) -
 
 def table_of(campaign: Residency) -> Table:
     """Return what was done, a line each."""
-    table = Table(title="four models, memory for two", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for what, times in sorted(campaign.done.items()):
-        table.add_row(what, str(times))
-    for name in NAMES:
-        table.add_row(f"loads of {name}", str(campaign.loads[name]))
+    rows = [[what, str(times)] for what, times in sorted(campaign.done.items())]
+    rows += [[f"loads of {name}", str(campaign.loads[name])] for name in NAMES]
     held, budget = campaign.most_bytes / MIB, campaign.budget_bytes / MIB
-    table.add_row("most that was held, of the budget", f"{held:.0f} of {budget:.0f} MiB")
+    rows.append(["most that was held, of the budget", f"{held:.0f} of {budget:.0f} MiB"])
     if campaign.first_tokens_s:
         shown = milliseconds(campaign.first_tokens_s, 50, 99, 100)
-        table.add_row("first token, ms: p50, p99, max", ", ".join(shown))
-    return table
+        rows.append(["first token, ms: p50, p99, max", ", ".join(shown)])
+    return as_table("four models, memory for two", ("", ""), rows)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -350,17 +344,16 @@ def run(options: argparse.Namespace, console: Console) -> Residency:
     return campaign
 
 
+def campaign(options: argparse.Namespace, console: Console) -> list[str]:
+    """Run it, print what was done and return what was wrong."""
+    done = run(options, console)
+    console.print(table_of(done))
+    return done.wrongs
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
-    options = parse(arguments)
-    announce(__doc__)
-
-    def campaign(console: Console) -> list[str]:
-        done = run(options, console)
-        console.print(table_of(done))
-        return done.wrongs
-
-    return exit_code(options.out, campaign)
+    return run_campaign(parse(arguments), __doc__, campaign)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import trio
-from rich.table import Table
 
 from .campaign.answers import draw_asks, lengthened
 from .campaign.client import Story, ask_all, tell
 from .campaign.faults import blocks_when_settled, violations_now, wait_whole
-from .harness.campaign import campaign_parser, exit_code
-from .harness.progress import announce, progress
+from .harness.campaign import as_table, campaign_parser, run_campaign
+from .harness.progress import progress
 from .harness.servers import (
     FleetLog,
     attempts_of,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import Console
+    from rich.table import Table
 
     from .campaign.answers import Answer, Ask
 
@@ -213,25 +213,20 @@ def _judge(
 
 def table_of(outcome: Outcome) -> Table:
     """Return one row per step."""
-    table = Table(title="a restart of every process under live streams")
-    for column in ("process", "step", "seconds", "live", "moved", "silence"):
-        table.add_column(column, justify="left" if column in {"process", "step"} else "right")
     ends = [step.at for step in outcome.steps[1:]]
     if outcome.steps:
         ends.append(outcome.steps[0].at + outcome.took_s)
+    rows = []
     for step, end in zip(outcome.steps, ends, strict=True):
         live = [story for story in outcome.stories if story.was_alive_at(step.at)]
         through = [s for s in outcome.stories if s.arrivals and s.arrivals[-1] > step.at > 0]
         through = [s for s in through if s.sent_at < end]
-        table.add_row(
-            step.name,
-            step.move.replace("_", " "),
-            f"{end - step.at:.1f}",
-            str(len(live)),
-            str(sum(step.at <= moved < end for moved in outcome.moved)),
-            f"{max((_silence_s(story, step.at, end) for story in through), default=0.0):.2f}",
-        )
-    return table
+        silence_s = max((_silence_s(story, step.at, end) for story in through), default=0.0)
+        moved = sum(step.at <= at < end for at in outcome.moved)
+        row = [step.name, step.move.replace("_", " "), f"{end - step.at:.1f}"]
+        rows.append([*row, str(len(live)), str(moved), f"{silence_s:.2f}"])
+    columns = ("process", "step", "seconds", "live", "moved", "silence")
+    return as_table("a restart of every process under live streams", columns, rows, num_texts=2)
 
 
 def _silence_s(story: Story, begin: float, end: float) -> float:
@@ -249,25 +244,24 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def campaign(options: argparse.Namespace, console: Console) -> list[str]:
+    """Restart a fleet, print each step and return what was wrong."""
+    log = FleetLog(options.out / "server.log")
+    with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
+        outcome = trio.run(restart_under_load, url, log, options)
+    console.print(table_of(outcome))
+    console.print(HOW_TO_READ, soft_wrap=True)
+    console.print(
+        f"{len(outcome.stories)} streams in {outcome.took_s:.0f} s of restart, "
+        f"{outcome.several_attempts} of them moved; {outcome.told_to_come_again} requests "
+        f"were told to come again; {len(outcome.wrongs)} wrong"
+    )
+    return outcome.wrongs
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run and return the exit code."""
-    options = parse(arguments)
-    announce(__doc__)
-
-    def campaign(console: Console) -> list[str]:
-        log = FleetLog(options.out / "server.log")
-        with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
-            outcome = trio.run(restart_under_load, url, log, options)
-        console.print(table_of(outcome))
-        console.print(HOW_TO_READ, soft_wrap=True)
-        console.print(
-            f"{len(outcome.stories)} streams in {outcome.took_s:.0f} s of restart, "
-            f"{outcome.several_attempts} of them moved; {outcome.told_to_come_again} requests "
-            f"were told to come again; {len(outcome.wrongs)} wrong"
-        )
-        return outcome.wrongs
-
-    return exit_code(options.out, campaign)
+    return run_campaign(parse(arguments), __doc__, campaign)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ code 0 if every stream ended well, 1 if one did not or none was measured, 2 if n
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -14,15 +13,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 from .figures import PERCENTILES, StreamRecord, failures, rows
-from .harness.progress import announce
-from .harness.servers import ServerDidNotStartError, running_server
+from .harness.campaign import as_table, campaign_parser, run_campaign
+from .harness.servers import running_server
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
+
+    from rich.console import Console
 
 USER_CLASSES = {
     "sse": ["ChatOverSSE"],
@@ -37,18 +36,13 @@ MARGIN_S = 60
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.run",
-        description="Load a Triolet server with SSE and WebSocket users.",
-        epilog="Options after -- go to `triolet serve`, for example: -- --prefill 2 path/to/model",
-    )
+    parser = campaign_parser("run", "Load a Triolet server with SSE and WebSocket users.")
+    parser.set_defaults(out=Path("build/loadtest"))
     parser.add_argument("--users", type=int, default=8, help="users at the same time (8)")
     parser.add_argument("--spawn-rate", type=float, default=8, help="new users per second (8)")
     parser.add_argument("--duration", type=int, default=20, help="seconds of load (20)")
     parser.add_argument("--protocol", choices=tuple(USER_CLASSES), default="both")
     parser.add_argument("--url", help="load this server and start none")
-    parser.add_argument("--out", type=Path, default=Path("build/loadtest"), help="where to write")
-    parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.url and options.serve:
         parser.error("--url starts no server, so that options for one have no use")
@@ -93,12 +87,12 @@ def load(options: argparse.Namespace, url: str) -> list[StreamRecord]:
 
 def show(console: Console, records: Sequence[StreamRecord], out: Path) -> None:
     """Print the table of figures and the list of failures."""
-    table = Table(title=f"{len(records)} streams")
-    for heading in ("figure", "unit", "streams", *(f"p{p}" for p in PERCENTILES)):
-        table.add_column(heading, justify="left" if heading in {"figure", "unit"} else "right")
-    for row in rows(records):
-        table.add_row(row.name, row.unit, str(row.count), *(f"{v:.1f}" for v in row.percentiles))
-    console.print(table)
+    shown = [
+        [row.name, row.unit, str(row.count), *(f"{value:.1f}" for value in row.percentiles)]
+        for row in rows(records)
+    ]
+    columns = ("figure", "unit", "streams", *(f"p{p}" for p in PERCENTILES))
+    console.print(as_table(f"{len(records)} streams", columns, shown, num_texts=2))
     failed = failures(records)
     console.print(
         f"failures: {failed.total()}", *(f"  {n} x {why}" for why, n in failed.items()), sep="\n"
@@ -106,12 +100,8 @@ def show(console: Console, records: Sequence[StreamRecord], out: Path) -> None:
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run and return the exit code."""
-    options = parse(arguments)
-    announce(__doc__)
-    console = Console(highlight=False)
-    options.out.mkdir(parents=True, exist_ok=True)
+def campaign(options: argparse.Namespace, console: Console) -> list[str]:
+    """Load a server, print what the streams took and return what was wrong."""
     server = (
         nullcontext(options.url)
         if options.url
@@ -120,18 +110,17 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with server as url:
             records = load(options, url)
-    except ServerDidNotStartError as error:
-        console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
-        return 2
     except subprocess.TimeoutExpired as error:
-        console.print(f"error: locust did not finish within {error.timeout:.0f} s", style="red")
-        return 1
+        return [f"locust did not finish within {error.timeout:.0f} s"]
     if not records:
-        why = options.out / "locust.log"
-        console.print(f"error: locust measured nothing; see {why}", style="red", soft_wrap=True)
-        return 1
+        return [f"locust measured nothing; see {options.out / 'locust.log'}"]
     show(console, records, options.out)
-    return 1 if failures(records) else 0
+    return [f"{times} x {why}" for why, times in failures(records).items()]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and return the exit code."""
+    return run_campaign(parse(arguments), __doc__, campaign)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,12 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import trio
-from rich.table import Table
 
 from .campaign.answers import draw_asks
 from .campaign.client import Story, ask_all, tell
 from .campaign.faults import blocks_when_settled, inject, violations_now, wait_whole
 from .campaign.misbehaving import cut_one, stall
-from .harness.campaign import campaign_parser, exit_code
-from .harness.progress import announce
+from .harness.campaign import as_table, campaign_parser, run_campaign
 from .harness.servers import (
     FleetLog,
     HasNotHappenedError,
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rich.console import Console
+    from rich.table import Table
 
     from .campaign.answers import Answer
     from .campaign.faults import Injected
@@ -241,18 +240,13 @@ SERVE_OPTIONS = (
 
 def table_of(soak: Soak) -> Table:
     """Return what was done, a line each."""
-    table = Table(title="what the soak did", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for what, times in soak.done.items():
-        table.add_row(what, str(times))
-    for fault in sorted({injected.fault for injected in soak.injected}):
-        count = sum(injected.fault == fault for injected in soak.injected)
-        table.add_row(f"faults: {fault}", str(count))
+    rows = [[what, str(times)] for what, times in soak.done.items()]
+    faults = Counter(injected.fault for injected in soak.injected)
+    rows += [[f"faults: {fault}", str(times)] for fault, times in sorted(faults.items())]
     if soak.silences_s:
         shown = milliseconds(soak.silences_s, 50, 99, 100)
-        table.add_row("longest silence of a stream, ms: p50, p99, max", ", ".join(shown))
-    return table
+        rows.append(["longest silence of a stream, ms: p50, p99, max", ", ".join(shown)])
+    return as_table("what the soak did", ("", ""), rows)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -265,10 +259,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run and return the exit code."""
-    options = parse(arguments)
-    announce(__doc__)
+def campaign(options: argparse.Namespace, console: Console) -> list[str]:
+    """Soak a fleet, print what was done and return what was wrong."""
     plan = SoakPlan(
         seconds=options.minutes * 60,
         fault_every_s=options.every,
@@ -277,19 +269,20 @@ def main(arguments: Sequence[str]) -> int:
         seed=options.seed,
         stall_timeout_s=STALL_TIMEOUT_S,
     )
+    log = FleetLog(options.out / "server.log")
+    with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
+        soak = Soak(url, log, plan, lambda line: console.print(line, soft_wrap=True))
+        trio.run(soak.run)
+    faults = [*map(asdict, soak.injected)]
+    report = {"done": soak.done, "wrongs": soak.wrongs, "injected": faults}
+    (options.out / "soak.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    console.print(table_of(soak))
+    return soak.wrongs
 
-    def campaign(console: Console) -> list[str]:
-        log = FleetLog(options.out / "server.log")
-        with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
-            soak = Soak(url, log, plan, lambda line: console.print(line, soft_wrap=True))
-            trio.run(soak.run)
-        faults = [*map(asdict, soak.injected)]
-        report = {"done": soak.done, "wrongs": soak.wrongs, "injected": faults}
-        (options.out / "soak.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-        console.print(table_of(soak))
-        return soak.wrongs
 
-    return exit_code(options.out, campaign)
+def main(arguments: Sequence[str]) -> int:
+    """Run and return the exit code."""
+    return run_campaign(parse(arguments), __doc__, campaign)
 
 
 if __name__ == "__main__":

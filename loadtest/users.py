@@ -20,7 +20,7 @@ from locust.user.task import LOCUST_STATE_STOPPING
 
 from .campaign.answers import ChatLines, ResponseMessages, StreamFailedError, read_stream
 from .figures import StreamClock, StreamRecord
-from .prompts import Prompt, PromptMix
+from .harness.prompts import Prompt, PromptMix
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

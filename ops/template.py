@@ -26,13 +26,16 @@ from setproctitle import setproctitle
 from .own_process import PR_SET_PDEATHSIG, prctl, spin_briefly
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    Run = Callable[[Sequence[str]], int]
+    """Runs the command `triolet` with these arguments and returns its exit code."""
 
 SERVER_MODULES: Final = (
     "server.main",
     "engine.preflight.check",
     "ops.cli.commands",
-    "ops.model_directory",
+    "ops.models.model_directory",
     "ops.models.stored",
     "ops.role_process",
     "ops.settings.sources",
@@ -41,7 +44,7 @@ WORKER_MODULES: Final = (
     "decode.worker",
     "prefill.worker",
     "ops.cli.commands",
-    "ops.model_directory",
+    "ops.models.model_directory",
     "ops.models.stored",
     "ops.role_process",
     "ops.settings.sources",
@@ -91,7 +94,7 @@ class ForkAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
-def run_template(requests: socket.socket, modules: Sequence[str]) -> NoReturn:
+def run_template(requests: socket.socket, modules: Sequence[str], run: Run) -> NoReturn:
     """Import modules, then fork a process for each request until the other end is closed.
 
     The calling process may have one thread only, and keeps nothing but the socket and stderr.
@@ -99,6 +102,7 @@ def run_template(requests: socket.socket, modules: Sequence[str]) -> NoReturn:
     Args:
       requests: one end of a pair of SOCK_SEQPACKET sockets.
       modules: to import before the first request.
+      run: what each forked process does.
     """
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # Before the libraries are loaded, which read both then. NumPy's own threads would have to be
@@ -117,7 +121,7 @@ def run_template(requests: socket.socket, modules: Sequence[str]) -> NoReturn:
             os._exit(0)
         request = msgspec.json.decode(message, type=ForkRequest)
         try:
-            answer = ForkAnswer(_fork(request, fds, requests))
+            answer = ForkAnswer(_fork(request, fds, requests, run))
         except OSError as error:
             answer = ForkAnswer(error=str(error))
         for fd in fds:
@@ -125,7 +129,7 @@ def run_template(requests: socket.socket, modules: Sequence[str]) -> NoReturn:
         requests.send(msgspec.json.encode(answer))
 
 
-def _fork(request: ForkRequest, fds: Sequence[int], requests: socket.socket) -> int:
+def _fork(request: ForkRequest, fds: Sequence[int], requests: socket.socket, run: Run) -> int:
     """Fork a process that has no parent here, and return its pid.
 
     Raises:
@@ -135,7 +139,7 @@ def _fork(request: ForkRequest, fds: Sequence[int], requests: socket.socket) -> 
     middle = os.fork()
     if middle == 0:
         os.close(reads)
-        _fork_again(request, fds, requests, writes)
+        _fork_again(request, fds, requests, writes, run)
     os.close(writes)
     with open(reads, "rb", buffering=0) as pipe:
         pid = pipe.read()
@@ -146,7 +150,11 @@ def _fork(request: ForkRequest, fds: Sequence[int], requests: socket.socket) -> 
 
 
 def _fork_again(
-    request: ForkRequest, fds: Sequence[int], requests: socket.socket, writes: int
+    request: ForkRequest,
+    fds: Sequence[int],
+    requests: socket.socket,
+    writes: int,
+    run: Run,
 ) -> NoReturn:
     middle = os.getpid()
     pid = None
@@ -161,7 +169,7 @@ def _fork_again(
     try:
         os.close(writes)
         requests.close()
-        code = become(request, fds, middle)
+        code = become(request, fds, middle, run)
     except Exception:  # noqa: BLE001 (ends as in a process of its own: with a line in its log)
         sys.excepthook(*sys.exc_info())
     finally:
@@ -173,13 +181,14 @@ def _fork_again(
             os._exit(code)
 
 
-def become(request: ForkRequest, fds: Sequence[int], middle: int) -> int:
+def become(request: ForkRequest, fds: Sequence[int], middle: int, run: Run) -> int:
     """Make a forked process the one that was asked for, run its command, and return its exit code.
 
     Args:
       request: the process.
       fds: standard input, output and error, then those of `request.pass_fds`; they are moved.
       middle: process between the template and this one, whose end is waited for.
+      run: the command `triolet`.
     """
     give_up = time.monotonic() + ADOPTION_DEADLINE_S
     while os.getppid() == middle and time.monotonic() < give_up:
@@ -200,9 +209,7 @@ def become(request: ForkRequest, fds: Sequence[int], middle: int) -> int:
     reseed()
     if request.has_input and not _has_input():
         return 0  # the supervisor has given this start up
-    from .cli import main
-
-    return main(request.arguments)
+    return run(request.arguments)
 
 
 def _has_input() -> bool:

@@ -101,7 +101,7 @@ class PrefillCore:
         self.attempt_table: AttemptTable[Attempt | Embedding] = AttemptTable(
             engine.ledger, PREFILL_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
-        self.shipper = Shipper(link, ring, engine.wire_bytes_per_block, self._export)
+        self.shipper = Shipper(link, ring, engine.bytes_per_block, self._export)
         self._engine = engine
         self._identity = identity
         self._link = link

@@ -1,6 +1,5 @@
-"""One attempt at an input that becomes a vector: its tokens, and how far they are computed.
-
-Plain state with the questions that batching asks of it; knows no frames and no time.
+"""Inputs that become vectors on a prefill worker: the state of one, how a step's tokens are parted
+between prompts and inputs, and the plan of the inputs of a step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Chunks on the wire to one receiver, and the window that they hold until they are answered.
+"""All transfers of one prefill worker: which chunk of KV is sent next to which decode worker,
+within its window, and what happens when a chunk is answered, lost or too late. No sockets.
 
-Knows keys, slots and times of sending; does not know what becomes of a chunk that was answered.
+Open it when KV does not arrive. The state of one transfer is in transfer.py, the links in links.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Which prompts may have a row in the next step, seen through what the prefix cache has.
+"""Steps of a prefill worker: which prompts have a row in the next one, and what its results change.
 
-Knows attempts and the cache; does not choose among them (worker/chunks.py) and begins nothing. A
-prompt that leaves the cache where another one is just computing waits for that one: the same block
-is not computed twice.
+A prompt that leaves the cache where another one is being computed waits for that one: the same
+block is not computed twice. The choice among prompts that do not wait is in worker/chunks.py.
 """
 
 from __future__ import annotations

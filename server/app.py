@@ -60,7 +60,7 @@ from .api.operations.probes import (
     ready,
     version,
 )
-from .api.peers import is_proxied, proxy_to_owner
+from .api.proxying import is_proxied, proxy_to_owner
 from .api.request_scope import scope_of
 from .document.openapi import PATH as OPENAPI
 from .document.openapi import ServedDocument

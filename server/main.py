@@ -22,10 +22,10 @@ import structlog
 import trio
 
 from transport.zmq_network import ZmqNetwork
-from triolet.auto import require_models, require_tenant_ladders
 from triolet.errors import ConfigError
 from triolet.process import return_large_blocks
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
+from triolet.tenants.ladders import require_models, require_tenant_ladders
 from triolet.units import MIB
 
 from .api.peers import Peers

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from triolet.config import ServedModelConfig, ServerConfig
+    from triolet.config.members import Members
     from triolet.ids import Role
-    from triolet.members import Members
 
     from .api.services import Services
     from .fleets import Fleets, ModelFiles

@@ -119,7 +119,7 @@ class Leavers:
             await trio.sleep(REST_S)
             for worker in world.workers:
                 assert worker.engine is not None, "no process dies here"
-                worker.engine.on_freed = self._note_freed
+                worker.engine.ledger.on_freed = self._note_freed
             nursery.start_soon(self._look, checker)
             async with trio.open_nursery() as clients:
                 number = 0

@@ -1,15 +1,15 @@
-"""An engine of virtual time: what it computes is a hash of the KV that it finds, and a step costs
-what a model says.
+"""The scripted engine: bytes for KV, no arithmetic, and a script that says what follows some KV.
 
-KV of a token is the token with its position. What follows a sequence is a hash of everything that a
-step reads back through the block table, of the seed and of the position; so a chunk that was lost,
-misplaced, damaged or written by another than the owner shows as another token. Freed blocks
-are poisoned and have to stay so.
+KV of a token is the token with its position, written where a real one would be. A script is given
+everything that a step reads back through the block table; so a chunk that was lost, misplaced,
+damaged or written by another than the owner shows as another token. Freed blocks are poisoned and
+have to stay so. `chosen` is the simulator's script, SimulatedDevice its device in virtual time.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, TypeVarTuple, cast
 
 import numpy as np
@@ -19,7 +19,6 @@ import xxhash
 from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
 from engine.host_tier import HostTier
-from engine.pace import pace_of
 from engine.pooling import Pool
 from engine.prefix_cache import Node, PrefixCache
 from triolet.config import SpeculationConfig
@@ -29,15 +28,15 @@ from triolet.sampling import is_end_token
 from .faults import Fault
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable, Hashable, Sequence
 
     from decode.attempt import Attempt
     from engine.batch import SampleSpec, StepRow
-    from triolet.config import EngineConfig
+    from engine.pace import Pace
     from triolet.ids import AttemptKey
     from triolet.sampling import SamplingParams
 
+    Says = Callable[[bytes, SampleSpec], Sampled]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -49,6 +48,8 @@ EOS_ONE_IN: Final = 43
 """How often the model ends by itself: most answers reach their length, some do not."""
 MAX_MODEL_LEN: Final = 512
 FINGERPRINT: Final = "simulated"
+TOKEN: Final = 500
+"""All that is said without a script: a whole word of the demo model, so that each is an event."""
 
 _KV = struct.Struct("<HH")
 
@@ -61,11 +62,29 @@ def choose(kv: bytes, seed: int, position: int) -> int:
     return 1 + (number >> 16) % (VOCAB_SIZE - 1)
 
 
+def kv_of(token_ids: Sequence[int]) -> bytes:
+    """Return the KV of a sequence."""
+    return b"".join(_KV.pack(token_id, at) for at, token_id in enumerate(token_ids))
+
+
+def tokens_in(kv: bytes) -> list[int]:
+    """Return the tokens that some KV is of, wherever it says that they stand."""
+    return [token_id for token_id, _ in _KV.iter_unpack(kv)]
+
+
+def only_token(rows: Sequence[StepRow]) -> list[Sampled | None]:
+    """Return the one token for every row that asks for one."""
+    return [None if row.sample is None else Sampled(TOKEN) for row in rows]
+
+
+def chosen(kv: bytes, sample: SampleSpec) -> Sampled:
+    """Say what follows in the simulator."""
+    return Sampled(choose(kv, sample.params.seed, sample.position))
+
+
 def reference(prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[int, ...]:
     """Return the completion as no fault may change it."""
-    kv = bytearray()
-    for token_id in prompt_ids:
-        kv += _KV.pack(token_id, len(kv) // _KV.size)
+    kv = bytearray(kv_of(prompt_ids))
     token_ids: list[int] = []
     for position in range(sampling.max_tokens):
         token_id = choose(bytes(kv), sampling.seed, position)
@@ -83,9 +102,8 @@ def hidden(kv: bytes) -> list[float]:
 
 def reference_vector(input_ids: Sequence[int]) -> bytes:
     """Return the vector of the last token's hidden state as no fault may change it."""
-    kv = b"".join(_KV.pack(token_id, at) for at, token_id in enumerate(input_ids))
     pool = Pool(VectorForm(), len(input_ids))
-    pool.add(np.array([hidden(kv)], dtype=np.float32))
+    pool.add(np.array([hidden(kv_of(input_ids))], dtype=np.float32))
     return pool.vector()
 
 
@@ -105,21 +123,21 @@ class Cost(NamedTuple):
         return self.step_s + num_tokens * self.token_s
 
 
-class PoisoningLedger(BlockLedger):
+class TellingLedger(BlockLedger):
     """Tells of each lease of blocks that ends.
 
     Attributes:
-      on_freed: told of the owner and of the blocks that hold nothing of use any more, at once.
+      on_freed: told of the owner, once its blocks are free.
     """
 
-    on_freed: Callable[[Hashable, Sequence[int]], None]
+    on_freed: Callable[[Hashable], None] | None = None
 
     def release(self, owner: Hashable) -> int:
         """End a lease."""
-        blocks = self.blocks_of(owner) if self.has_lease(owner) else ()
+        had_blocks = self.has_lease(owner) and bool(self.blocks_of(owner))
         num_freed = super().release(owner)
-        if blocks:
-            self.on_freed(owner, [block for block in blocks if self.is_free(block)])
+        if had_blocks and self.on_freed is not None:
+            self.on_freed(owner)
         return num_freed
 
     def is_leased(self, block: int) -> bool:
@@ -131,35 +149,96 @@ class PoisoningLedger(BlockLedger):
         return not self.is_leased(block) and block not in self.kept
 
 
-class PoolEngine:
-    """Blocks of an engine that computes nothing real: its KV is bytes in this process's memory.
+def _fail(what: str) -> None:
+    raise AssertionError(what)
+
+
+class ScriptedEngine:
+    """See worker.engine_port.EnginePort.
 
     Args:
       num_blocks: that can be leased; block 0 comes on top.
       block_size: tokens of a block.
-      bytes_per_block: of all its layers.
+      pace: how much a step may hold, and how long it takes.
+      says: what follows some KV; None where one token is all that is ever said.
+      host_bytes: for KV that gave way.
+      report: told of everything that must not happen, in words.
+      happened: counts steps that were told to fail.
+
+    Attributes:
+      before_step: sees the rows of each step first; may raise in its place.
+      fail_steps: so many of the next steps raise.
+      is_device_lost: the device takes no more work.
+      num_rests: how often it had nothing to compute.
+      sampled_at: when the step began that last chose a token for a prompt and seed.
     """
 
     speedup = 1.0
     adapters: frozenset[bytes] = frozenset()
 
-    def __init__(self, num_blocks: int, block_size: int, bytes_per_block: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        pace: Pace,
+        says: Says | None = chosen,
+        *,
+        max_model_len: int = MAX_MODEL_LEN,
+        vocab_size: int = VOCAB_SIZE,
+        fingerprint: str = FINGERPRINT,
+        host_bytes: int = 0,
+        report: Callable[[str], None] = _fail,
+        happened: Counter[Fault] | None = None,
+    ) -> None:
         self.block_size = block_size
-        self.bytes_per_block = bytes_per_block
-        self.wire_bytes_per_block = bytes_per_block
-        self.vocab_size = VOCAB_SIZE
-        self._poisoned = b"\xff" * bytes_per_block
+        self.bytes_per_block = block_size * _KV.size
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.fingerprint = fingerprint
+        self.pace = pace
+        self._poisoned = b"\xff" * self.bytes_per_block
         self._pool = [bytearray(self._poisoned) for _ in range(num_blocks + 1)]
+        self.ledger = TellingLedger(num_blocks + 1, poison=self)
+        host: HostTier[Node] = HostTier(host_bytes, self.bytes_per_block)
+        self.prefix_cache = PrefixCache(
+            self.ledger, block_size, self, host=host if host_bytes else None
+        )
+        self.before_step: Callable[[Sequence[StepRow]], None] | None = None
+        self.fail_steps = 0
+        self.is_device_lost = False
+        self.num_rests = 0
+        self.sampled_at: dict[tuple[Sequence[int], int], float] = {}
+        self._says = says
+        self._report = report
+        self._happened = Counter() if happened is None else happened
 
     def rest(self) -> None:
-        """Do nothing: it has no cores."""
+        """Count: it has no cores."""
+        self.num_rests += 1
 
     def constrain(self, sampling: SamplingParams) -> None:
         """Its tokens are no text: requests with a grammar are not for it."""
         assert not sampling.is_constrained
 
     def check_device(self) -> None:
-        """Do nothing: there is no device."""
+        """Raise if it was told that its device is lost."""
+        if self.is_device_lost:
+            raise RuntimeError("the scripted device was told to be lost")
+
+    def poison(self, block_ids: Sequence[int]) -> None:
+        """See engine.block_ledger.Poison."""
+        for block in block_ids:
+            self._pool[block][:] = self._poisoned
+
+    def count_spoiled(self, block_ids: Sequence[int]) -> int:
+        """See engine.block_ledger.Poison."""
+        return sum(self._pool[block] != self._poisoned for block in block_ids)
+
+    def check_poison(self) -> None:
+        """Report blocks that were written although no lease names them."""
+        for block, kv in enumerate(self._pool):
+            if kv != self._poisoned and block and self.ledger.is_free(block):
+                self._report(f"block {block} was written after it was freed")
 
     def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> bytes:
         """Copy blocks out."""
@@ -177,6 +256,8 @@ class PoolEngine:
 
     def copy_block(self, source: int, target: int) -> None:
         """Overwrite one block with another."""
+        if not (self.ledger.is_leased(source) and self.ledger.is_leased(target)):
+            self._report(f"block {source} was copied to {target}, and one of them is not leased")
         self._pool[target][:] = self._pool[source]
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
@@ -184,101 +265,36 @@ class PoolEngine:
         size = self.bytes_per_block
         assert len(payload) == len(block_ids) * size
         for index, block in enumerate(block_ids):
+            if not self.ledger.is_leased(block):
+                self._report(f"KV was written into block {block}, which is not leased")
             self._pool[block][:] = payload[index * size : (index + 1) * size]
 
-    def _pool_hidden(self, row: StepRow, state_of: Callable[[StepRow, int], list[float]]) -> None:
-        """Pool hidden states of a row; `state_of` has that of the last of its first tokens."""
-        if row.pool is not None:
-            wanted = row.pool.wanted(row.start, row.start + len(row.token_ids))
-            states = [state_of(row, position + 1) for position in wanted]
-            row.pool.add(np.array(states, dtype=np.float32).reshape(-1, HIDDEN_SIZE))
-
-
-class SimulatedEngine(PoolEngine):
-    """See worker.engine_port.EnginePort.
-
-    Args:
-      num_blocks: that can be leased.
-      config: block size and step budget.
-      cost: of a step.
-      report: told of everything that must not happen, in words.
-      happened: counts steps that raised.
-
-    Attributes:
-      fail_steps: so many of the next steps raise.
-      sampled_at: when the step began that last chose a token for a prompt and seed.
-      on_freed: told of each attempt whose blocks go back.
-    """
-
-    def __init__(
-        self,
-        num_blocks: int,
-        config: EngineConfig,
-        cost: Cost,
-        report: Callable[[str], None],
-        happened: Counter[Fault],
-    ) -> None:
-        super().__init__(num_blocks, config.block_size, config.block_size * _KV.size)
-        self.ledger = PoisoningLedger(num_blocks + 1)
-        self.ledger.on_freed = self._poison
-        host: HostTier[Node] = HostTier(config.host_cache_bytes, self.bytes_per_block)
-        self.prefix_cache = PrefixCache(self.ledger, config.block_size, self, host=host)
-        self.max_model_len = MAX_MODEL_LEN
-        self.fingerprint = FINGERPRINT
-        self.pace = pace_of(
-            config.max_num_batched_tokens, cost.of(config.max_num_batched_tokens), config
-        )
-        self.fail_steps = 0
-        self.sampled_at: dict[tuple[Sequence[int], int], float] = {}
-        self.on_freed: Callable[[Hashable], None] | None = None
-        self._report = report
-        self._happened = happened
-
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Store tokens, and hash what is read back."""
+        """Store tokens, and say what follows what is read back."""
+        if self.before_step is not None:
+            self.before_step(rows)
         if self.fail_steps:
             self.fail_steps -= 1
             self._happened[Fault.STEP_ERROR] += 1
-            raise RuntimeError("the simulated device was told to fail")
+            raise RuntimeError("the scripted engine was told to fail")
+        if self._says is None:
+            return only_token(rows)
         self._check_owned(rows)
-        return [self._compute(row) for row in rows]
+        return [self._compute(row, self._says) for row in rows]
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Overwrite one block with another."""
-        if not (self.ledger.is_leased(source) and self.ledger.is_leased(target)):
-            self._report(f"block {source} was copied to {target}, and one of them is not leased")
-        super().copy_block(source, target)
-
-    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
-        """Overwrite blocks."""
-        for block in block_ids:
-            if not self.ledger.is_leased(block):
-                self._report(f"KV was written into block {block}, which is not leased")
-        super().import_blocks(block_ids, payload)
-
-    def check_poison(self) -> None:
-        """Report blocks that were written although no lease names them."""
-        for block, kv in enumerate(self._pool):
-            if kv != self._poisoned and block and self.ledger.is_free(block):
-                self._report(f"block {block} was written after it was freed")
-
-    def _compute(self, row: StepRow) -> Sampled | None:
+    def _compute(self, row: StepRow, says: Says) -> Sampled | None:
         for offset, token_id in enumerate(row.token_ids):
             position = row.start + offset
             block = row.block_table[position // self.block_size]
             _KV.pack_into(
                 self._pool[block], position % self.block_size * _KV.size, token_id, position
             )
-        self._pool_hidden(row, self.hidden_of)
-        return None if row.sample is None else self._sample(row, row.sample)
-
-    def hidden_of(self, row: StepRow, num_tokens: int) -> list[float]:
-        """Return a hash of the KV of the first tokens of a row's sequence."""
-        return hidden(self._read_back(row, num_tokens))
-
-    def _sample(self, row: StepRow, sample: SampleSpec) -> Sampled:
-        kv = self._read_back(row, row.start + len(row.token_ids))
-        return Sampled(choose(kv, sample.params.seed, sample.position))
+        end = row.start + len(row.token_ids)
+        if row.pool is not None:
+            wanted = row.pool.wanted(row.start, end)
+            states = [hidden(self._read_back(row, position + 1)) for position in wanted]
+            row.pool.add(np.array(states, dtype=np.float32).reshape(-1, HIDDEN_SIZE))
+        return None if row.sample is None else says(self._read_back(row, end), row.sample)
 
     def _read_back(self, row: StepRow, num_tokens: int) -> bytes:
         num_blocks = -(-num_tokens // self.block_size)
@@ -300,12 +316,6 @@ class SimulatedEngine(PoolEngine):
         end = row.start + len(row.token_ids)
         return row.block_table[row.start // self.block_size : -(-end // self.block_size)]
 
-    def _poison(self, owner: Hashable, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            self._pool[block][:] = self._poisoned
-        if self.on_freed is not None:
-            self.on_freed(owner)
-
 
 class SimulatedDevice:
     """Takes virtual time for each step; can be told to stand still.
@@ -319,7 +329,7 @@ class SimulatedDevice:
       on_step: told of the time at which a step begins.
     """
 
-    def __init__(self, engine: SimulatedEngine, cost: Cost, happened: Counter[Fault]) -> None:
+    def __init__(self, engine: ScriptedEngine, cost: Cost, happened: Counter[Fault]) -> None:
         self.on_step: Callable[[float], None] | None = None
         self._engine = engine
         self._cost = cost

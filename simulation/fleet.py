@@ -25,8 +25,9 @@ from triolet.ids import LIVES, SECRET_BYTES, Role
 from triolet.units import KIB, SECONDS
 
 from .clock import ClockAlarm, VirtualClock
+from .engine import ScriptedEngine
 from .faults import CALM
-from .modelled import COST, ModelledDevice, ModelledEngine, StepCost
+from .modelled import COST, ModelledDevice, StepCost, paced
 from .network import Host
 from .text import NumberText
 
@@ -179,7 +180,8 @@ async def running_fleet(
         for role in names:
             for name in names[role]:
                 config = _worker_config(role, name, shape.max_num_seqs, link)
-                engine = ModelledEngine(shape.num_blocks, config.engine, shape.cost)
+                pace = paced(shape.cost, config.engine)
+                engine = ScriptedEngine(shape.num_blocks, config.engine.block_size, pace, says=None)
                 device = ModelledDevice(shape.cost)
                 await nursery.start(
                     worker_of(

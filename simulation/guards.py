@@ -23,7 +23,7 @@ from prefill.links import KvLinks
 from prefill.shipper import PeerSender
 from server.scheduling.attempt import Attempts
 from server.scheduling.frames import Finish
-from server.scheduling.recovery import PoisonDetector
+from server.scheduling.poison import PoisonDetector
 from server.scheduling.request import Step
 from server.scheduling.requests import Requests
 from transport.frames import EndReason, Peer

@@ -2,21 +2,17 @@
 
 A fleet on a small shared machine has no capacity that two measurements agree on. So only what
 computes is replaced: nothing is computed, and a step lasts
-`step + rows x row + prompt tokens x token`. All tokens are the same.
+`step + rows x row + prompt tokens x token`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import trio
 
-from engine.batch import Sampled
 from engine.pace import MEASURED_TOKENS, pace_of
 from triolet.units import MILLISECONDS
-
-from .engine import Cost, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,9 +24,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
     Ts = TypeVarTuple("Ts")
-
-TOKEN: Final = 500
-"""What every answer says: a whole word of the demo model, so that each is an event."""
 
 
 class StepCost(NamedTuple):
@@ -59,33 +52,9 @@ server and to clients on the same two cores, and a request takes so long that th
 hiccups are small beside it."""
 
 
-def sampled(rows: Sequence[StepRow]) -> list[Sampled | None]:
-    """Return the one token for every row that asks for one."""
-    return [None if row.sample is None else Sampled(TOKEN) for row in rows]
-
-
 def paced(cost: StepCost, config: EngineConfig) -> Pace:
     """Return what a worker finds out about such a device when it times a step at its start."""
     return pace_of(MEASURED_TOKENS, cost.step_s + MEASURED_TOKENS * cost.token_s, config)
-
-
-class ModelledEngine(SimulatedEngine):
-    """The simulator's engine without its hashes: blocks are leased and shipped, nothing is read.
-
-    Args:
-      num_blocks: that can be leased.
-      config: block size and step budget.
-      cost: of a step.
-    """
-
-    def __init__(self, num_blocks: int, config: EngineConfig, cost: StepCost) -> None:
-        per_token = Cost(cost.step_s, cost.token_s)
-        super().__init__(num_blocks, config, per_token, _fail, Counter())
-        self.pace = paced(cost, config)
-
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Choose the same token for every row that asks for one."""
-        return sampled(rows)
 
 
 class ModelledDevice:
@@ -108,7 +77,3 @@ def _rows(args: tuple[object, ...]) -> Sequence[StepRow]:
     """Return what a device is asked for; nothing but steps is run on this one."""
     (rows,) = args
     return cast("Sequence[StepRow]", rows)
-
-
-def _fail(what: str) -> None:
-    raise AssertionError(what)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from engine.pace import pace_of
 from server.scheduling.links import Links
 from server.scheduling.status import Observer
 from triolet.config import WorkerConfig
 from triolet.ids import Role
 
 from .charges import RecordingCharges
-from .engine import EAGER, Guesses, SimulatedDevice, SimulatedEngine
+from .engine import EAGER, Guesses, ScriptedEngine, SimulatedDevice
 from .fleet import KV_SECRET, worker_of
 from .network import control_address, kv_address
 from .overseer import Overseer
@@ -61,7 +62,7 @@ class WorkerProcess(Process):
         guesses: bool = False,
     ) -> None:
         super().__init__(role, name, around)
-        self.engine: SimulatedEngine | None = None
+        self.engine: ScriptedEngine | None = None
         self.device: SimulatedDevice | None = None
         self.loop: WorkerLoop | None = None
         self._num_blocks = num_blocks
@@ -102,10 +103,17 @@ class WorkerProcess(Process):
         def report(what: str) -> None:
             around.report(f"{self.name}: {what}")
 
-        engine = SimulatedEngine(
-            self._num_blocks, self._config.engine, self._cost, report, around.tally.happened
+        config, happened = self._config.engine, around.tally.happened
+        most_tokens = config.max_num_batched_tokens
+        engine = ScriptedEngine(
+            self._num_blocks,
+            config.block_size,
+            pace_of(most_tokens, self._cost.of(most_tokens), config),
+            host_bytes=config.host_cache_bytes,
+            report=report,
+            happened=happened,
         )
-        device = SimulatedDevice(engine, self._cost, around.tally.happened)
+        device = SimulatedDevice(engine, self._cost, happened)
         serve = worker_of(
             self.role,
             self._config,

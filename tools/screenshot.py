@@ -1,4 +1,4 @@
-"""`python -m loadtest.screenshot`: pictures of the pages, for the documentation.
+"""`python -m tools.screenshot`: pictures of the pages, for the documentation.
 
 Starts a server, asks the demo model some questions in Chromium and keeps what a reader sees in
 docs/images: the chat page, and the dashboard while others ask too.
@@ -96,7 +96,7 @@ def take_dashboard(page: Page, picture: Path) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Take the picture and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.screenshot", description="Take pictures of the pages."
+        prog="python -m tools.screenshot", description="Take pictures of the pages."
     )
     parser.add_argument("--url", help="use this server and start none")
     parser.add_argument("--out", type=Path, default=IMAGES, help="folder to write to (docs/images)")

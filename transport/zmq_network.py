@@ -1,4 +1,6 @@
-"""What ZeroMQ says of one connection's handshakes, in words: which peer failed, and what to do."""
+"""Links over ZeroMQ: the listener, the connection, and what its handshakes report when a peer
+cannot be reached or has the wrong key. The same interface without sockets is memory_network.py.
+"""
 
 from __future__ import annotations
 

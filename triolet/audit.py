@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 
-from .config import MAX_AUDIT_LEASES
 from .ids import Role  # noqa: TC001 (msgspec reads the annotations)
 
 if TYPE_CHECKING:
@@ -25,6 +24,9 @@ MAX_SECONDS = 1e9
 """Thirty years: keeps infinity and NaN out."""
 MAX_WORDS = 64
 """Kinds of ends, of drops, of error codes: there are few, and they are known."""
+MAX_AUDIT_LEASES = 4096
+"""Leases that a worker lists when it is audited, the oldest first: a megabyte, and a leaked one is
+always among them. It says how many there are in all."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_TOP_LOGPROBS = 20
-MAX_SCORED_TOKENS = 64
-"""Reported to a server that judges them before it shows any: more would hold an answer for long."""
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
 MAX_MARKER_TOKENS = 16
@@ -187,8 +185,6 @@ class SamplingParams:
       grammar: what the completion has to be; None for anything. Where it ends the sequence ends,
         whatever `ignore_eos` says, and before `min_tokens` if nothing else may follow.
       reasoning: what comes before the answer, which alone the grammar is for; None for nothing.
-      scored_tokens: the log-probabilities of so many first tokens are reported whether `logprobs`
-        asks for them or not.
     """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
@@ -210,11 +206,6 @@ class SamplingParams:
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     grammar: Grammar | None = None
     reasoning: ReasoningTokens | None = None
-    scored_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_SCORED_TOKENS)] = 0
-
-    def scores(self, position: int) -> bool:
-        """Return whether the log-probability of the token at a position is reported."""
-        return self.logprobs is not None or position < self.scored_tokens
 
     @property
     def is_constrained(self) -> bool:

@@ -12,8 +12,14 @@ from msgspec.structs import replace
 
 from transport.frames import CacheLoad
 from transport.lease import LeaseState
-from triolet.audit import LeaseAudit, PoolAudit, ProcessFacts, WindowsAudit, WorkerAudit
-from triolet.config import MAX_AUDIT_LEASES
+from triolet.audit import (
+    MAX_AUDIT_LEASES,
+    LeaseAudit,
+    PoolAudit,
+    ProcessFacts,
+    WindowsAudit,
+    WorkerAudit,
+)
 from triolet.ids import shown_epoch
 
 from .attempt_table import Member

@@ -1,6 +1,8 @@
-"""What was said last of each attempt, so that a lost ENDED can be said again in the same words.
+"""All attempts that hold a lease on this worker, the one way by which they end, and tombstones,
+from which a lost ENDED is answered again in the same words.
 
-Knows frames and time; whether an attempt may begin is the lease table's to say.
+Open it to see when blocks are given back. Whether an attempt may begin is decided by the lease
+table (transport/lease.py).
 """
 
 from __future__ import annotations

@@ -41,12 +41,7 @@ class EnginePort(Protocol):
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block with all its layers."""
-        ...
-
-    @property
-    def wire_bytes_per_block(self) -> int:
-        """The same as it travels: what is exported and imported."""
+        """Bytes of one block with all its layers, in the pool and on the wire."""
         ...
 
     @property

@@ -1,4 +1,6 @@
-"""How many weights a model of a given shape has. For readers of the start-up table."""
+"""The start of a worker process, the same for both roles: load the model, open the network, serve,
+and drain on a signal.
+"""
 
 from __future__ import annotations
 

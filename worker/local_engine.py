@@ -1,11 +1,11 @@
-"""Cores that a worker has nothing to compute with, lent to its siblings on the same machine.
+"""The engine of this worker process as its core sees it (`EnginePort`): the loaded model with its
+KV pool, and cores that idle siblings on the same machine lend.
 
-Each worker has two bytes of one file. It locks the first while it has work; a worker that borrows
-its cores for a step locks the second. Locks because the kernel takes them from a process that dies:
-nothing has to be given back, and no message is needed. A worker that gets work never waits for what
-is lent, but begins with its own cores, which it then shares until the borrower's step has returned.
-
-Knows no steps and no rows.
+For lending, each worker has two bytes of one file. It locks the first while it has work; a worker
+that borrows its cores for a step locks the second. Locks because the kernel takes them from a
+process that dies: nothing has to be given back, and no message is needed. A worker that gets work
+never waits for what is lent, but begins with its own cores, which it then shares until the
+borrower's step has returned.
 """
 
 from __future__ import annotations
@@ -146,11 +146,6 @@ class LocalEngine:
         return self._loaded.pool.bytes_per_block
 
     @property
-    def wire_bytes_per_block(self) -> int:
-        """Bytes of one block with all its layers, as it travels."""
-        return self._loaded.wire.bytes_per_block
-
-    @property
     def max_model_len(self) -> int:
         """Context length in tokens."""
         return self._loaded.max_model_len
@@ -200,7 +195,7 @@ class LocalEngine:
 
     def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
         """Copy blocks out."""
-        return self._loaded.wire.export_blocks(block_ids, into)
+        return self._loaded.pool.export_blocks(block_ids, into)
 
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again."""
@@ -216,4 +211,4 @@ class LocalEngine:
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks that no running step reads."""
-        self._loaded.wire.import_blocks(block_ids, payload)
+        self._loaded.pool.import_blocks(block_ids, payload)

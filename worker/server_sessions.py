@@ -1,6 +1,7 @@
-"""The peers of one listener: those that have said HELLO, and when each was last heard.
+"""The servers that a worker talks to: who has said HELLO, when each was last heard, and what each
+is told: heartbeats, answers to audits, drain.
 
-Knows greetings and silence; does not know what peers talk about.
+`PeerTable` is the part that any listener needs: greetings and silence of its peers.
 """
 
 from __future__ import annotations

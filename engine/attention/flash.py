@@ -1,9 +1,8 @@
-"""Attention by flash-attn's paged kernels, which read blocks in place: NVIDIA only.
+"""Attention of prompts by flash-attn's paged kernel, which reads blocks in place: NVIDIA only.
 
-The package is imported when the backend is created, not before. Decode rows go through the split-KV
-kernel, prompt chunks through the variable-length one, each in one call per layer. Written against
-flash-attn 2.8.3; only the last dimension of its cache must be contiguous, so a layer's slice of the
-block-major pool serves as it is.
+Decode rows are computed as with `triton`. The package is imported when the backend is created, not
+before. Written against flash-attn 2.8.3; only the last dimension of its cache must be contiguous,
+so a layer's slice of the block-major pool serves as it is.
 """
 
 from __future__ import annotations
@@ -17,37 +16,20 @@ import torch
 
 from triolet.errors import ConfigError
 
-from .interface import PagedAttention
-from .row_groups import group_rows
 from .traits import FLASH
+from .triton import TritonAttention
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..batch import FlatStep
     from ..kv_pool import KVPool
     from .row_groups import RowGroup
 
 TRAITS: Final = FLASH
 
-SPLIT_TOKENS: Final = 512
-"""Tokens of one split while there are few splits: below it combining them costs more than sharing
-the work gains."""
-MAX_SPLITS: Final = 32
-"""Bounds the memory of unfinished sums, splits * rows * query heads * head_dim fp32 numbers; longer
-contexts get longer splits. The kernel takes 128 at most."""
 MIN_CHUNK_LEN: Final = 2
-"""Least `max_seqlen_q` that the kernel for chunks is told; an upper bound is all that it needs. At
-1 it changes over to a decode kernel, with a number of splits that depends on the batch's size."""
-
-
-def splits_for(max_model_len: int) -> int:
-    """Return into how many splits the kernel cuts the block table of a decode step.
-
-    The kernel cuts the width of the table, not the length of a row: with one number of splits and
-    one width for every step a row's bits depend on its own sequence alone.
-    """
-    return min(MAX_SPLITS, -(-max_model_len // SPLIT_TOKENS))
+"""Least `max_seqlen_q` that the kernel is told; an upper bound is all that it needs. At 1 it
+changes over to a decode kernel, with a number of splits that depends on the batch's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +38,6 @@ class _DeviceGroup:
 
     tokens: Tensor
     block_table: Tensor
-    seq_lens: Tensor
     query_start_loc: Tensor
     key_start_loc: Tensor
     max_query_len: int
@@ -67,7 +48,6 @@ class _DeviceGroup:
         return cls(
             torch.from_numpy(group.tokens).to(device),
             torch.from_numpy(group.block_table).to(device),
-            torch.from_numpy(group.seq_lens).to(device),
             torch.from_numpy(group.query_start_loc).to(device),
             torch.from_numpy(group.key_start_loc).to(device),
             group.max_query_len,
@@ -75,82 +55,46 @@ class _DeviceGroup:
         )
 
 
-class FlashAttention(PagedAttention):
+class FlashAttention(TritonAttention):
     """The backend for NVIDIA GPUs with flash-attn.
 
     Args:
       pool: the worker's KV.
-      max_model_len: the longest sequence; fixes the splits and the width of block tables.
+      num_heads: query heads.
+      max_model_len: the longest sequence; sizes the splits.
 
     Raises:
-      ConfigError: flash-attn is not installed.
+      ConfigError: flash-attn or Triton is not installed.
     """
 
-    def __init__(self, pool: KVPool, max_model_len: int) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: KVPool, num_heads: int, max_model_len: int) -> None:
         try:
-            self._kernels: Any = import_module("flash_attn")
+            self._flash_attn: Any = import_module("flash_attn")
         except ImportError as error:
             raise ConfigError(
                 f"backend is 'flash', but flash-attn cannot be imported ({error}); install the "
                 "extra `flash` (pip install 'triolet[flash]'), or use backend 'triton' or 'sdpa'"
             ) from error
-        self._scale = 1.0 / math.sqrt(pool.layout.head_dim)
-        self._num_splits = splits_for(max_model_len)
-        self._max_blocks = -(-max_model_len // pool.layout.block_size)
-        self._decode: _DeviceGroup | None = None
-        self._prefill: _DeviceGroup | None = None
-        self._rows: tuple[Tensor, Tensor] | None = None
+        super().__init__(pool, num_heads, max_model_len)
+        self._chunks: _DeviceGroup | None = None
 
-    def plan_rows(self, step: FlatStep) -> None:
-        """See PagedAttention."""
-        device = self._pool.device
-        decode = group_rows(step, is_decode=True, width=self._max_blocks)
-        prefill = group_rows(step, is_decode=False)
-        self._rows = None
-        self._decode = _DeviceGroup.of(decode, device) if decode else None
-        self._prefill = _DeviceGroup.of(prefill, device) if prefill else None
+    def plan_chunks(self, group: RowGroup | None) -> None:
+        """See TritonAttention."""
+        self._chunks = None if group is None else _DeviceGroup.of(group, self._pool.device)
 
-    def plan_decode(self, block_table: Tensor, seq_lens: Tensor) -> None:
-        """See PagedAttention."""
-        self._rows = (block_table, seq_lens)
-
-    def attend_stored(self, layer: int, query: Tensor) -> Tensor:
-        """See PagedAttention."""
-        key_cache, value_cache = self._pool[:, layer, 0], self._pool[:, layer, 1]
-        if self._rows is not None:
-            return self._attend_decode(query, key_cache, value_cache, *self._rows)
-        output = torch.zeros_like(query, memory_format=torch.contiguous_format)
-        if (group := self._decode) is not None:
-            output[group.tokens] = self._attend_decode(
-                query[group.tokens], key_cache, value_cache, group.block_table, group.seq_lens
-            )
-        if (group := self._prefill) is not None:
-            output[group.tokens] = self._kernels.flash_attn_varlen_func(
-                query[group.tokens],
-                key_cache,
-                value_cache,
-                cu_seqlens_q=group.query_start_loc,
-                cu_seqlens_k=group.key_start_loc,
-                max_seqlen_q=max(MIN_CHUNK_LEN, group.max_query_len),
-                max_seqlen_k=group.max_seq_len,
-                softmax_scale=self._scale,
-                causal=True,
-                block_table=group.block_table,
-            )
-        return output
-
-    def _attend_decode(
-        self, query: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, seq_lens: Tensor
-    ) -> Tensor:
-        attended: Tensor = self._kernels.flash_attn_with_kvcache(
-            query.unsqueeze(1),
-            keys,
-            values,
-            cache_seqlens=seq_lens,
-            block_table=block_table,
-            softmax_scale=self._scale,
+    def attend_chunks(self, query: Tensor, cache: Tensor, output: Tensor) -> None:
+        """See TritonAttention."""
+        if (group := self._chunks) is None:
+            return
+        output[group.tokens] = self._flash_attn.flash_attn_varlen_func(
+            query[group.tokens],
+            cache[:, 0],
+            cache[:, 1],
+            cu_seqlens_q=group.query_start_loc,
+            cu_seqlens_k=group.key_start_loc,
+            max_seqlen_q=max(MIN_CHUNK_LEN, group.max_query_len),
+            max_seqlen_k=group.max_seq_len,
+            softmax_scale=1.0 / math.sqrt(self._layout.head_dim),
             causal=True,
-            num_splits=self._num_splits,
+            block_table=group.block_table,
         )
-        return attended.squeeze(1)

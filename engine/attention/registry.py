@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 TRAITS: Final = {traits.name: traits for traits in (sdpa.TRAITS, flash.TRAITS, triton.TRAITS)}
 _CREATE: Final[dict[str, Callable[[KVPool, int, int], AttentionBackend]]] = {
     sdpa.TRAITS.name: sdpa.SdpaAttention,
-    flash.TRAITS.name: lambda pool, num_heads, max_model_len: flash.FlashAttention(
-        pool, max_model_len
-    ),
+    flash.TRAITS.name: flash.FlashAttention,
     triton.TRAITS.name: triton.TritonAttention,
 }
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..batch import FlatStep
     from ..kv_pool import KVPool
+    from .row_groups import RowGroup
 
 TRAITS: Final = TRITON
 
@@ -55,7 +56,7 @@ def programs_for(rows: int, num_kv_heads: int, max_splits: int) -> int:
 
 
 class TritonAttention(PagedAttention):
-    """The backend for NVIDIA GPUs without flash-attn.
+    """The backend for NVIDIA GPUs that needs no further package.
 
     Args:
       pool: the worker's KV.
@@ -85,27 +86,34 @@ class TritonAttention(PagedAttention):
         self._padded_group = 1 << (group - 1).bit_length()
         self._tile_tokens = max(1, PREFILL_LANES // self._padded_group)
         self._decode: tuple[Tensor, Tensor, Tensor] | None = None
-        self._prefill: tuple[Tensor, Tensor] | None = None
+        self._chunks_in_tiles: tuple[Tensor, Tensor] | None = None
         self._covers_all = False
 
     def plan_rows(self, step: FlatStep) -> None:
         """See PagedAttention."""
         device = self._pool.device
-        self._decode = self._prefill = None
+        self._decode = None
         self._covers_all = False
         if (group := group_rows(step, is_decode=True)) is not None:
             arrays = (group.block_table, group.seq_lens, group.tokens.astype("int32"))
             table, seq_lens, tokens = (torch.from_numpy(array).to(device) for array in arrays)
             self._decode = (table, seq_lens, tokens)
-        if (group := group_rows(step, is_decode=False)) is not None:
-            tiles = torch.from_numpy(group.tiles(self._tile_tokens)).to(device)
-            self._prefill = (torch.from_numpy(group.block_table).to(device), tiles)
+        self.plan_chunks(group_rows(step, is_decode=False))
 
     def plan_decode(self, block_table: Tensor, seq_lens: Tensor) -> None:
         """See PagedAttention."""
         tokens = torch.arange(len(seq_lens), dtype=torch.int32, device=seq_lens.device)
-        self._decode, self._prefill = (block_table, seq_lens, tokens), None
+        self._decode = (block_table, seq_lens, tokens)
         self._covers_all = True
+        self.plan_chunks(None)
+
+    def plan_chunks(self, group: RowGroup | None) -> None:
+        """Prepare the prompt rows of a step; None where it has none."""
+        self._chunks_in_tiles = None
+        if group is not None:
+            device = self._pool.device
+            tiles = torch.from_numpy(group.tiles(self._tile_tokens)).to(device)
+            self._chunks_in_tiles = (torch.from_numpy(group.block_table).to(device), tiles)
 
     def attend_stored(self, layer: int, query: Tensor) -> Tensor:
         """See PagedAttention."""
@@ -113,8 +121,7 @@ class TritonAttention(PagedAttention):
         output = torch.empty_like(query) if self._covers_all else torch.zeros_like(query)
         if self._decode is not None:
             self._attend_decode(query, cache, output, *self._decode)
-        if self._prefill is not None:
-            self._attend_prefill(query, cache, output, *self._prefill)
+        self.attend_chunks(query, cache, output)
         return output
 
     @property
@@ -185,9 +192,17 @@ class TritonAttention(PagedAttention):
             num_warps=1,
         )
 
-    def _attend_prefill(
-        self, query: Tensor, cache: Tensor, output: Tensor, table: Tensor, tiles: Tensor
-    ) -> None:
+    def attend_chunks(self, query: Tensor, cache: Tensor, output: Tensor) -> None:
+        """Attend the prompt rows of a step.
+
+        Args:
+          query: as in `attend_stored`.
+          cache: keys and values of one layer.
+          output: is written where prompt rows are.
+        """
+        if self._chunks_in_tiles is None:
+            return
+        table, tiles = self._chunks_in_tiles
         head_dim = self._layout.head_dim
         lanes = self._tile_tokens * self._padded_group
         self._kernels.prefill_kernel[(len(tiles), self._layout.num_kv_heads)](

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..batch import Sampled, is_plain
-from ..runner import MAX_UNDER_WAY
+from ..batch import MAX_UNDER_WAY, Sampled, is_plain
 from ..sampler import begin_masks, sample
 from .decode_rows import NUM_FIELDS, DecodeRows
 from .decode_step import DecodeState, compute_step

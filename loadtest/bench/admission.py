@@ -29,12 +29,12 @@ from triolet.units import MILLISECONDS
 
 from ..harness.progress import announce, progress
 from ..harness.redis import is_installed, own_redis
+from ..harness.report import Ratio, Report, describe, finish
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, StreamBrokenError, completion, post
 from ..harness.tenants import key_of, write_tenants
 from ..overload.real import RealShape, real_fleet
 from .admission_server import DISPATCH, STEPS, Form, RunningServer, Stopwatch, running_server
-from .report import Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -389,8 +389,7 @@ def report_of(
         name = f"p99 of a refusal over HTTP, ms, status {row['status']}"
         ratios[name] = Ratio(row["p99_ms"], ceiling=MOST_REFUSAL_MS)
     more = {"steps": steps} | ({"refusals": said} if said else {})
-    plotted = (("what", "waiting", "mechanisms"), "p99_us")
-    return Report("admission", machine, rows, ratios, skipped, plotted, more)
+    return Report("admission", machine, rows, ratios, skipped, more)
 
 
 def _in_ms(taken_ns: Sequence[float]) -> dict[str, float]:

@@ -132,7 +132,7 @@ class Stopwatch:
             put(completions, "read_fields", partial(self._async, PARSE))
             put(auto, "check_fields", partial(self._plain, "fields"))
             put(auto, "refuse_early", partial(self._plain, "early"))
-            put(generate, "own_requests", partial(self._plain, "request"))
+            put(completions, "own_requests", partial(self._plain, "request"))
             put(generate, "reserved", partial(self._async, "reserve"))
             put(generate, "submit_all", partial(self._plain, SUBMIT))
             put(Attempts, "dispatch", self._dispatch)

@@ -33,10 +33,10 @@ import trio
 
 from ..harness.metrics import samples
 from ..harness.progress import announce, progress
+from ..harness.report import BENCH, Ratio, Report, describe, finish
 from ..harness.servers import TAKES_ALL, running_server
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .model import SHAPES, written_model
-from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -276,7 +276,7 @@ def report_of(
         "answers equal to those without": Ratio(same / len(turns), 1.0),
     }
     machine |= {"pool_blocks": num_blocks, "most_held_blocks": held_blocks}
-    return Report("cache", machine, rows, ratios, {}, (("run",), "kv_mib_received"))
+    return Report("cache", machine, rows, ratios, {})
 
 
 def main() -> int:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from engine.native.library import load_library
 
 from ..harness.lines import LineProcess
-from ..harness.progress import announce, progress
+from ..harness.progress import progress
+from ..harness.report import BENCH, Ratio, Report, describe, run_bench
 from .engines import ROOT, python_of, why_not
 from .limits import Limits, dtype_here, measure_limits, torch_is_fast_in, why_slow
 from .model import SHAPES, Shape, shape_of_gguf, written_model
-from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -425,7 +425,8 @@ def run(arguments: argparse.Namespace) -> Report:
     wanted = [
         peer
         for peer in PEERS
-        if peer.name in (arguments.peers or ()) or (not arguments.peers and peer.is_usual)
+        if peer.name in (OURS, *(arguments.peers or ()))
+        or (arguments.peers is None and peer.is_usual)
         if arguments.gguf is None or peer.reads_gguf
     ]
     skipped = {
@@ -460,7 +461,6 @@ def run(arguments: argparse.Namespace) -> Report:
         rows_of(seconds, limits_of(shape, cases, limits, arguments.dtype)),
         ratios_of(seconds),
         skipped | lost,
-        (("case", "engine"), "tokens_per_s"),
         {"memory": memory, **({"where_our_time_goes": parts} if parts else {})},
         f"{kind}; limits: {limits}",
     )
@@ -510,11 +510,7 @@ def main() -> int:
     parser.add_argument(
         "--peers", nargs="*", help="only these and triolet: " + ", ".join(p.name for p in PEERS)
     )
-    arguments = parser.parse_args()
-    if arguments.peers is not None:
-        arguments.peers = [OURS, *arguments.peers]
-    announce(__doc__)
-    finish(run(arguments))
+    run_bench(parser, run)
     return 0
 
 

@@ -36,13 +36,13 @@ import httpx2
 import trio
 
 from ..harness.progress import announce, progress
+from ..harness.report import Ratio, Report, describe, finish
 from ..harness.servers import on_core, running, running_server
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, Stream
 from ..harness.tenants import key_of, write_tenants
 from ..overload.outcomes import jain
 from .front import CONTENT, Front, Source, chat_request
-from .report import Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -381,14 +381,12 @@ def report_of(found: Found) -> Report:
     }
     rows += found.edge
     ratios |= edge_ratios(found.edge)
-    plotted = (("phase",), "p99_ms")
-    return Report("fairness", describe(1), rows, ratios, {}, plotted, {"shares": shares})
+    return Report("fairness", describe(1), rows, ratios, {}, {"shares": shares})
 
 
 def edge_report(found: Found) -> Report:
     """Return the edge's part alone."""
-    plotted = (("phase",), "p99_ms")
-    return Report("fairness-edge", describe(1), found.edge, edge_ratios(found.edge), {}, plotted)
+    return Report("fairness-edge", describe(1), found.edge, edge_ratios(found.edge), {})
 
 
 def main() -> None:

@@ -29,13 +29,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..harness.lines import LineProcess
-from ..harness.progress import announce, progress
+from ..harness.progress import progress
+from ..harness.report import Ratio, Report, describe, line_of, run_bench
 from ..harness.servers import TRIOLET, ServerProcess, cost_of, cpu_s_of, on_core, running
 from ..harness.statistics import percentile
 from ..harness.streams import CHAT, Clients, Stream, post
 from .engines import install, python_of
 from .front_source import IDLE_SEED
-from .report import Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -425,8 +425,7 @@ def run(arguments: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         rounds.run(Path(folder))
     rows = rows_of(rounds)
-    plotted = (("server", "streams"), "cpu_us_per_token")
-    return Report("front", machine, rows, ratios_of(rows), skipped, plotted)
+    return Report("front", machine, rows, ratios_of(rows), skipped)
 
 
 def main() -> int:
@@ -441,9 +440,7 @@ def main() -> int:
     parser.add_argument(
         "--fronts", nargs="*", help="only these: " + ", ".join(front.name for front in FRONTS)
     )
-    arguments = parser.parse_args()
-    announce(__doc__)
-    finish(run(arguments))
+    run_bench(parser, run)
     return 0
 
 

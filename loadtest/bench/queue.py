@@ -20,8 +20,8 @@ from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 
 from ..harness.progress import announce, progress
+from ..harness.report import Ratio, Report, describe, finish
 from ..harness.statistics import percentile
-from .report import Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,9 +146,7 @@ def main() -> None:
         )
         for row in of_fair
     }
-    report = Report(
-        "queue", describe(1), rows, ratios, {}, (("queue", "waiting", "step"), "p50_us")
-    )
+    report = Report("queue", describe(1), rows, ratios, {})
     sys.exit(finish(report))
 
 

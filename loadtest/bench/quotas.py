@@ -22,8 +22,7 @@ import trio
 from rich.console import Console
 
 from server.tenants.accounts import Ask, Limits, Settlement
-from server.tenants.memory_store import MemoryStore
-from server.tenants.quotas import QuotaObserver, SpendWatch
+from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
 
@@ -32,10 +31,10 @@ from ..campaign.limits import Taken, take_all
 from ..harness.metrics import total
 from ..harness.progress import announce, progress
 from ..harness.redis import is_installed, own_redis
+from ..harness.report import Ratio, Report, describe, finish, line_of
 from ..harness.servers import TAKES_ALL, running_server
 from ..harness.statistics import percentile
 from ..harness.tenants import key_of, write_tenants
-from .report import Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -161,9 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     ratios = {name: Ratio(share, 1 - MOST_OFF, 1 + MOST_OFF) for name, share in found.items()}
     servers = [{"server": n, "admitted": share} for n, share in enumerate(shares)]
-    plotted = (("store",), "p50_us")
     more = {"two servers": servers, "two whole servers": whole}
-    report = Report("quotas", describe(1), rows, ratios, {}, plotted, more)
+    report = Report("quotas", describe(1), rows, ratios, {}, more)
     return finish(report, console)
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from ..harness.progress import announce, progress
+from ..harness.report import BENCH, Ratio, Report, describe, finish, line_of
 from ..harness.servers import TAKES_ALL, TRIOLET, ServerDidNotStartError, ServerProcess
 from ..harness.statistics import percentile
 from ..harness.streams import COMPLETIONS, Clients, StreamBrokenError, completion, post
@@ -32,7 +33,6 @@ from ..overload.arrivals import Arrival, Scale, Sizes, fitted, poisson, read_row
 from .engines import VLLM_READY, vllm_command, vllm_environment, why_not
 from .limits import why_slow
 from .model import SAID, SHAPES, prompt_of, written_model
-from .report import BENCH, Ratio, Report, describe, finish, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,6 @@ FLOOR: Final = 1.0
 CORES: Final = len(os.sched_getaffinity(0))
 MAX_NUM_SEQS: Final = 64
 VLLM: Final = "vllm"
-LLAMA: Final = "llama.cpp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +75,6 @@ class Server:
 
     def why_not(self, dtype: str) -> str | None:
         """Return why it cannot run here, or None if it can."""
-        if self.name == LLAMA:
-            return (
-                "its Python package has a server for one stream at a time only; bench-engine "
-                "compares what it computes"
-            )
         if self.name == VLLM:
             return why_not(VLLM) or why_slow(dtype)
         return None
@@ -101,7 +95,6 @@ SERVERS: Final = (
     Server("triolet"),
     Server("triolet, all cores each", ("--threads", str(CORES))),
     Server(VLLM),
-    Server(LLAMA),
 )
 """By default prefill and decode share out the cores; with all cores each they take turns."""
 
@@ -303,8 +296,7 @@ def run(arguments: argparse.Namespace) -> Report:
     rows = [load.row(one.server.name) for load in loads for one in ready]
     names = [one.server.name for one in ready]
     ours, peers = names[0], [name for name in names if not name.startswith("triolet")]
-    label = (("load", "server"), "tokens_per_s")
-    return Report("serve", machine, rows, ratios_of(rows, ours, peers), skipped, label)
+    return Report("serve", machine, rows, ratios_of(rows, ours, peers), skipped)
 
 
 def _is_ready(one: Running, skipped: dict[str, str]) -> bool:

@@ -34,11 +34,11 @@ import trio
 from ..harness.control import admin_of
 from ..harness.lines import LineProcess
 from ..harness.progress import announce, progress
+from ..harness.report import BENCH, Ratio, Report, describe, finish
 from ..harness.servers import TRIOLET, ServerProcess, cpu_s_of, running, seconds_of, wait_until
 from ..harness.streams import COMPLETIONS, Clients, completion, post
 from .engine import PEERS
 from .model import SAID, written_model
-from .report import BENCH, Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -275,7 +275,6 @@ def run(arguments: argparse.Namespace) -> Report:
         measured.rows(),
         measured.ratios(),
         skipped,
-        (("what", "of"), "median_s"),
     )
 
 

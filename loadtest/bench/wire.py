@@ -25,15 +25,14 @@ from transport.codec import decode_message, encode_message
 from transport.digest import payload_digest
 from transport.frames import KvChunk
 from transport.zmq_curve import make_keys
-from triolet.config import KvWire
 from triolet.units import MIB
 
 from ..harness.lines import LineProcess
-from ..harness.progress import announce, progress
+from ..harness.progress import progress
+from ..harness.report import Ratio, Report, describe, line_of, run_bench
 from .model import SHAPES, written_model
-from .report import Ratio, Report, describe, finish, line_of
 from .wire_sockets import ZMQ
-from .wire_worker import BLOCK_SIZE, StoredEngine
+from .wire_worker import BLOCK_SIZE, stored_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -132,7 +131,6 @@ class WorkerPair(Pair):
       is_shared: decode reads prefill's ring.
       keys: directory of both workers' keys, for tcp.
       is_plain: KV goes unencrypted, each chunk with a MAC.
-      kv_wire: what KV that is there already travels as.
       popen: starts both processes.
     """
 
@@ -147,10 +145,9 @@ class WorkerPair(Pair):
         is_shared: bool = False,
         keys: Path | None = None,
         is_plain: bool = False,
-        kv_wire: KvWire = KvWire.EXACT,
         popen: type[Popen[Any]] = Popen,
     ) -> None:
-        common = ["--size", size, "--pool-tokens", str(2 * pool_tokens), "--kv-wire", kv_wire]
+        common = ["--size", size, "--pool-tokens", str(2 * pool_tokens)]
         if chunk_bytes is not None:
             common += ["--chunk-bytes", str(chunk_bytes)]
             common += ["--window-bytes", str(WINDOW_CHUNKS * chunk_bytes)]
@@ -218,9 +215,9 @@ def measure_costs(size: str, chunk_bytes: int) -> list[dict[str, Any]]:
       size: of the model whose blocks travel.
       chunk_bytes: payload of a frame.
     """
-    engine = StoredEngine(size, POOL_TOKENS, "noise")
-    num_blocks = max(1, chunk_bytes // engine.bytes_per_block)
-    num_bytes = num_blocks * engine.bytes_per_block
+    pool = stored_engine(size, POOL_TOKENS, "noise").pool
+    num_blocks = max(1, chunk_bytes // pool.bytes_per_block)
+    num_bytes = num_blocks * pool.bytes_per_block
     chunks = [
         list(range(1 + start, 1 + start + num_blocks))
         for start in range(0, POOL_TOKENS // BLOCK_SIZE - num_blocks, num_blocks)
@@ -247,9 +244,9 @@ def measure_costs(size: str, chunk_bytes: int) -> list[dict[str, Any]]:
 
     parts = {
         "memcpy": copy,
-        "export": lambda index, blocks: engine.export_blocks(blocks, slots[index]),
+        "export": lambda index, blocks: pool.export_blocks(blocks, slots[index]),
         "digest": lambda index, _: payload_digest(slots[index]),
-        "import": lambda index, blocks: engine.import_blocks(blocks, slots[index]),
+        "import": lambda index, blocks: pool.import_blocks(blocks, slots[index]),
         "frame": frame,
     }
     total = len(chunks) * num_bytes
@@ -411,40 +408,6 @@ def time_of_prompts(
     return rows, (f"{size}, 2k prompt: shipping adds", Ratio(added, ceiling=CEILING))
 
 
-def rounded(sockets: Path, repetitions: int) -> tuple[list[dict[str, Any]], tuple[str, Ratio]]:
-    """Ship KV that is there already over encrypted tcp, as it is and rounded, in turns."""
-    keys, size = sockets / "keys", "150m"
-    make_keys(keys)
-    num_bytes = PROMPT_TOKENS * SHAPES[size].kv_bytes_per_token
-    seconds: dict[KvWire, list[float]] = {kv_wire: [] for kv_wire in KvWire}
-    with ExitStack() as stack:
-        pairs = {
-            kv_wire: stack.enter_context(
-                WorkerPair(
-                    "tcp://127.0.0.1:*", None, PROMPT_TOKENS, size=size, keys=keys, kv_wire=kv_wire
-                )
-            )
-            for kv_wire in KvWire
-        }
-        for repetition in range(repetitions + 1):
-            for kv_wire, pair in pairs.items():
-                moved = pair.ship(1, PROMPT_TOKENS, num_bytes)
-                progress(f"{kv_wire}: {moved.seconds * 1e3:.0f} ms")
-                if repetition:  # the first one warms up
-                    seconds[kv_wire].append(moved.seconds)
-    rows = [
-        {
-            "path": f"{size}, 2k prompt of KV, {kv_wire}",
-            "gb_per_s": round(num_bytes / median(values) / 1e9, 3),
-            "ms": round(median(values) * 1e3, 1),
-        }
-        for kv_wire, values in seconds.items()
-    ]
-    exact, ours = seconds[KvWire.EXACT], seconds[KvWire.INT8]
-    ratio = median(after / before for after, before in zip(ours, exact, strict=True))
-    return rows, ("int8 vs exact, time until decode has a 2k prompt's KV", Ratio(ratio))
-
-
 def _differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(left, right, strict=True)]
 
@@ -455,9 +418,6 @@ def run(arguments: argparse.Namespace) -> Report:
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Ratio] = {}
     with tempfile.TemporaryDirectory(prefix="wire-") as sockets:
-        if arguments.rounded:
-            rows, (name, ratio) = rounded(Path(sockets), arguments.repetitions)
-            return _report(machine, rows, {name: ratio})
         throughput = Throughput(Path(sockets), arguments.repetitions)
         throughput.measure()
         rows += throughput.rows()
@@ -470,15 +430,9 @@ def run(arguments: argparse.Namespace) -> Report:
                 progress(line_of(row))
             rows += times
             ratios[name] = ratio
-    return _report(machine, rows, ratios)
-
-
-def _report(
-    machine: dict[str, Any], rows: list[dict[str, Any]], ratios: dict[str, Ratio]
-) -> Report:
     fields = ("path", "frame_mib", "gb_per_s", "cpu_s_per_gb", "ms")
     rows = [{field: row.get(field, 0.0) for field in fields} for row in rows]
-    return Report("wire", machine, rows, ratios, {}, (("path", "frame_mib"), "gb_per_s"))
+    return Report("wire", machine, rows, ratios, {})
 
 
 def main() -> int:
@@ -486,12 +440,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--models", nargs="*", choices=sorted(SHAPES), default=["15m", "150m"])
-    parser.add_argument(
-        "--rounded", action="store_true", help="only KV over tcp as it is and as int8, in turns"
-    )
-    arguments = parser.parse_args()
-    announce(__doc__)
-    finish(run(arguments))
+    run_bench(parser, run)
     return 0
 
 

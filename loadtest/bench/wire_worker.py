@@ -21,14 +21,14 @@ import trio
 
 import decode.worker
 import prefill.worker
-from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
+from engine.constraints import Constraints
 from engine.device_thread import DeviceThread
-from engine.int8_wire import Int8Wire
 from engine.kv_pool import KVLayout, KVPool
 from engine.load import Engine, load_engine
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
+from simulation.engine import only_token
 from store.measured import Key
 from transport.digest import kv_key
 from transport.frames import (
@@ -53,7 +53,6 @@ from transport.zmq_network import ZmqNetwork
 from triolet.config import (
     Dtype,
     EngineConfig,
-    KvWire,
     LinkConfig,
     MemorySharing,
     WireConfig,
@@ -71,8 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar, TypeVarTuple
 
-    from engine.batch import StepRow
-    from engine.constraints import Constraints
+    from engine.batch import Sampled, StepRow
     from engine.model_config import ModelConfig
     from engine.runner import Runner
 
@@ -87,7 +85,6 @@ if TYPE_CHECKING:
 
 
 BLOCK_SIZE: Final = 16
-TOKEN: Final = 7
 MAX_MODEL_LEN: Final = 8192
 _PATTERN_BYTES: Final = 8 * MIB
 
@@ -99,56 +96,45 @@ class NoSteps:
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Choose the same token for every row that asks for one."""
-        return [None if row.sample is None else Sampled(TOKEN) for row in rows]
+        return only_token(rows)
 
 
-class StoredEngine(LocalEngine):
-    """A production engine without a model: its pool is full of noise.
+def stored_engine(size: str, num_tokens: int, fingerprint: str) -> Engine:
+    """Return a production engine without a model: its pool is full of noise.
 
     Args:
       size: a shape of `model.SHAPES`, whose KV it has, in bf16.
       num_tokens: that the pool holds.
       fingerprint: what it claims to be.
-      kv_wire: what its KV is on the way.
     """
-
-    def __init__(
-        self, size: str, num_tokens: int, fingerprint: str, kv_wire: KvWire = KvWire.EXACT
-    ) -> None:
-        shape = SHAPES[size]
-        layout = KVLayout(
-            shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, torch.bfloat16
-        )
-        num_blocks = 1 + num_tokens // BLOCK_SIZE
-        self.pool = KVPool(layout, num_blocks, torch.device("cpu"))
-        # Pages that were never written would all be one page of zeros, which costs nothing to read.
-        flat = self.pool.blocks.view(-1).view(torch.uint8).numpy()
-        noise = np.random.default_rng(0).integers(0, 256, _PATTERN_BYTES, dtype=np.uint8)
-        for begin in range(0, len(flat), len(noise)):
-            part = flat[begin : begin + len(noise)]
-            part[:] = noise[: len(part)]
-        ledger = BlockLedger(num_blocks)
-        most = MAX_MODEL_LEN  # a whole prompt in one step: all of its KV is there at once
-        loaded = Engine(
-            cast("Runner", NoSteps()),
-            self.pool,
-            Int8Wire(self.pool) if kv_wire is KvWire.INT8 else self.pool,
-            ledger,
-            PrefixCache(ledger, BLOCK_SIZE, self.pool, is_enabled=False),
-            fingerprint,
-            Key("none", "bfloat16", "none"),
-            cast("ModelConfig", shape),
-            (),
-            most,
-            "",
-            Pace(most, 0.0, 1.0, most, most, chunk_tokens=most),
-            cast("Constraints", None),
-        )
-        super().__init__(loaded)
-
-    def constrain(self, sampling: SamplingParams) -> None:
-        """Its tokens are no text: requests with a grammar are not for it."""
-        assert not sampling.is_constrained
+    shape = SHAPES[size]
+    layout = KVLayout(
+        shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, torch.bfloat16
+    )
+    num_blocks = 1 + num_tokens // BLOCK_SIZE
+    pool = KVPool(layout, num_blocks, torch.device("cpu"))
+    # Pages that were never written would all be one page of zeros, which costs nothing to read.
+    flat = pool.blocks.view(-1).view(torch.uint8).numpy()
+    noise = np.random.default_rng(0).integers(0, 256, _PATTERN_BYTES, dtype=np.uint8)
+    for begin in range(0, len(flat), len(noise)):
+        part = flat[begin : begin + len(noise)]
+        part[:] = noise[: len(part)]
+    ledger = BlockLedger(num_blocks)
+    most = MAX_MODEL_LEN  # a whole prompt in one step: all of its KV is there at once
+    return Engine(
+        cast("Runner", NoSteps()),
+        pool,
+        ledger,
+        PrefixCache(ledger, BLOCK_SIZE, pool, is_enabled=False),
+        fingerprint,
+        Key("none", "bfloat16", "none"),
+        cast("ModelConfig", shape),
+        (),
+        most,
+        "",
+        Pace(most, 0.0, 1.0, most, most, chunk_tokens=most),
+        Constraints(Path("no tokenizer"), shape.vocab_size, ()),
+    )
 
 
 class NoDevice:
@@ -319,10 +305,8 @@ async def open_engine(
 ) -> tuple[EnginePort, Device]:
     """Return an engine that computes if a model is given, else one that only stores."""
     if arguments.model is None:
-        engine = StoredEngine(
-            arguments.size, arguments.pool_tokens, arguments.fingerprint, KvWire(arguments.kv_wire)
-        )
-        return engine, NoDevice()
+        stored = stored_engine(arguments.size, arguments.pool_tokens, arguments.fingerprint)
+        return LocalEngine(stored), NoDevice()
     config = EngineConfig(
         dtype=Dtype.BFLOAT16,
         kv_pool_bytes=512 * MIB,
@@ -400,7 +384,6 @@ def main() -> None:
     parser.add_argument("--share-memory", action="store_true")
     parser.add_argument("--curve")
     parser.add_argument("--kv-plaintext", action="store_true")
-    parser.add_argument("--kv-wire", choices=[one.value for one in KvWire], default=KvWire.EXACT)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(30),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

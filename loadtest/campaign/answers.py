@@ -13,7 +13,7 @@ from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from ..prompts import Prompt, PromptMix
+from ..harness.prompts import Prompt, PromptMix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

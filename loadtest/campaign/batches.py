@@ -1,6 +1,4 @@
-"""Batches of the API under load: one whose fleet dies process by process, one behind interactive
-requests. Deaths are spread over the progress of the batch.
-"""
+"""A batch of the API whose fleet dies process by process, spread over the progress of the batch."""
 
 from __future__ import annotations
 
@@ -10,17 +8,21 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 import trio
 
-from ..harness.servers import TRIOLET, ServerProcess, is_gone, running, wait_until
-from ..prompts import PromptMix
-from .answers import Ask, draw_asks, lengthened
-from .client import Story, tell
+from ..harness.prompts import PromptMix
+from ..harness.servers import (
+    TRIOLET,
+    HasNotHappenedError,
+    ServerProcess,
+    is_gone,
+    running,
+    wait_until,
+)
 from .faults import PROOF_TIMEOUT_S, Injected, blocks_when_settled, kill, violations_now, wait_whole
 
 if TYPE_CHECKING:
@@ -34,10 +36,6 @@ TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.05
 WAIT_S: Final = 900.0
 """For a batch's end, on a machine that is busy with other things too."""
-
-
-class BatchTookTooLongError(Exception):
-    """A batch did not get as far as it had to."""
 
 
 def draw_lines(count: int, seed: int, max_tokens: int) -> list[dict[str, Any]]:
@@ -109,7 +107,7 @@ class BatchClient:
         """Return a batch as soon as it is far enough, through deaths of servers.
 
         Raises:
-          BatchTookTooLongError: it is not.
+          HasNotHappenedError: it is not.
         """
         batch = None
         with trio.move_on_after(WAIT_S):
@@ -118,15 +116,7 @@ class BatchClient:
                 if batch is not None and is_far_enough(batch):
                     return batch
                 await trio.sleep(POLL_S)
-        raise BatchTookTooLongError(f"after {WAIT_S:.0f} s the batch is {batch}")
-
-    async def cancel(self, batch_id: str) -> dict[str, Any]:
-        """Cancel a batch if it still runs, and return it once it has ended."""
-        answer = await self._client.post(f"/v1/batches/{batch_id}/cancel")
-        if answer.status_code != 409:  # it has ended by itself
-            answer.raise_for_status()
-        batch: dict[str, Any] = await self.wait(batch_id, has_ended)
-        return batch
+        raise HasNotHappenedError(f"after {WAIT_S:.0f} s the batch is {batch}")
 
     async def results(self, file_id: str | None) -> list[dict[str, Any]]:
         """Return the lines of a result file."""
@@ -240,8 +230,7 @@ async def run_batch(
 
     Raises:
       ServerDidNotStartError: with the end of its log.
-      HasNotHappenedError: a fault did not show, or a process did not come back.
-      BatchTookTooLongError: the batch stopped.
+      HasNotHappenedError: a fault did not show, a process did not come back, or the batch stopped.
     """
     verdict = BatchVerdict(num_servers, num_lines)
     lines = draw_lines(num_lines, seed, max_tokens)
@@ -354,112 +343,3 @@ def wrongs_of(
         if result["response"]["status_code"] != 200
     ]
     return wrongs
-
-
-ANSWER_TOKENS: Final = 24
-LINE_TOKENS: Final = 48
-LINES: Final = 2_000
-"""Of each turn's batch: more than are answered in it, so that none ends before its turn."""
-
-
-@dataclass(slots=True)
-class Side:
-    """What was found with the batch, or without.
-
-    Attributes:
-      ttfts_s: times to the first token.
-      gaps_s: longest gap between tokens of each request.
-      failures: of requests.
-      num_lines: of batches that were answered meanwhile.
-      elapsed_s: of all turns.
-    """
-
-    ttfts_s: list[float] = field(default_factory=list)
-    gaps_s: list[float] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    num_lines: int = 0
-    elapsed_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What is asked.
-
-    Attributes:
-      turns: of each side.
-      requests: of each turn.
-      per_s: requests that arrive in a second, at random moments.
-      seed: of requests and moments.
-    """
-
-    turns: int
-    requests: int
-    per_s: float
-    seed: int
-
-
-async def compare(load: Load, out: Path, options: Sequence[str]) -> tuple[Side, Side]:
-    """Return what was found without a batch, and with one.
-
-    Raises:
-      ServerDidNotStartError: with the end of its log.
-      BatchTookTooLongError: a batch did not end when it was cancelled.
-    """
-    serve = ["--batch-dir", str(out / "jobs-beside"), "--log-level", "info", *options]
-    without, beside = Side(), Side()
-    with running(ServerProcess([*TRIOLET, "serve", *serve], out / "beside.log")) as fleet:
-        await wait_whole(fleet.url, fleet.log)
-        async with BatchClient(fleet.url) as client:
-            for turn in range(-1, load.turns):
-                # The first turn is for caches and clocks of processors.
-                sides = (Side(), Side()) if turn < 0 else (without, beside)
-                await _turn(fleet.url, load, 2 * turn + 2, sides[0])
-                batch_id = await client.create(draw_lines(LINES, load.seed + turn, LINE_TOKENS))
-                await client.wait(batch_id, lambda batch: num_done(batch) > 0)
-                done_before = num_done(await client.wait(batch_id, lambda _: True))
-                await _turn(fleet.url, load, 2 * turn + 3, sides[1])
-                done = num_done(await client.wait(batch_id, lambda _: True))
-                if done >= LINES:
-                    sides[1].failures.append(f"the batch had ended before turn {turn} had")
-                sides[1].num_lines += done - done_before
-                await client.cancel(batch_id)
-    return without, beside
-
-
-async def _turn(url: str, load: Load, number: int, side: Side) -> None:
-    rng = Random(f"{load.seed} {number}")
-    drawn = draw_asks(load.requests, load.seed + 1000 * (number + 1))
-    stories = [Story(_streamed(ask)) for ask in drawn]
-    began_at = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        for story in stories:
-            nursery.start_soon(_tell, url, story)
-            await trio.sleep(rng.expovariate(load.per_s))
-    side.elapsed_s += trio.current_time() - began_at
-    for story in stories:
-        if story.failure is not None or not story.arrivals:
-            side.failures.append(f"{story.ask.name}: {story.failure}")
-            continue
-        side.ttfts_s.append(story.arrivals[0] - story.sent_at)
-        side.gaps_s.append(max((b - a for a, b in pairwise(story.arrivals)), default=0.0))
-
-
-async def _tell(url: str, story: Story) -> None:
-    await tell(url, story, retries_broken=False)
-
-
-def _streamed(ask: Ask) -> Ask:
-    """Return a chat that is streamed, whatever surface it was drawn for."""
-    if ask.surface == "ws":
-        ask = Ask(ask.number, ask.name, "sse", _as_chat(ask.body))
-    stream = {"stream": True, "stream_options": {"include_usage": True}}
-    return lengthened(Ask(ask.number, ask.name, "sse", ask.body | stream), ANSWER_TOKENS)
-
-
-def _as_chat(body: dict[str, object]) -> dict[str, object]:
-    return {
-        "messages": [{"role": "user", "content": body["input"]}],
-        "seed": body["seed"],
-        "temperature": body["temperature"],
-        "return_token_ids": True,
-    }

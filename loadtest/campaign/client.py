@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..harness.http import Connection, ConnectionBrokenError, HttpExchange, WebSocket
+from ..harness.http import WebSocket
+from ..harness.streams import CHAT, Clients, Stream, StreamBrokenError, post
 from .answers import READERS, Answer, AnswerReader, StreamFailedError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ ASK_TIMEOUT_S = 120.0
 RETRY_DELAY_S = 0.1
 MAX_TRIES = 300
 """A server is back within seconds; 30 s of refused connections are a failure."""
+MALFORMED = (ValueError, LookupError, TypeError)
+"""What readers raise at an answer that they do not understand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,9 @@ async def tell(url: str, story: Story, *, retries_broken: bool) -> None:
         story.sent_at = 0.0
         try:
             with trio.fail_after(ASK_TIMEOUT_S):
-                await _try(url, story, reader)
-        except ConnectionBrokenError as error:
+                ask = _over_websocket if story.ask.surface == "ws" else _over_http
+                await ask(url, story, reader)
+        except StreamBrokenError as error:
             story.failure = f"connection broken: {error}"
             began = story.sent_at > 0
             now = trio.current_time()
@@ -124,7 +128,7 @@ async def tell(url: str, story: Story, *, retries_broken: bool) -> None:
             story.failure = "no end in time"
         except StreamFailedError as error:
             story.failure = str(error)
-        except (ValueError, LookupError, TypeError) as error:
+        except MALFORMED as error:
             story.failure = f"cannot be understood: {error!r}"
         else:
             story.answer = reader.answer
@@ -132,47 +136,58 @@ async def tell(url: str, story: Story, *, retries_broken: bool) -> None:
         return
 
 
-async def _try(url: str, story: Story, reader: AnswerReader) -> None:
-    async with Connection(url) as connection:
-        match story.ask.surface:
-            case "ws":
-                await _over_websocket(connection, story, reader)
-            case "sse":
-                await _over_sse(connection, story, reader)
-            case "plain":
-                await _in_one_piece(connection, story, reader)
+@dataclass(eq=False, slots=True)
+class _Lines(Stream):
+    """An answer that is taken line by line. No event is in two chunks, whose sizes are lines of
+    their own.
+
+    Attributes:
+      on_line: told each line and when it came.
+      error: of the answer or its connection.
+    """
+
+    on_line: Callable[[bytes, float], None] = lambda *_: None
+    error: Exception | None = None
+    _unread: bytes = b""
+
+    def note(self, data: bytes, num_events: int, now: float) -> None:
+        """Take the lines that are whole."""
+        Stream.note(self, data, num_events, now)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        try:
+            for line in lines if self.error is None else ():
+                self.on_line(line.rstrip(b"\r"), now)
+        except (StreamFailedError, *MALFORMED) as error:
+            self.error = error
 
 
-async def _post(connection: Connection, story: Story) -> HttpExchange:
-    exchange = HttpExchange(connection)
-    body = json.dumps(story.ask.body).encode()
-    headers = {"content-type": "application/json"} | story.ask.headers
-    story.sent_at = trio.current_time()
-    status = await exchange.ask("POST", "/v1/chat/completions", headers, body)
-    if status != 200:
-        said = (await exchange.body()).decode(errors="replace")
-        raise StreamFailedError(f"status {status}", said)
-    return exchange
+async def _over_http(url: str, story: Story, reader: AnswerReader) -> None:
+    def take(data: bytes, now: float) -> None:
+        if reader.take(data):
+            story.arrivals.append(now)
+
+    answer = _Lines(on_line=take) if story.ask.surface == "sse" else _Lines()
+    request = post(CHAT, story.ask.body, {"connection": "close"} | story.ask.headers)
+    async with Clients(url, trio.current_time).reading() as clients:
+        try:
+            await clients.ask(request, answer)
+        except StreamBrokenError as error:
+            answer.error = answer.error or error
+        finally:
+            story.sent_at = answer.asked_at
+    if answer.error is not None:
+        raise answer.error
+    if answer.status != 200:
+        raise StreamFailedError(f"status {answer.status}", answer.content.decode(errors="replace"))
+    if story.ask.surface == "plain":
+        take(answer.content, trio.current_time())
 
 
-async def _over_sse(connection: Connection, story: Story, reader: AnswerReader) -> None:
-    exchange = await _post(connection, story)
-    while (line := await exchange.next_line()) is not None:
-        if reader.take(line):
-            story.arrivals.append(trio.current_time())
-
-
-async def _in_one_piece(connection: Connection, story: Story, reader: AnswerReader) -> None:
-    exchange = await _post(connection, story)
-    reader.take(await exchange.body())
-    story.arrivals.append(trio.current_time())
-
-
-async def _over_websocket(connection: Connection, story: Story, reader: AnswerReader) -> None:
-    socket = WebSocket(connection)
-    await socket.open("/v1/responses", story.ask.headers)
-    story.sent_at = trio.current_time()
-    await socket.send_text(json.dumps(story.ask.body))
-    while reader.answer is None:
-        if reader.take(await socket.next_message()):
-            story.arrivals.append(trio.current_time())
+async def _over_websocket(url: str, story: Story, reader: AnswerReader) -> None:
+    async with WebSocket(url) as socket:
+        await socket.open("/v1/responses", story.ask.headers)
+        story.sent_at = trio.current_time()
+        await socket.send_text(json.dumps(story.ask.body))
+        while reader.answer is None:
+            if reader.take(await socket.next_message()):
+                story.arrivals.append(trio.current_time())

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..cancels import KvBlocks, blocks_of
-from ..harness.http import ConnectionBrokenError, get
-from ..harness.metrics import samples
+from ..harness.http import get
+from ..harness.metrics import KvBlocks, blocks_of, samples
 from ..harness.servers import HasNotHappenedError, is_gone, seconds_of, state_of, wait_until
+from ..harness.streams import StreamBrokenError
 from .answers import key_headers
 from .client import ask_all
 
@@ -277,7 +277,7 @@ async def wait_whole(url: str, log: FleetLog, key: str = "") -> None:
 async def _workers_up(url: str, key: str) -> set[str]:
     try:
         _, body = await get(url, "/metrics", key_headers(key))
-    except ConnectionBrokenError:
+    except StreamBrokenError:
         return set()
     return {
         labels.partition('worker="')[2].partition('"')[0]

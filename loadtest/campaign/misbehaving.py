@@ -1,7 +1,4 @@
-"""Clients that close early or stop reading, as bytes on sockets: no HTTP library does that.
-
-Readers that read to the end are here too, for comparison.
-"""
+"""Clients that close early or stop reading, as bytes on sockets: no HTTP library does that."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import trio
 
-from .answers import ChatLines, StreamFailedError
+from ..harness.http import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 
 def chat_request(name: str, host: str, body: bytes, *, close: bool = False) -> bytes:
@@ -145,16 +142,13 @@ async def cut_one(url: str, name: str, rng: random.Random, max_wait_s: float = M
     """Begin a request, wait for a random time, close its socket."""
     kind = rng.choice(("sse", "ws", "plain"))
     wait_s = rng.uniform(0, rng.choice((EARLY_S, min(SOON_S, max_wait_s), max_wait_s, max_wait_s)))
-    where = urlsplit(url)
-    assert where.hostname is not None
-    assert where.port is not None
     with trio.fail_after(CONNECT_DEADLINE_S):
-        stream = await trio.open_tcp_stream(where.hostname, where.port)
+        stream = await connect(url)
     try:
         # Whoever is about to leave does not mind being left first.
         with suppress(trio.BrokenResourceError):
             with trio.move_on_after(CONNECT_DEADLINE_S):
-                await _begin(stream, name, kind, where.netloc, _body(kind, rng))
+                await _begin(stream, name, kind, urlsplit(url).netloc, _body(kind, rng))
             with trio.move_on_after(wait_s):
                 await _swallow(stream)
         if rng.random() < 0.5:  # RST instead of FIN
@@ -200,12 +194,10 @@ class Stalled:
     Attributes:
       kind: sse or ws.
       stream: its connection.
-      ended: how it ended once it read on: `reset` or `closed`; empty before.
     """
 
     kind: str
     stream: trio.SocketStream
-    ended: str = ""
 
 
 async def stall(url: str, number: int, max_tokens: int) -> Stalled:
@@ -223,108 +215,26 @@ async def stall(url: str, number: int, max_tokens: int) -> Stalled:
             await stream.receive_some(SMALL_BUFFER_BYTES)
             await stream.send_all(ws_text_frame(_response_body(number, max_tokens)))
         else:
-            body = _chat_body(_question(number), max_tokens, top_logprobs=TOP_LOGPROBS)
+            body = _chat_body(number, max_tokens)
             await stream.send_all(chat_request(name, where.netloc, body))
         await stream.receive_some(1)
     return Stalled(kind, stream)
-
-
-async def read_on(client: Stalled) -> None:
-    """Read what is left; note whether the connection was reset or closed."""
-    try:
-        while await client.stream.receive_some(65536):
-            pass
-    except trio.BrokenResourceError:
-        client.ended = "reset"
-    else:
-        client.ended = "closed"
-    await trio.aclose_forcefully(client.stream)
-
-
-@dataclass(slots=True)
-class Reader:
-    """A client that reads as fast as it can, one answer after the other.
-
-    Attributes:
-      number: chooses its question.
-      max_tokens: of each answer.
-      gaps: (when, how long) between writes that brought text, of all answers.
-      texts: each distinct text that an answer had; greedy answers to one question have one.
-      num_answers: that ended well.
-    """
-
-    number: int
-    max_tokens: int
-    gaps: list[tuple[float, float]] = field(default_factory=list)
-    texts: set[str] = field(default_factory=set)
-    num_answers: int = 0
-
-    async def run(self, url: str) -> None:
-        """Ask and read until cancelled.
-
-        Raises:
-          StreamFailedError: an answer did not end as it should.
-        """
-        while True:
-            await self.read_one(url)
-
-    async def read_one(self, url: str) -> None:
-        """Ask once and read the whole answer.
-
-        Raises:
-          StreamFailedError: it did not end as it should.
-        """
-        where = urlsplit(url)
-        assert where.hostname is not None
-        assert where.port is not None
-        body = _chat_body(_question(self.number), self.max_tokens)
-        received = bytearray()
-        last: float | None = None
-        async with await trio.open_tcp_stream(where.hostname, where.port) as stream:
-            await stream.send_all(
-                chat_request(f"reader-{self.number}", where.netloc, body, close=True)
-            )
-            async for data in stream:
-                now = trio.current_time()
-                received += data
-                if b'"content":' in data:
-                    if last is not None:
-                        self.gaps.append((now, now - last))
-                    last = now
-        self._check(bytes(received))
-
-    def _check(self, received: bytes) -> None:
-        reader = ChatLines()
-        # The size of each chunk stands on a line of its own, which is no `data:` line.
-        for line in received.split(b"\n"):
-            reader.take(line.rstrip(b"\r"))
-        if reader.answer is None:
-            raise StreamFailedError("ended without [DONE]")
-        self.texts.add(reader.answer.text)
-        self.num_answers += 1
-
-
-def new_readers(count: int, max_tokens: int) -> Sequence[Reader]:
-    """Return readers with questions of their own."""
-    return [Reader(number, max_tokens) for number in range(count)]
 
 
 def _question(number: int) -> str:
     return f"Tell me a story about dragon number {number}."
 
 
-def _chat_body(question: str, max_tokens: int, top_logprobs: int | None = None) -> bytes:
-    body: dict[str, object] = {
-        "messages": [{"role": "user", "content": question}],
+def _chat_body(number: int, max_tokens: int) -> bytes:
+    body = {
+        "messages": [{"role": "user", "content": _question(number)}],
         "stream": True,
         "max_tokens": max_tokens,
         "ignore_eos": True,
         "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": TOP_LOGPROBS,
     }
-    if top_logprobs is None:
-        body["stream_options"] = {"include_usage": True}
-    else:
-        body |= {"logprobs": True, "top_logprobs": top_logprobs}
     return json.dumps(body).encode()
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
 
+from .progress import announce
 from .servers import HasNotHappenedError, ServerDidNotStartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 ROOT = Path(__file__).parents[2]
 MAX_SHOWN = 40
@@ -30,20 +32,45 @@ def campaign_parser(name: str, description: str | None) -> argparse.ArgumentPars
     return parser
 
 
-def exit_code(out: Path, campaign: Callable[[Console], Sequence[str]]) -> int:
-    """Run a campaign; print what it found wrong.
+def as_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], num_texts: int = 1
+) -> Table:
+    """Return rows as a table whose first columns are texts and whose others are numbers.
 
     Args:
-      out: made before it runs.
+      title: above.
+      columns: their headings; empty for none.
+      rows: cells.
+      num_texts: columns that are aligned to the left.
+    """
+    table = Table(title=title, show_header=any(columns))
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < num_texts else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def run_campaign(
+    options: argparse.Namespace,
+    description: str | None,
+    campaign: Callable[[argparse.Namespace, Console], Sequence[str]],
+) -> int:
+    """Say what a campaign does, run it and print what it found wrong.
+
+    Args:
+      options: of `campaign_parser`; the folder `out` is made.
+      description: of the program.
       campaign: prints its results; returns what is wrong.
 
     Returns:
       0 if nothing is wrong, 1 if something is, 2 if nothing could run.
     """
+    announce(description)
     console = Console(highlight=False)
-    out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     try:
-        wrongs = campaign(console)
+        wrongs = campaign(options, console)
     except (ServerDidNotStartError, HasNotHappenedError) as error:
         console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
         return 2

@@ -1,13 +1,15 @@
-"""The samples of /metrics."""
+"""The samples of /metrics, and the KV blocks that they count."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+BLOCKS: Final = "triolet_kv_blocks"
 _SAMPLE: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
@@ -20,3 +22,26 @@ def samples(metrics: str) -> Iterator[tuple[str, str, float]]:
 def total(metrics: str, name: str, label: str = "") -> float:
     """Return the sum of the samples of a name whose labels contain `label`."""
     return sum(value for n, labels, value in samples(metrics) if n == name and label in labels)
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """Blocks of all pools by state."""
+
+    free: int
+    cached: int
+    leased: int
+
+    @property
+    def is_all_free(self) -> bool:
+        """Whether no block is held by anybody; what is cached gives way at once."""
+        return self.leased == 0 and self.free + self.cached > 0
+
+    def __str__(self) -> str:
+        return f"{self.free} free, {self.cached} cached, {self.leased} leased"
+
+
+def blocks_of(metrics: str) -> KvBlocks:
+    """Return the sums over all workers from the text of /metrics."""
+    states = ("free", "cached", "leased")
+    return KvBlocks(*(int(total(metrics, BLOCKS, f'state="{state}"')) for state in states))

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from rich.console import Console
 
-from ..bench.report import BENCH, Report, describe
 from ..harness.progress import announce
+from ..harness.report import BENCH, Report, describe
 from . import plan
 from .goals import Line, Panel, draw, ratios, row
 from .lab import in_virtual_time, on_real_processes, real_capacity, virtual_capacity
@@ -123,7 +123,6 @@ def reported(
         rows=[row(result) for result in results],
         ratios=ratios(results),
         skipped=skipped,
-        plotted=(("kind", "case", "mechanisms", "load"), "goodput_per_s"),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from triolet.service_class import ServiceClass
 
-from ..bench.report import Ratio
+from ..harness.report import Ratio
 from .lab_process import EVERYTHING
 from .outcomes import (
     figures,

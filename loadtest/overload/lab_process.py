@@ -9,37 +9,28 @@ KV that travels is noise. The product itself has no such switches.
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from simulation.modelled import StepCost, paced, sampled
+from simulation.engine import only_token
+from simulation.modelled import StepCost
 from triolet.config import (
     AdmissionConfig,
     BrownoutConfig,
-    EngineConfig,
     GuardConfig,
     OverloadConfig,
     QueueConfig,
     SloConfig,
 )
 from triolet.ids import Role
-from triolet.units import MILLISECONDS
 
 from .arrivals import SLO_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from engine.batch import Sampled, StepRow
-    from engine.pace import Pace
     from triolet.config import ServerConfig
 
 COMPUTED: Final = "computed"
-FED_AHEAD_S: Final = 5 * MILLISECONDS
-"""A step that is asked for so soon after the one before begins where that ended, as on a device
-that is told its next step while it computes: what the host takes in between, which depends on who
-else uses it, does not change what the fleet can do."""
 
 EVERYTHING: Final = "everything"
 NOTHING: Final = "nothing"
@@ -79,37 +70,6 @@ def configured(config: ServerConfig, name: str) -> ServerConfig:
     return replace(config, queue=QueueConfig(fair=QUEUE not in off), overload=overload)
 
 
-def paced_engine(cost: StepCost) -> type:
-    """Return the engine of a worker whose steps take time and compute nothing; loads torch."""
-    from worker.local_engine import LocalEngine
-
-    class PacedEngine(LocalEngine):
-        """The real engine's pool and ledger."""
-
-        _busy_until = 0.0
-
-        def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-            """Sleep as long as the step takes."""
-            now = time.monotonic()
-            began_at = self._busy_until if now - self._busy_until < FED_AHEAD_S else now
-            self._busy_until = began_at + cost.of(rows)
-            time.sleep(max(0.0, self._busy_until - time.monotonic()))
-            return sampled(rows)
-
-        @property
-        def pace(self) -> Pace:
-            """What the formula makes of the step that the real engine was timed with."""
-            real = super().pace
-            config = EngineConfig(
-                target_step_s=real.target_s,
-                max_num_batched_tokens=real.most_tokens,
-                prompt_chunk_tokens=real.chunk_tokens,
-            )
-            return paced(cost, config)
-
-    return PacedEngine
-
-
 def command(mechanisms: str, cost: StepCost | None) -> tuple[str, ...]:
     """Return what means `triolet` with these mechanisms, and steps of this cost."""
     shown = COMPUTED if cost is None else ",".join(map(str, cost))
@@ -135,9 +95,11 @@ def run() -> int:
 
         setattr(entry, "main", serve_switched)  # noqa: B010
     elif arguments[0] in {Role.PREFILL, Role.DECODE} and cost is not None:
+        from simulation.timed import TimedEngine
         from worker import entry as worker_entry
 
-        setattr(worker_entry, "LocalEngine", paced_engine(cost))  # noqa: B010
+        engine = partial(TimedEngine, cost=cost, tokens=only_token)
+        setattr(worker_entry, "LocalEngine", engine)  # noqa: B010
     if arguments[0] == "serve":
         # A template would fork the product's own processes.
         arguments += ["--set", "supervisor.templates=false"]

@@ -210,7 +210,7 @@ async def _ask(clients: Clients, request: bytes, outcome: Outcome, due: float) -
     answer: Stream | None = None
     with (
         trio.move_on_at(due + outcome.arrival.deadline_s + GRACE_S),
-        suppress(StreamBrokenError, OSError),
+        suppress(StreamBrokenError),
     ):
         answer = await clients.ask(request)
     outcome.end_s = trio.current_time() - due

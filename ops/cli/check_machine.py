@@ -230,7 +230,7 @@ def check_flash() -> list[Finding]:
     if found.startswith(FLASH_VERSION):
         use = "--backend flash --set worker.engine.block_size=256"
         return [Finding("flash-attn", Status.OK, f"{found}: {use}")]
-    detail = f"{found}, wanted {FLASH_VERSION}: others cannot be captured in a CUDA graph"
+    detail = f"{found}, wanted {FLASH_VERSION}: the backend was written against it"
     return [Finding("flash-attn", Status.WARN, detail, "pip install 'triolet[flash]'")]
 
 

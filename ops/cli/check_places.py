@@ -15,7 +15,7 @@ from triolet.errors import ConfigError, TrioletError
 from triolet.plain_text import one_line
 from triolet.units import show_size
 
-from ..model_directory import check_start, check_text, model_faults, shown_path
+from ..models.model_directory import check_start, check_text, model_faults, shown_path
 from ..ports import PortTaken, claim_port
 from ..private_directory import private_directory
 from .finding import Finding, Status

@@ -220,7 +220,7 @@ def serve(sources: Sources, models: ModelsArgument = None) -> None:
     settings = replace(settings, process=replace(settings.process, log_level=level))
     gpus = available_gpus()
     # They import while the model is looked at.
-    templates = fork_templates(roles_of_templates(settings, gpus))
+    templates = fork_templates(roles_of_templates(settings, gpus), main)
     silence_s = settings.supervisor.start_silence_s
     with (
         closing(Starter(templates, command_line(), silence_s)) as starter,
@@ -237,7 +237,7 @@ def template(modules: list[str]) -> None:
     from ..template import run_template
 
     with socket(fileno=os.dup(0)) as requests:
-        run_template(requests, modules)
+        run_template(requests, modules, main)
 
 
 @app.command()
@@ -248,8 +248,8 @@ def server(sources: Sources, model: ModelArgument = None) -> None:
 
 
 def _run_server(sources: Sources, model: str | None) -> None:
-    from ..model_directory import check_text, find_model, with_model_name
     from ..models.adapters import with_adapters
+    from ..models.model_directory import check_text, find_model, with_model_name
     from ..models.stored import with_stored_model
     from ..role_process import run_role
 
@@ -350,8 +350,8 @@ def _run_worker(role: Role, sources: Sources, model: str | None) -> None:
         )
 
     def run() -> None:
-        from ..model_directory import check_start
         from ..models.adapters import with_adapters
+        from ..models.model_directory import check_start
         from ..models.stored import with_stored_model
 
         with with_stored_model(settings) as named, with_adapters(named) as stored:

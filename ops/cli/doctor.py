@@ -13,8 +13,8 @@ from rich.text import Text
 
 from triolet.errors import ConfigError
 
-from ..model_directory import with_pool_share
 from ..models.adapters import with_adapters
+from ..models.model_directory import with_pool_share
 from ..models.several import each_model, name_of
 from ..models.stored import with_stored_model
 from ..private_directory import parent_directory

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from store.layout import ModelStore
+    from store.measured import Capacity, Golden
     from store.sources import Source
 
 model_app = typer.Typer(
@@ -152,8 +153,6 @@ def show(ref: RefArgument, store: StoreOption = None) -> None:
     from store.reference import parse_reference
     from store.signatures import signatures_of
 
-    from .probe_command import measured_lines
-
     reference, opened = parse_reference(ref), opened_store(store)
     digest = Aliases(opened).resolve(reference)
     opened.manifest(digest)
@@ -162,7 +161,7 @@ def show(ref: RefArgument, store: StoreOption = None) -> None:
     say_signers(signed.keys)
     for fault in signed.faults:
         say(fault)
-    for line in measured_lines(opened, digest):
+    for line in _measured_lines(opened, digest):
         say(line)
     content = opened.read(digest, MAX_MANIFEST_BYTES)
     typer.echo(msgspec.json.format(content, indent=2).decode())
@@ -434,6 +433,39 @@ def opened_store(store: Path | None) -> ModelStore:
     from ..models.stored import store_of
 
     return store_of(store).require()
+
+
+def _measured_lines(store: ModelStore, digest: str) -> list[str]:
+    """Return a line for each measurement of a version that a store has, or that is damaged."""
+    from store.measured import Golden, measured_of
+    from store.referrers import CAPACITY_TYPE, GOLDEN_TYPE
+
+    lines = []
+    for kind in (GOLDEN_TYPE, CAPACITY_TYPE):
+        for one in measured_of(store, digest, kind):
+            if isinstance(one, str):
+                lines.append(one)
+            elif isinstance(one.said, Golden):
+                lines.append(golden_line(one.said))
+            else:
+                lines.append(capacity_line(one.said))
+    return lines
+
+
+def golden_line(one: Golden) -> str:
+    """Return what is shown of golden tokens."""
+    tokens = ", ".join(str(list(prompt.golden_ids)) for prompt in one.prompts)
+    return f"golden tokens for {one.key}: {tokens}"
+
+
+def capacity_line(one: Capacity) -> str:
+    """Return what is shown of a capacity."""
+    return (
+        f"capacity for {one.key}: {one.prefill_tokens_per_s:.0f} prompt tokens/s; a decode step "
+        f"takes {one.step_s * 1e3:.2f} ms, {one.row_s * 1e3:.3f} ms for each row and "
+        f"{one.kv_token_s * 1e6:.3f} µs for each token that a row attends to; loaded in "
+        f"{one.load_s:.2f} s"
+    )
 
 
 def say_signers(keys: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from triolet.ids import Role
 
 from ..audit.events import Action
 from ..settings.sources import Sources  # noqa: TC001
-from .model_commands import RefArgument, say
+from .model_commands import RefArgument, capacity_line, golden_line, say
 from .options import COMPUTE, AuditOption, with_settings
 
 if TYPE_CHECKING:
@@ -74,40 +74,9 @@ def probe(
             with store.writing() as writer:
                 keep_measured(writer, digest, [golden, capacity])
     say(f"{ref} is {digest}")
-    say(_golden_line(golden))
-    say(_capacity_line(capacity))
+    say(golden_line(golden))
+    say(capacity_line(capacity))
     typer.echo(msgspec.json.encode({"golden": golden, "capacity": capacity}).decode())
-
-
-def measured_lines(store: ModelStore, digest: str) -> list[str]:
-    """Return a line for each measurement of a version that a store has, or that is damaged."""
-    from store.measured import Golden, measured_of
-    from store.referrers import CAPACITY_TYPE, GOLDEN_TYPE
-
-    lines = []
-    for kind in (GOLDEN_TYPE, CAPACITY_TYPE):
-        for one in measured_of(store, digest, kind):
-            if isinstance(one, str):
-                lines.append(one)
-            elif isinstance(one.said, Golden):
-                lines.append(_golden_line(one.said))
-            else:
-                lines.append(_capacity_line(one.said))
-    return lines
-
-
-def _golden_line(one: Golden) -> str:
-    tokens = ", ".join(str(list(prompt.golden_ids)) for prompt in one.prompts)
-    return f"golden tokens for {one.key}: {tokens}"
-
-
-def _capacity_line(one: Capacity) -> str:
-    return (
-        f"capacity for {one.key}: {one.prefill_tokens_per_s:.0f} prompt tokens/s; a decode step "
-        f"takes {one.step_s * 1e3:.2f} ms, {one.row_s * 1e3:.3f} ms for each row and "
-        f"{one.kv_token_s * 1e6:.3f} µs for each token that a row attends to; loaded in "
-        f"{one.load_s:.2f} s"
-    )
 
 
 def _decode_worker(stored: Settings) -> WorkerConfig:

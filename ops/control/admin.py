@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+    from .control import Control
     from .models import Model
-    from .process import Control
     from .worker_seconds import Version
 
 log = structlog.get_logger(__name__)

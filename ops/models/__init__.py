@@ -1,1 +1,1 @@
-"""Models that `triolet serve` knows by name, and how their files come to this machine."""
+"""The models of a fleet: what a name means, how files come to this machine, what is checked."""

@@ -21,7 +21,7 @@ from triolet.config import WeightFormat
 from triolet.errors import ModelError
 from triolet.home import expanded
 
-from ..model_directory import check_files, check_text, find_model, gguf_source, weight_names
+from .model_directory import check_files, check_text, find_model, gguf_source, weight_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

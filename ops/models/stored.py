@@ -23,9 +23,9 @@ from triolet.errors import ConfigError, StoreError
 from triolet.home import expanded
 from triolet.ids import Role
 
-from ..model_directory import refuse_adapter
 from ..settings.form import of_role
 from .known import AUTO, DEMO, KNOWN
+from .model_directory import refuse_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_origin
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import inspect
@@ -16,7 +17,17 @@ from triolet.config import ModelConfig
 from triolet.errors import ConfigError
 from triolet.units import parse_size
 
-from .form import MODELS, Settings, dotted, is_section, nested, shown, types_of, without_none
+from .form import (
+    MODELS,
+    Settings,
+    dotted,
+    is_section,
+    nested,
+    shown,
+    types_of,
+    unknown,
+    without_none,
+)
 
 if TYPE_CHECKING:
     from .form import Kind, Path, Value
@@ -65,12 +76,22 @@ def as_value(kind: Kind, value: object, path: Path) -> Value:
     """Return a value as msgspec takes it: sizes in bytes, None for a word that means no value.
 
     Raises:
-      ConfigError: it is no size.
+      ConfigError: it is no size, or a table with a name that is unknown.
     """
     inner = without_none(kind)
+    if isinstance(value, dict) and is_section(inner):
+        known = types_of(inner)
+        for name in sorted(value.keys() - known.keys()):
+            raise unknown((*path, name), len(path), known)
+        return {name: as_value(known[name], one, (*path, name)) for name, one in value.items()}
+    origin: object = get_origin(inner)
+    if isinstance(value, list) and origin is tuple:
+        each = get_args(inner)[0]
+        return [as_value(each, one, (*path, str(at))) for at, one in enumerate(value)]
     if not isinstance(value, str):
         return value
-    if inner is not kind and value in (NOTHING if inner is not str else NOTHING - {"auto"}):
+    nothing = NOTHING if inner is not str else NOTHING - {"auto"}
+    if NoneType in get_args(kind) and value in nothing:
         return None
     if inner is int and path[-1].endswith(_SIZE):
         try:
@@ -127,11 +148,11 @@ def build(values: Mapping[Path, Any]) -> Settings:
     return settings
 
 
-def converted(table: dict[str, Any], kind: type[T], at: Path = ()) -> T:
-    """Return an object of a config type.
+def converted(value: Value, kind: type[T], at: Path = ()) -> T:
+    """Return an object of a config type, or a value of one of its fields.
 
     Args:
-      table: its fields.
+      value: of it; a table of its fields for an object.
       kind: the type.
       at: path of the object.
 
@@ -139,9 +160,9 @@ def converted(table: dict[str, Any], kind: type[T], at: Path = ()) -> T:
       Misfit: the values cannot be.
     """
     try:
-        return msgspec.convert(table, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _misfit(error, table, kind, at) from None
+        raise _misfit(error, value, kind, at) from None
 
 
 def _misfit(error: msgspec.ValidationError, table: object, kind: type[Any], at: Path) -> Misfit:
@@ -156,7 +177,7 @@ def _misfit(error: msgspec.ValidationError, table: object, kind: type[Any], at: 
                 value = value[int(step)]
             case inspect.TupleType(item_types=kinds):
                 value, allowed = value[int(step)], kinds[int(step)]
-            case inspect.DataclassType(fields=fields) | inspect.StructType(fields=fields):
+            case inspect.DataclassType(fields=fields):
                 value = value[step]
                 allowed = next(one.type for one in fields if one.name == step)
     path = (*at, *steps)
@@ -186,7 +207,7 @@ def _allowed(kind: inspect.Type, value: object, name: str) -> str:
             return ", ".join(map(str, values))
         case inspect.TupleType(item_types=kinds):
             return f"a list of {len(kinds)}"
-        case inspect.DataclassType(fields=fields) | inspect.StructType(fields=fields):
+        case inspect.DataclassType(fields=fields):
             needed = [one.name for one in fields if one.required]
             with_needed = f" that has {', '.join(needed)}, and" if needed else ""
             return f"a table{with_needed} of {', '.join(one.name for one in fields)}"

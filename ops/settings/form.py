@@ -12,7 +12,17 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as fields_of
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -62,6 +72,7 @@ _WHOLE_BLOCKS: Final = "KV leaves in whole blocks after each step; remove the se
 GONE: Final[dict[Path, str]] = {
     ("link", "wire", "layer_groups"): _WHOLE_BLOCKS,
     ("link", "wire", "layer_group_min_tokens"): _WHOLE_BLOCKS,
+    ("worker", "engine", "kv_wire"): "KV travels in the type it is computed in; remove the setting",
 }
 """Fields that there were, and what holds instead."""
 ELSEWHERE: Final = {
@@ -111,8 +122,8 @@ class Settings:
 
 @cache
 def types_of(kind: Kind) -> dict[str, Any]:
-    """Return the types of a dataclass's fields, by name."""
-    hints = get_type_hints(kind)
+    """Return the types of a dataclass's fields with their bounds, by name."""
+    hints = get_type_hints(kind, include_extras=True)
     return {one.name: hints[one.name] for one in fields_of(kind)}
 
 
@@ -177,9 +188,7 @@ def find(path: Path) -> Kind:
         if depth == 1:
             known = {one: inner for one, inner in known.items() if one not in ELSEWHERE}
         if name not in known:
-            raise ConfigError(
-                f"{dotted(path[: depth + 1])} is unknown; {_advice(path, depth, known)}"
-            )
+            raise unknown(path, depth, known)
         kind = known[name]
         if depth and (role := reader(path[: depth + 1])) and path[0] not in ("worker", role.value):
             raise ConfigError(
@@ -215,6 +224,17 @@ def path_of(text: str) -> Path:
     return (section, *([name] if name else []), *([last] if last else []))
 
 
+def unknown(path: Path, depth: int, known: Mapping[str, Any]) -> ConfigError:
+    """Return the error of a path with a name that is not known.
+
+    Args:
+      path: with the name.
+      depth: of the name in the path.
+      known: names that may be in its place.
+    """
+    return ConfigError(f"{dotted(path[: depth + 1])} is unknown; {_advice(path, depth, known)}")
+
+
 def _advice(path: Path, depth: int, known: Mapping[str, Any]) -> str:
     name = path[depth]
     if depth == 1 and name in ELSEWHERE:
@@ -232,11 +252,13 @@ def _advice(path: Path, depth: int, known: Mapping[str, Any]) -> str:
 
 
 def without_none(kind: Kind) -> Kind:
-    """Return the type of a value that may be absent, or any other type as it is."""
+    """Return the type of a value where it is not absent, without bounds."""
     origin: object = get_origin(kind)
-    if origin not in (Union, UnionType):
-        return kind
-    return next(one for one in get_args(kind) if one is not NoneType)
+    if origin is Annotated:
+        return get_args(kind)[0]
+    if origin in (Union, UnionType):
+        return without_none(next(one for one in get_args(kind) if one is not NoneType))
+    return kind
 
 
 def nested(values: Mapping[Path, Value]) -> dict[str, Any]:
@@ -277,7 +299,7 @@ def show(value: Value) -> str:
         return ",".join(map(show, value)) or "[]"
     if isinstance(value, Mapping):
         return ",".join(f"{name}={show(one)}" for name, one in value.items()) or "none"
-    if isinstance(value, msgspec.Struct) or is_dataclass(value):
+    if is_dataclass(value):
         return msgspec.json.encode(value).decode()
     return f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from triolet.auto import AUTO
-from triolet.config import AT, LOOKUP, NO_GUESSES, has_password
+from triolet.config import AT, AUTO, LOOKUP, NO_GUESSES, has_password
 from triolet.config.auto import GIVE_LADDER
 from triolet.errors import ConfigError
 from triolet.home import expanded
 from triolet.units import MIB
 
-from .conversion import GIVE_REF, Misfit, as_value, build, from_text
+from .conversion import GIVE_REF, Misfit, as_value, build, converted, from_text
 from .form import (
     MODELS,
     STDIN,
@@ -81,12 +80,14 @@ class Sources:
     """Values by the paths of the objects' own fields, each with its origin, such as `--port`.
 
     Attributes:
-      values: what is set, unchecked.
+      given: each value that was given, with its path and origin, unchecked.
+      values: what is set.
       origins: of each value.
       written: the path that each value was given for.
       words: of the command line that mean them.
     """
 
+    given: list[tuple[FieldPath, Any, str]] = field(default_factory=list)
     values: dict[FieldPath, Any] = field(default_factory=dict)
     origins: dict[FieldPath, str] = field(default_factory=dict)
     written: dict[FieldPath, FieldPath] = field(default_factory=dict)
@@ -94,6 +95,7 @@ class Sources:
 
     def add(self, path: FieldPath, value: Value, origin: str) -> None:
         """Set a field; what was set before gives way."""
+        self.given.append((path, value, origin))
         for own in spread(path):
             self.values[own] = value
             self.origins[own] = origin
@@ -222,12 +224,17 @@ class Sources:
         Raises:
           ConfigError: the values cannot be together; the text names where they come from.
         """
+        for path, value, origin in self.given:
+            try:
+                converted(value, find(path), path)
+            except Misfit as error:
+                raise ConfigError(f"{error} ({origin})") from None
         values = dict(self.values)
         for path in _PATHS:
-            if isinstance(given := values.get(path), str) and given:
+            if given := values.get(path):
                 values[path] = str(expanded(Path(given)).absolute())
         limits = ("server", "tenants", "quotas", "limits")
-        if str(values.get(limits)).startswith(AT):
+        if values.get(limits, "").startswith(AT):
             values[limits] = f"{AT}{expanded(Path(values[limits][1:])).absolute()}"
         try:
             _resolve_draft(values, ("decode", "speculation", "source"))
@@ -267,7 +274,7 @@ def _resolve_draft(values: dict[FieldPath, Any], path: FieldPath) -> None:
       Misfit: it is none.
     """
     source = values.get(path)
-    if not isinstance(source, str) or source in (NO_GUESSES, LOOKUP):
+    if source is None or source in (NO_GUESSES, LOOKUP):
         return
     if not (Path(source) / "config.json").is_file():
         allowed = "off, lookup, or the directory of a draft model (there is no config.json)"

@@ -21,8 +21,8 @@ from triolet.ids import Role
 from triolet.memory import available_memory_bytes
 from triolet.units import show_size
 
-from ..model_directory import check_adapter, check_start
 from ..models.adapters import held_adapter, require_number, told
+from ..models.model_directory import check_adapter, check_start
 from .plan import controlled
 from .slot import RestartFailed
 from .supervisor import require_no_restart

@@ -15,7 +15,7 @@ import structlog
 from triolet.status import ControlReady, Progress, ServerReady, WorkerReady
 
 from ..logs import never_waiting
-from ..model_directory import shown_path
+from ..models.model_directory import shown_path
 from .restart_policy import GiveUp, Restart
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store.model_dir.bounded import within_check_time
-from triolet.auto import require_models, require_tenant_ladders
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.tenants.form import read_tenants
+from triolet.tenants.ladders import require_models, require_tenant_ladders
 
-from ..model_directory import check_start, check_text, with_model_name, with_pool_share
 from ..models.choose import ready_model
 from ..models.fetch import is_kept
 from ..models.known import AUTO, KNOWN
+from ..models.model_directory import check_start, check_text, with_model_name, with_pool_share
 from ..models.several import name_of, naming
 from ..settings.form import Settings, of_role
 from .plan import FleetPlan, ModelPlan

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from triolet.config import Pinning
+from triolet.config.members import Member, Members, written_members
 from triolet.errors import ConfigError
-from triolet.members import Member, Members, written_members
 
 from ..running_fleets import write_note
 from .plan import control_address, served_model

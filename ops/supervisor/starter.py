@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import IO, TypeAlias
 
     from ..settings.form import Settings
+    from ..template import Run
     from .process_spec import ProcessSpec
 
 log = structlog.get_logger(__name__)
@@ -136,15 +137,20 @@ class Template:
         self._is_closed = False
 
     @classmethod
-    def fork(cls, modules: Sequence[str]) -> Template:
-        """Fork a template from this process, which may have one thread only."""
+    def fork(cls, modules: Sequence[str], run: Run) -> Template:
+        """Fork a template from this process, which may have one thread only.
+
+        Args:
+          modules: that it imports.
+          run: the command `triolet`, for the processes that it forks.
+        """
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
             try:
                 forget_logs()
                 _keep_only(its)
-                run_template(its, modules)
+                run_template(its, modules, run)
             except Exception:  # noqa: BLE001 (frames below are the supervisor's)
                 sys.excepthook(*sys.exc_info())
             finally:
@@ -293,9 +299,14 @@ def has_pidfds() -> bool:
     return True
 
 
-def fork_templates(roles: Sequence[Role]) -> dict[Role, Template]:
+def fork_templates(roles: Sequence[Role], run: Run) -> dict[Role, Template]:
     """Return a template for each role, roles with the same modules sharing one. To be called before
-    this process has a second thread; what it has imported by then, they have too."""
+    this process has a second thread; what it has imported by then, they have too.
+
+    Args:
+      roles: of the processes that are forked.
+      run: the command `triolet`, for these processes.
+    """
     of_modules: dict[tuple[str, ...], Template] = {}
     if roles:
         # Their processes shall be this one's, and with them what those leave behind.
@@ -303,7 +314,7 @@ def fork_templates(roles: Sequence[Role]) -> dict[Role, Template]:
     for role in roles:
         modules = MODULES[role]
         if modules not in of_modules:
-            of_modules[modules] = Template.fork(modules)
+            of_modules[modules] = Template.fork(modules, run)
     return {role: of_modules[MODULES[role]] for role in roles}
 
 

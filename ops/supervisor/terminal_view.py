@@ -25,7 +25,7 @@ from triolet.status import Progress as ProgressReport
 from triolet.units import show_count, show_size
 
 from ..episodes import Episodes
-from ..model_directory import shown_path
+from ..models.model_directory import shown_path
 from .restart_policy import GiveUp, Restart
 
 if TYPE_CHECKING:

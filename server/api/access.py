@@ -28,7 +28,7 @@ from ..tenants.tenancy import current_tenant, enter_tenant
 from ..text.turns import current_line, enter_line
 from .errors import echo, http_error
 from .limits import enter_batch, enter_request
-from .peers import is_proxied, owner_elsewhere
+from .proxying import is_proxied, owner_elsewhere
 from .request_scope import Entry, scope_of
 from .resuming import has_answer
 

@@ -7,28 +7,26 @@ be chosen, so that a prompt is tokenised once more only where a model turns out 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from quart import has_request_context
 
-from triolet.auto import AUTO
+from triolet.config import AUTO
 from triolet.errors import RequestError, invalid_request
 
-from ..contract.generation import AutoChoice, CascadeRecord
+from ..contract.generation import AutoChoice
 from ..tenants.tenancy import current_tenant
 from .body import show_version
-from .cascade import Climb
 from .constraints import asks_for_form
 from .fields import ConstraintFields, ToolFields
 from .generate import check_fields, check_fields_for, check_is_open, least, refuse_early
-from .ladder import Asked, Choice, Reason, Rung, Size, above, candidates, choose
+from .ladder import Asked, Choice, Reason, Rung, Size, candidates, choose
 from .resuming import kept_model
 from .served_models import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable
 
     from .generate import Plan
     from .schemas import GenerationFields
@@ -71,51 +69,14 @@ async def plan_request(
         refuse_early(fields, model)
         return await plan_on(model)
 
-    choice, plan = await _decide(fields, services, plan_on, _size, refuse_early)
+    choice, plan = await _decide(fields, services, plan_on, _size, refuses_early=True)
     services.metrics.auto.chosen(choice.model, choice.reason)
-    config, is_one = services.config.auto.cascade, plan.count == 1 and not plan.only_warms
-    climb = None
-    if config.threshold is not None and current_tenant().cascade and is_one:
-        climb = Climb(config, CascadeRecord(), partial(_plan_above, fields, services, plan_on))
-    return _given(plan, choice, None if choice.reason is Reason.KEPT else climb, services)
-
-
-def _given(plan: Plan, choice: Choice, climb: Climb | None, services: Services) -> Plan:
-    """Return a plan that the chosen model answers."""
-    largest = current_ladder(services)[-1].name
     room = max(1, context_on(plan.model, services) - _size(plan).prompt_tokens)
-    record = None if climb is None else climb.record
-    if choice.model == largest:
-        climb = None  # nothing is above it
-        record = record if choice.reason is Reason.CASCADE else None
     return replace(
         plan,
         default_max_tokens=least(plan.default_max_tokens, room),
-        auto=AutoChoice(choice.reason, largest, record),
-        climb=climb,
+        auto=AutoChoice(choice.reason, current_ladder(services)[-1].name),
     )
-
-
-async def _plan_above(
-    fields: GenerationFields,
-    services: Services,
-    plan_on: Callable[[ServedModel], Awaitable[Plan]],
-    climb: Climb,
-    model: ServedModel,
-) -> Plan | None:
-    """Return the same request on the next model above one that takes it; None where none does.
-
-    Raises:
-      RequestError: it is refused.
-    """
-    wake = services.config.auto.wake
-    rungs = [_rung(one, services) for one in current_ladder(services)]
-    higher = above(rungs, model.name, wake)
-    if not higher:
-        return None
-    choice, plan = await _fit(fields, services, plan_on, _size, None, higher)
-    choice = Choice(choice.model, Reason.CASCADE)
-    return _given(plan, choice, climb, services)
 
 
 def _size(plan: Plan) -> Size:
@@ -135,7 +96,9 @@ async def count_prompt(
     """
     if not is_auto(fields.model, services):
         return await count_on(check_fields(fields, services))
-    _, ids = await _decide(fields, services, count_on, lambda ids: Size(len(ids)))
+    _, ids = await _decide(
+        fields, services, count_on, lambda ids: Size(len(ids)), refuses_early=False
+    )
     return ids
 
 
@@ -144,7 +107,8 @@ async def _decide(
     services: Services,
     try_on: Callable[[ServedModel], Awaitable[T]],
     size_of: Callable[[T], Size],
-    refuse: Callable[..., None] | None = None,
+    *,
+    refuses_early: bool,
 ) -> tuple[Choice, T]:
     """Return the choice, and what trying the request on the chosen model gave.
 
@@ -153,8 +117,8 @@ async def _decide(
       services: what it works with.
       try_on: tries it on a model.
       size_of: what that model needs room for.
-      refuse: raises before a prompt is tokenised where every model that may answer it would refuse
-        it, whatever the prompt is; None for a request that none refuses.
+      refuses_early: refuse it before its prompt is tokenised where every model that may answer it
+        would refuse it whatever the prompt is.
     """
     check_is_open(services)
     _refuse_token_ids(fields)
@@ -162,18 +126,6 @@ async def _decide(
     if kept is not None:
         return Choice(kept, Reason.KEPT), await _tried(kept, fields, services, try_on)
     rungs = [_rung(model, services) for model in current_ladder(services)]
-    return await _fit(fields, services, try_on, size_of, refuse, rungs)
-
-
-async def _fit(
-    fields: GenerationFields,
-    services: Services,
-    try_on: Callable[[ServedModel], Awaitable[T]],
-    size_of: Callable[[T], Size],
-    refuse: Callable[..., None] | None,
-    rungs: Sequence[Rung],
-) -> tuple[Choice, T]:
-    """Return the choice among some rungs. See `_decide`."""
     config = services.config.auto
     contexts = {rung.model: rung.context_tokens for rung in rungs}
     tried: dict[str, T] = {}
@@ -192,9 +144,10 @@ async def _fit(
             show_version(services.models.named(choice.model).digest)
             return choice, tried[choice.model]
         others = candidates(rungs, asked) - {choice.model}
-        check = None if refuse is None else partial(refuse, others=_named(others, services))
         try:
-            found = await _tried(choice.model, fields, services, try_on, check)
+            found = await _tried(
+                choice.model, fields, services, try_on, others if refuses_early else None
+            )
         except RequestError as error:
             if error.code != "context_length_exceeded":
                 raise
@@ -211,18 +164,23 @@ async def _tried(
     fields: GenerationFields,
     services: Services,
     try_on: Callable[[ServedModel], Awaitable[T]],
-    refuse: Callable[[GenerationFields, ServedModel], None] | None = None,
+    others: Iterable[str] | None = None,
 ) -> T:
+    """Return what trying a request on a model gives.
+
+    Args:
+      name: of the model.
+      fields: what is asked for.
+      services: what it works with.
+      try_on: tries it on a model.
+      others: names of models that may answer too, where it may be refused early; None where not.
+    """
     model = services.models.named(name)
     show_version(model.digest)  # also of a refusal
     check_fields_for(fields, model, services)
-    if refuse is not None:
-        refuse(fields, model)
+    if others is not None:
+        refuse_early(fields, model, [services.models.named(one) for one in sorted(others)])
     return await try_on(model)
-
-
-def _named(names: Iterable[str], services: Services) -> list[ServedModel]:
-    return [services.models.named(name) for name in sorted(names)]
 
 
 def context_on(model: ServedModel, services: Services) -> int:

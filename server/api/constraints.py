@@ -16,9 +16,15 @@ from triolet.errors import RequestError, invalid_request
 from triolet.sampling import MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 
 from ..text.closed_schema import closed, closed_text
-from ..text.tool_calls import CallRules, CallSchema, ToolForm, UnenforceableSchemaError
 from ..text.tool_forms.generic import ToolSupport
 from ..text.tool_forms.repeats import OnceEach
+from ..text.tool_forms.tool_calls import (
+    CallRules,
+    CallSchema,
+    CallsRead,
+    ToolForm,
+    UnenforceableSchemaError,
+)
 from .fields import ConstraintFields, Function, NamedTool, ToolFields
 
 if TYPE_CHECKING:
@@ -189,7 +195,7 @@ class ToolPlan(NamedTuple):
     """
 
     shown: list[dict[str, Any]] | None = None
-    form: ToolForm | None = None
+    form: CallsRead | None = None
     grammar: Grammar | None = None
     watch: Callable[[], TextWatch] | None = None
 

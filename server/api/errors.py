@@ -113,6 +113,13 @@ def _renamed(parts: list[str], names: Mapping[str, str]) -> str | None:
     return None
 
 
+def message_with_param(error: RequestError) -> str:
+    """Return an error's message with its parameter's name, for forms that have no field for it."""
+    if error.param and not error.message.startswith(error.param):
+        return f"{error.param}: {error.message}"
+    return error.message
+
+
 def error_object(error: RequestError) -> dict[str, Any]:
     """Return the value of the key `error`."""
     kind = _TYPES.get(error.status)

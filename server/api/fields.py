@@ -287,6 +287,24 @@ class ToolCall(StrictFields):
     function: CalledFunction
 
 
+def offered_function(
+    name: str, description: str | None, parameters: Schema | None, *, strict: bool | None
+) -> Tool:
+    """Return a function that another API offers to the model."""
+    function = Function(name=name, description=description, parameters=parameters, strict=strict)
+    return Tool(type="function", function=function)
+
+
+def named_tool(name: str) -> NamedTool:
+    """Return the choice of one function."""
+    return NamedTool(type="function", function=FunctionName(name=name))
+
+
+def earlier_call(call_id: str, name: str, arguments: str) -> ToolCall:
+    """Return a call in an earlier turn, with its arguments as JSON."""
+    return ToolCall(id=call_id, function=CalledFunction(name=name, arguments=arguments))
+
+
 class ToolFields(StrictFields):
     """Tools and how they are to be used."""
 

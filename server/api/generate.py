@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -12,7 +11,7 @@ import msgspec
 import trio
 from quart import Response, has_request_context
 
-from triolet.auto import AUTO
+from triolet.config import AUTO
 from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
 
@@ -28,15 +27,13 @@ from .body import (
     show_version,
     shown_request_id,
 )
-from .cascade import Prepared, Undecided, begin
-from .limits import check_output, current_scheduling, renew_tenant, reserved, tier_field
-from .openai.chunks import ChunkStream, Envelope, RunningUsage, total_usage
+from .limits import check_output, current_scheduling, renew_tenant, reserved
 from .resuming import resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
-from .stream import Answer, EventStreamBody, WholeAnswer
+from .stream import EventStreamBody
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pydantic import BaseModel
 
@@ -44,11 +41,10 @@ if TYPE_CHECKING:
     from triolet.service_class import Scheduling
     from triolet.tenants.plans import Plan as TenantPlan
 
-    from ..contract.generation import AutoChoice, TokenLogprob
+    from ..contract.generation import AutoChoice
     from ..contract.output_stream import OutputStream
-    from ..text.reasoning import ReasoningPlan, Thinking
-    from ..text.tool_calls import ToolForm
-    from .cascade import Cascade, Climb, Prepare
+    from ..text.tool_forms.reasoning import ReasoningPlan, Thinking
+    from ..text.tool_forms.tool_calls import CallsRead
     from .request_scope import RequestScope
     from .schemas import GenerationFields
     from .served_models import ServedModel
@@ -162,8 +158,6 @@ class Plan:
       reasoning: what comes before the answer; None for nothing.
       watch: see GenerationRequest.
       auto: how its model was chosen; None where the request names it.
-      climb: how its answer may pass to the next model; None if it may not.
-      only_warms: nothing of its completion is shown.
     """
 
     model: ServedModel
@@ -174,12 +168,10 @@ class Plan:
     param: str
     logprobs: int | None
     grammar: Grammar | None = None
-    tool_form: ToolForm | None = None
+    tool_form: CallsRead | None = None
     reasoning: ReasoningPlan | None = None
     watch: Callable[[], TextWatch] | None = None
     auto: AutoChoice | None = None
-    climb: Climb | None = None
-    only_warms: bool = False
 
     @property
     def thinking(self) -> Thinking | None:
@@ -204,8 +196,7 @@ def warming(plan: Plan) -> Plan:
     """
     # An answer that was given before would warm nothing.
     fields = plan.fields.model_copy(update={"response_cache": None})
-    auto = None if plan.auto is None else plan.auto._replace(cascade=None)
-    return replace(plan, fields=fields, max_tokens=1, auto=auto, climb=None, only_warms=True)
+    return replace(plan, fields=fields, max_tokens=1)
 
 
 def named_model(name: str | None, services: Services) -> ServedModel:
@@ -345,7 +336,6 @@ def generation_requests(
             logprobs=plan.logprobs,
             grammar=plan.grammar,
             reasoning=None if plan.reasoning is None else plan.reasoning.tokens,
-            scored_tokens=0 if plan.climb is None else plan.climb.config.tokens,
         )
         cache = requests[0].cache if requests else cache_ask(fields, params)
         request_ids = [new_request_id() for _ in range(plan.per_prompt)]
@@ -381,41 +371,28 @@ def _markers(plan: Plan) -> dict[int, str]:
     return {**(plan.model.text.tool_markers if plan.tool_form else {}), **of_reasoning}
 
 
-async def begun(
-    first: Prepared, prepare: Prepare, services: Services, live: RequestScope, within_s: float
-) -> tuple[OutputStream, Serializer]:
-    """Begin what was prepared; it ends with `live`. Where its first tokens are judged, wait for
-    the verdict.
-
-    Args:
-      first: on the model that was chosen.
-      prepare: prepares the same on another model.
-      services: what it works with.
-      live: the request.
-      within_s: how long a verdict is waited for.
-
-    Returns:
-      The stream of its answer, and what writes that.
+async def begin(
+    requests: Sequence[GenerationRequest],
+    model: ServedModel,
+    services: Services,
+    live: RequestScope,
+) -> OutputStream:
+    """Reserve what choices will probably use, and begin them; they end with `live`.
 
     Raises:
-      RequestError: one of the choices was refused, and nothing was begun.
+      RequestError: one of them was refused, and nothing was begun.
     """
-    with await reserved(first.requests, first.model, services):
-        stream, cascade = submit_all(first, services, live)
-    if cascade is None:
-        return stream, first.serializer
-    await cascade.climb(prepare, live, within_s)
-    cascade.show(live)
-    return stream, Undecided(cascade)
+    with await reserved(requests, model, services):
+        return submit_all(requests, model, live)
 
 
 def submit_all(
-    first: Prepared, services: Services, live: RequestScope
-) -> tuple[OutputStream, Cascade | None]:
-    """Do the same without waiting; nothing is awaited here."""
-    stream, cascade = begin(first, services, live)
+    requests: Sequence[GenerationRequest], model: ServedModel, live: RequestScope
+) -> OutputStream:
+    """Begin choices that are reserved; nothing is awaited here."""
+    stream = model.fleet.submit(*requests)
     live.hold(stream)
-    return stream, cascade
+    return stream
 
 
 def own_requests(
@@ -449,57 +426,27 @@ def fingerprint_field(model: ServedModel) -> dict[str, str]:
     return {} if fingerprint is None else {"system_fingerprint": fingerprint}
 
 
-async def stream_response(
-    plan: Plan,
-    services: Services,
-    kind: tuple[str, str],
-    chunks: Callable[[Plan, Envelope], Awaitable[ChunkStream]],
-) -> Response:
-    """Begin a plan and return the stream of its answer.
-
-    Args:
-      plan: what is to be generated.
-      services: what it works with.
-      kind: of a chunk, and the prefix of its id.
-      chunks: returns what writes the answer.
-    """
-
-    async def prepare(plan: Plan) -> Prepared:
-        options = plan.fields.stream_options
-        requests = own_requests(plan, services)
-        running = None
-        if options is not None and options.continuous_usage_stats:
-            running = RunningUsage(sum(map(len, plan.prompts)), plan.count)
-        envelope = Envelope(
-            head(*kind, plan.model) | tier_field(plan.fields.service_tier, requests[0].scheduling),
-            with_usage=options is not None and bool(options.include_usage),
-            with_token_ids=bool(plan.fields.return_token_ids),
-            count=plan.count,
-            per_prompt=plan.per_prompt,
-            running=running,
-        )
-        return Prepared(plan, requests, await chunks(plan, envelope))
-
-    return await begin_stream(plan, prepare, plan.fields, services)
-
-
 async def begin_stream(
-    plan: Plan, prepare: Prepare, fields: BaseModel, services: Services
+    requests: Sequence[GenerationRequest],
+    serializer: Serializer,
+    fields: BaseModel,
+    model: ServedModel,
+    services: Services,
 ) -> Response:
     """Begin what was asked for and return its stream. With a key it may be one that runs already.
 
     Args:
-      plan: what is to be generated.
-      prepare: prepares a plan: its requests, and what writes its answer.
+      requests: what is to be generated.
+      serializer: writes the answer.
       fields: what the client sent, by which its retries are known.
+      model: that computes it.
       services: what it works with.
     """
-    first, key = await prepare(plan), current_key()
+    key = current_key()
     if key is None:
-        live, within_s = current_scope(), services.config.keep_alive_s
-        stream, serializer = await begun(first, prepare, services, live, within_s)
+        stream = await begin(requests, model, services, current_scope())
         return event_stream(stream, serializer, services)
-    response = await resumable_stream(key, fields, first, prepare, services)
+    response = await resumable_stream(key, fields, serializer, requests, model, services)
     response.headers.update(STREAM_HEADERS)
     return response
 
@@ -520,61 +467,27 @@ def event_stream(
     return Response(body, headers=dict(headers))
 
 
-async def whole_response(
-    plan: Plan,
-    services: Services,
-    kind: tuple[str, str],
-    choices: Callable[[Plan], Awaitable[Callable[[int, Answer], dict[str, Any]]]],
-    score: Callable[[TokenLogprob], object],
-) -> Response:
-    """Begin a plan, wait for its end and return the answer.
-
-    Args:
-      plan: what is to be generated.
-      services: what it works with.
-      kind: of the answer, and the prefix of its id.
-      choices: returns what shows each choice.
-      score: returns what a choice shows of a token's alternatives.
-    """
-
-    async def prepare(plan: Plan) -> Prepared:
-        requests = own_requests(plan, services, is_streamed=False)
-        fields_of_answer = head(*kind, plan.model)
-        tier = tier_field(plan.fields.service_tier, requests[0].scheduling)
-        choice = await choices(plan)
-
-        def document(answers: Sequence[Answer]) -> bytes:
-            usages = [answer.finished.usage for answer in answers]
-            whole = fields_of_answer | {
-                "choices": [choice(index, answer) for index, answer in enumerate(answers)],
-                "usage": total_usage(usages, plan.per_prompt),
-                **tier,
-            }
-            return msgspec.json.encode(whole)
-
-        return Prepared(plan, requests, WholeAnswer(len(requests), document, score))
-
-    return await begin_whole(plan, prepare, plan.fields, services)
-
-
 async def begin_whole(
-    plan: Plan, prepare: Prepare, fields: BaseModel, services: Services
+    requests: Sequence[GenerationRequest],
+    serializer: Serializer,
+    fields: BaseModel,
+    model: ServedModel,
+    services: Services,
 ) -> Response:
     """Begin what was asked for, wait for its end and return the answer. See `begin_stream`."""
-    first, key = await prepare(plan), current_key()
+    key = current_key()
     if key is not None:
-        return await resumable_whole(key, fields, first, prepare, services)
-    document = await whole_document(first, prepare, services)
-    return Response(document, content_type="application/json")
+        return await resumable_whole(key, fields, serializer, requests, model, services)
+    stream = await begin(requests, model, services, current_scope())
+    return Response(await whole_document(stream, serializer), content_type="application/json")
 
 
-async def whole_document(first: Prepared, prepare: Prepare, services: Services) -> bytes:
-    """Begin what was prepared, wait for its end and return the answer.
+async def whole_document(stream: OutputStream, serializer: Serializer) -> bytes:
+    """Wait for the end of what was begun and return the answer.
 
     Raises:
-      RequestError: it was refused, or failed.
+      RequestError: it failed.
     """
-    stream, serializer = await begun(first, prepare, services, current_scope(), math.inf)
     frames: list[bytes] = []
     async for events in stream:
         for index, event in events:

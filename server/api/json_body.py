@@ -16,7 +16,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ..text.process import job
-from ..text.scanning import MAX_CONTAINERS, MAX_VALUES, holds_many_values
+from ..text.tool_forms.scanning import MAX_CONTAINERS, MAX_VALUES, holds_many_values
 from .errors import echo, http_error
 from .schemas import StrictModel, read_request, take_unknown
 

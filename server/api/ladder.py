@@ -37,8 +37,6 @@ class Reason(StrEnum):
     """No rung that fits is awake."""
     KEPT = "kept"
     """An answer with the request's key was begun on it."""
-    CASCADE = "cascade"
-    """The first tokens of the one below were too improbable."""
 
 
 _AWAKE, _COMING, _ASLEEP, _GONE = range(4)
@@ -163,15 +161,6 @@ def choose(rungs: Sequence[Rung], asked: Asked, wake: WakePolicy) -> Choice:
     else:
         reason = lacks[chosen - 1] or Reason.ASLEEP
     return Choice(rungs[chosen].model, reason)
-
-
-def above(rungs: Sequence[Rung], model: str, wake: WakePolicy) -> Sequence[Rung]:
-    """Return the rungs above a model that may be asked after it: they are awake, unless the
-    settings have the smallest that fits woken."""
-    names = [rung.model for rung in rungs]
-    farthest = _AWAKE if wake is WakePolicy.IF_NEEDED else _ASLEEP
-    higher = rungs[names.index(model) + 1 :] if model in names else ()
-    return [rung for rung in higher if rung.distance <= farthest]
 
 
 def candidates(rungs: Sequence[Rung], asked: Asked) -> set[str]:

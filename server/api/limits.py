@@ -171,18 +171,17 @@ async def reserved(
     Raises:
       RequestError: 429 or 400; nothing was taken.
     """
-    return await reserve_for([asked_of(one, model) for one in requests], services)
-
-
-def asked_of(request: GenerationRequest, model: ServedModel) -> Asked:
-    """Return what one completion by a model is charged by."""
-    return Asked(
-        request.request_id,
-        0 if request.origin_id else len(request.prompt_ids),
-        request.sampling.max_tokens,
-        model.base_name,
-        "" if request.auto is None else request.auto.largest,
-    )
+    asked = [
+        Asked(
+            one.request_id,
+            0 if one.origin_id else len(one.prompt_ids),
+            one.sampling.max_tokens,
+            model.base_name,
+            "" if one.auto is None else one.auto.largest,
+        )
+        for one in requests
+    ]
+    return await reserve_for(asked, services)
 
 
 async def reserve_for(asked: Sequence[Asked], services: Services) -> Reservation:

@@ -16,7 +16,6 @@ from triolet.config import SEPARATOR
 from triolet.errors import RequestError, server_error
 
 from ..contract.generation import CancelReason, Event, Events, Failed
-from .cascade import Undecided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from triolet.config import ResumeConfig
 
     from ..contract.output_stream import OutputStream
-    from .cascade import Cascade
     from .stream import Serializer
 
 
@@ -101,7 +99,6 @@ class ResumableAnswer:
       alone_since: since when it has no reader; None while it has one.
       grace_s: how long it goes on then.
       ended_at: when it ended; None while it runs.
-      cascade: what decides which model answers; None once that is known.
     """
 
     def __init__(
@@ -122,7 +119,6 @@ class ResumableAnswer:
         self.alone_since: float | None = trio.current_time()
         self.grace_s = config.grace_s
         self.ended_at: float | None = None
-        self.cascade: Cascade | None = None
         self._config = config
         self._stream: OutputStream | None = None
         self._readers: set[ResumingReader] = set()
@@ -135,16 +131,6 @@ class ResumableAnswer:
         self._stream = stream
         self._say(self.serializer.begin())
         self.go_on()
-
-    def decide_by(self, cascade: Cascade) -> None:
-        """Have its model be the one that a cascade decides on, and its serializer that model's."""
-        self.cascade, self.serializer = cascade, Undecided(cascade)
-        cascade.on_settled = self._note_model
-
-    def _note_model(self) -> None:
-        assert self.cascade is not None, "it is decided once"
-        model, self.cascade = self.cascade.current.model, None
-        self.model, self.digest = model.name, model.digest
 
     def read_from(self, position: int) -> ResumingReader:
         """Return a reader that begins at a position, which must be here."""

@@ -7,7 +7,6 @@ behind the event that its client saw last. Without a key nothing of this happens
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
@@ -20,18 +19,18 @@ from triolet.errors import RequestError, invalid_request
 from ..contract.generation import Failed, Usage
 from ..tenants.tenancy import current_tenant
 from .body import KEY, LAST_EVENT_ID, current_key, current_scope, show_version
-from .cascade import begin
 from .errors import echo
 from .limits import reserved
 from .resume import Name, ResumableAnswer, ResumingReader
 from .stream import StreamBody
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pydantic import BaseModel
 
-    from ..contract.output_stream import OutputStream
-    from .cascade import Prepare, Prepared
-    from .request_scope import RequestScope
+    from ..contract.generation import GenerationRequest
+    from .served_models import ServedModel
     from .services import Services
     from .stream import Serializer
 
@@ -58,20 +57,20 @@ def _fingerprint(fields: BaseModel) -> bytes:
 async def kept_reader(
     key: str,
     fields: BaseModel,
-    first: Prepared,
-    prepare: Prepare,
+    serializer: Serializer,
+    requests: Sequence[GenerationRequest],
+    model: ServedModel,
     services: Services,
-    within_s: float,
 ) -> tuple[ResumingReader, bool]:
     """Begin, join or continue an answer; its reading ends with the current request.
 
     Args:
       key: its name.
       fields: what was asked for.
-      first: what is to be generated, on the model that was chosen.
-      prepare: prepares the same on another model.
+      serializer: of the endpoint.
+      requests: what is to be generated.
+      model: that generates it.
       services: where it is kept.
-      within_s: how long is waited until it is known which model answers.
 
     Returns:
       What reads it, and whether it has just been begun.
@@ -80,89 +79,66 @@ async def kept_reader(
       RequestError: it was refused.
     """
     found = kept_answer(key, fields, services)
-    with await reserved(() if found else first.requests, first.model, services):
+    with await reserved(() if found else requests, model, services):
         # Nothing waits from here on: two requests with one key begin one answer.
         position = _wanted_position()
         answer = found or kept_answer(key, fields, services)
         is_new = answer is None
         if answer is None:
-            answer = _begin(key, fields, first, services)
+            if position is not None:
+                raise RequestError(
+                    f"there is no answer of this {KEY} any more; leave {LAST_EVENT_ID} away to "
+                    "begin anew",
+                    status=404,
+                    code="not_found",
+                    param=LAST_EVENT_ID,
+                )
+            fingerprint, config = _fingerprint(fields), services.config.resume
+            answer = ResumableAnswer(serializer, fingerprint, config, model.name, model.digest)
+            services.kept.begin(_name_of(key), answer, partial(model.fleet.submit, *requests))
         # Of two requests with one key that leave the model open the other may have begun first.
         show_version(answer.digest)
         reader = services.kept.join(answer, position or 0)
         current_scope().hold(reader)
-    cascade = answer.cascade
-    if cascade is not None:
-        # A head that comes first names no model.
-        if is_new:
-            await cascade.climb(prepare, current_scope(), within_s)
-            cascade.show(current_scope())
-        else:
-            with trio.move_on_after(within_s):
-                await cascade.settled.wait()
-            show_version(answer.digest if cascade.settled.is_set() else "")
     return reader, is_new
 
 
 async def resumable_stream(
-    key: str, fields: BaseModel, first: Prepared, prepare: Prepare, services: Services
+    key: str,
+    fields: BaseModel,
+    serializer: Serializer,
+    requests: Sequence[GenerationRequest],
+    model: ServedModel,
+    services: Services,
 ) -> Response:
     """Return a stream that may be continued. See `kept_reader`."""
-    within_s = services.config.keep_alive_s
-    reader, is_new = await kept_reader(key, fields, first, prepare, services, within_s)
-    body = ResumableBody(reader, first.serializer, services.config.keep_alive_s)
+    reader, is_new = await kept_reader(key, fields, serializer, requests, model, services)
+    body = ResumableBody(reader, serializer, services.config.keep_alive_s)
     return Response(body, headers={} if is_new else {JOINED: "true"})
 
 
 async def resumable_whole(
-    key: str, fields: BaseModel, first: Prepared, prepare: Prepare, services: Services
+    key: str,
+    fields: BaseModel,
+    serializer: Serializer,
+    requests: Sequence[GenerationRequest],
+    model: ServedModel,
+    services: Services,
 ) -> Response:
     """Wait for an answer that comes as a whole. See `kept_reader`."""
     if LAST_EVENT_ID in request.headers:
         raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
-    reader, is_new = await kept_reader(key, fields, first, prepare, services, math.inf)
+    reader, is_new = await kept_reader(key, fields, serializer, requests, model, services)
     frames: list[bytes] = []
     while not reader.is_done:
         if taken := reader.take():
             frames += taken
         else:
             await reader.answer.wait_changed()
-    show_version(reader.answer.digest)
     if reader.answer.failure is not None:
         raise reader.answer.failure
     headers = {} if is_new else {JOINED: "true"}
     return Response(b"".join(frames), 200, headers=headers, content_type="application/json")
-
-
-def _begin(key: str, fields: BaseModel, first: Prepared, services: Services) -> ResumableAnswer:
-    if _wanted_position() is not None:
-        raise RequestError(
-            f"there is no answer of this {KEY} any more; leave {LAST_EVENT_ID} away to begin anew",
-            status=404,
-            code="not_found",
-            param=LAST_EVENT_ID,
-        )
-    config, model = services.config.resume, first.model
-    answer = ResumableAnswer(
-        first.serializer, _fingerprint(fields), config, model.name, model.digest
-    )
-    submit = partial(begin_kept, answer, first, services, current_scope())
-    services.kept.begin(_name_of(key), answer, submit)
-    return answer
-
-
-def begin_kept(
-    answer: ResumableAnswer, first: Prepared, services: Services, live: RequestScope
-) -> OutputStream:
-    """Return the stream of what was prepared, which an answer writes down.
-
-    Raises:
-      RequestError: it was refused, and nothing was begun.
-    """
-    stream, cascade = begin(first, services, live)
-    if cascade is not None:
-        answer.decide_by(cascade)
-    return stream
 
 
 def has_answer(services: Services) -> bool:

@@ -26,7 +26,6 @@ def sampling_params(
     logprobs: int | None,
     grammar: Grammar | None = None,
     reasoning: ReasoningTokens | None = None,
-    scored_tokens: int = 0,
 ) -> SamplingParams:
     """Return the parameters of the first choice."""
     min_tokens = fields.min_tokens or 0
@@ -51,7 +50,6 @@ def sampling_params(
         logprobs=logprobs,
         grammar=grammar,
         reasoning=reasoning,
-        scored_tokens=scored_tokens,
     )
 
 

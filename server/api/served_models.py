@@ -7,8 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from triolet.adapter_keys import digest_bytes
-from triolet.auto import AUTO
-from triolet.config import ANY_MODEL, SEPARATOR
+from triolet.config import ANY_MODEL, AUTO, SEPARATOR
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError
 

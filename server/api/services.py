@@ -8,11 +8,11 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from ..cache.store import ResponseStore
+from ..metrics.recent import RecentFigures
 from ..tenants.opening import quotas_in_memory
 from ..tenants.tenancy import Tenancy
 from ..text.processes import Do, at_once
 from .door import BodyRoom, RefusalLog, RefusalPace
-from .operations.fleet_status import RecentFigures
 from .request_scope import ServerState
 from .resume import KeptAnswers
 from .served_models import ModelTable

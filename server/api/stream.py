@@ -99,19 +99,6 @@ def add_event(answers: Sequence[Answer], index: int, event: Event) -> None:
             raise event.error
 
 
-async def collect(stream: OutputStream, count: int) -> list[Answer]:
-    """Read all choices to their ends.
-
-    Raises:
-      RequestError: one of them failed.
-    """
-    answers = [Answer() for _ in range(count)]
-    async for events in stream:
-        for index, event in events:
-            add_event(answers, index, event)
-    return answers
-
-
 class Serializer(ABC):
     """Writes one answer in the words of one endpoint, as frames of bytes. Pure; one per answer.
 
@@ -122,16 +109,6 @@ class Serializer(ABC):
 
     keep_alive: bytes = KEEP_ALIVE
     is_stopped = False
-
-    @property
-    def early_keep_alive(self) -> bytes:
-        """What is sent into a silence before the answer has begun."""
-        return KEEP_ALIVE
-
-    @property
-    def decided(self) -> Serializer:
-        """What writes the answer: itself, unless another one does."""
-        return self
 
     def begin(self) -> list[bytes]:
         """Return what comes before all else."""

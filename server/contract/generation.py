@@ -7,7 +7,7 @@ end) and server/tenants (which keeps the accounts).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
@@ -41,7 +41,6 @@ class CancelReason(StrEnum):
     CLIENT_GONE = "client_gone"
     WENT_AWAY = "went_away"  # said so: a page that was left, or is loaded again
     STOPPED = "stopped"  # the client asked: WebSocket cancel, stop button
-    PASSED_UP = "passed_up"  # a cascade asks a larger model instead
     STALLED = "stalled"
     DRAIN = "drain"
 
@@ -87,62 +86,16 @@ class TextWatch(Protocol):
         ...
 
 
-class Verdict(StrEnum):
-    """What a cascade makes of the first tokens of a model."""
-
-    HELD = "held"  # not known yet
-    ACCEPTED = "accepted"  # their mean log-probability is at the threshold or above
-    PASSED_UP = "passed_up"  # below it, and the next model answers
-    KEPT = "kept"  # below it, and the next model cannot take the request
-    UNJUDGED = "unjudged"  # it failed or was cancelled first, or has no log-probabilities
-
-
-@dataclass(slots=True)
-class CascadeRecord:
-    """What a cascade decided for one request. All its models share one record.
-
-    Attributes:
-      verdict: the last one.
-      mean_logprob: of the tokens that were judged last; None if none were.
-      tried: models that were given up, the smallest first.
-      discarded_tokens: of these, computed and not shown.
-    """
-
-    verdict: Verdict = Verdict.HELD
-    mean_logprob: float | None = None
-    tried: list[str] = field(default_factory=list)
-    discarded_tokens: int = 0
-
-    @property
-    def fields(self) -> dict[str, object]:
-        """What the log says of it."""
-        mean = self.mean_logprob
-        return {
-            "auto_cascade": self.verdict.value,
-            "auto_mean_logprob": None if mean is None else round(mean, 4),
-            "auto_tried": list(self.tried),
-            "auto_discarded_tokens": self.discarded_tokens,
-        }
-
-    @property
-    def header(self) -> str:
-        """What the client is told."""
-        mean = "" if self.mean_logprob is None else f"; mean={self.mean_logprob:.4f}"
-        return f"{self.verdict}{mean}; discarded={self.discarded_tokens}"
-
-
 class AutoChoice(NamedTuple):
     """How the model of a request that left it open was chosen.
 
     Attributes:
       reason: why this one, in one word.
       largest: name of the last model of the ladder.
-      cascade: what became of its first tokens; None where they are not judged.
     """
 
     reason: str
     largest: str
-    cascade: CascadeRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,6 @@ class OutputStream:
     Attributes:
       generations: as above.
       tenant: of the request.
-      schedule: as above.
       delivered_at: when `write` was called last, on Trio's clock.
       tap: called with each event that is taken and the index of its choice; None for no call.
     """
@@ -57,7 +56,7 @@ class OutputStream:
         self.tenant = self.generations[0].request.scheduling.tenant
         self.delivered_at = 0.0
         self.tap: Callable[[int, Event], None] | None = None
-        self.schedule = schedule
+        self._schedule = schedule
         self._num_open = len(self.generations)
         self._filled: list[int] = []
         self._is_due = False
@@ -201,7 +200,7 @@ class OutputStream:
     def _note_due(self) -> None:
         if not self._is_due:
             self._is_due = True
-            self.schedule(self)
+            self._schedule(self)
 
     def _check_alone(self) -> None:
         if self._write is not None or self._woken is not None:

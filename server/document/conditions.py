@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from triolet.auto import AUTO
+from triolet.config import AUTO
 
 from ..api.auto import is_auto
 from ..api.fields import MAX_INT

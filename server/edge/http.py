@@ -14,29 +14,34 @@ from typing import TYPE_CHECKING, Final, cast
 
 import h11
 import trio
+from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, Data, EndBody, Request, Response, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.trio.worker_context import WorkerContext
 
 from triolet.errors import RequestError
 
+from ..api.door import RefusalLog
 from ..api.errors import http_error, too_large
 from ..api.request_scope import SCOPE_KEY, RequestScope, scope_of
-from .client_address import PROXY_SIGNATURE
-from .connection_table import refusal
+from .client_address import PROXY_SIGNATURE, TrustedProxies
+from .connection_table import ConnectionTable, refusal
 from .websocket import AppInbox, PatchedWSStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from hypercorn.config import Config
     from hypercorn.events import Event
     from hypercorn.protocol.events import Event as StreamEvent
     from hypercorn.trio.task_group import TaskGroup
-    from hypercorn.typing import ASGISendEvent
+    from hypercorn.typing import ASGIFramework, ASGISendEvent
+
+    from triolet.config import ServerConfig
 
     from ..api.request_scope import ClientConnection
-    from .listen import Edge
 
 
 PROBES: Final = (b"GET /health/live ", b"GET /ping ")
@@ -85,6 +90,33 @@ class RequestTurns:
                 self._waiting[sender] = lot
         if self._left < self._per_turn:
             self._count_turn()
+
+
+class SharedByConnections:
+    """What all connections of the edge have in common.
+
+    Attributes:
+      app: what they serve.
+      bounds: limits of connections and requests.
+      config: hypercorn's.
+      context: hypercorn's.
+      places: of the connections.
+      writes: to all clients so far; `direct` ones did not wake a task.
+      turns: in which requests begin.
+      proxies: that may name another client.
+      refusals: logs what is refused before the application sees it.
+    """
+
+    def __init__(self, app: ASGIFramework, bounds: ServerConfig, config: Config) -> None:
+        self.app = ASGIWrapper(app)
+        self.bounds = bounds
+        self.config = config
+        self.context = WorkerContext(max_requests=None)
+        self.places = ConnectionTable(bounds.max_connections, bounds.address_connections)
+        self.writes = {"direct": 0, "usual": 0}
+        self.turns = RequestTurns(bounds.requests_per_turn)
+        self.proxies = TrustedProxies(bounds.trusted_proxies)
+        self.refusals = RefusalLog(bounds.door)
 
 
 _END = b"\r\n\r\n"
@@ -239,7 +271,7 @@ class PatchedH11Protocol(H11Protocol):
 
     def __init__(
         self,
-        edge: Edge,
+        edge: SharedByConnections,
         task_group: TaskGroup,
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
         remote: ClientConnection,

@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.trio.worker_context import WorkerContext
 
 from triolet.errors import ConfigError
 
-from ..api.door import RefusalLog
 from ..api.request_scope import UNIX_PEER
-from .client_address import TrustedProxies, counted_address
-from .connection_table import REFUSALS, ConnectionTable, Refused, refusal_bytes
-from .http import RequestTurns
+from .client_address import counted_address
+from .connection_table import REFUSALS, Refused, refusal_bytes
+from .http import SharedByConnections
 from .tcp import PatchedTCPServer
 
 if TYPE_CHECKING:
@@ -156,34 +153,14 @@ def edge_config(bounds: ServerConfig) -> Config:
     return config
 
 
-class Edge:
-    """The surface that clients connect to.
-
-    Attributes:
-      app: what it serves.
-      bounds: limits of connections and requests.
-      config: hypercorn's.
-      context: hypercorn's.
-      places: of its connections.
-      writes: to all clients so far; `direct` ones did not wake a task.
-      turns: in which requests begin.
-      proxies: that may name another client.
-      refusals: logs what is refused before the application sees it.
-    """
+class Edge(SharedByConnections):
+    """The surface that clients connect to."""
 
     def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
-        self.places = ConnectionTable(bounds.max_connections, bounds.address_connections)
-        self.writes = {"direct": 0, "usual": 0}
-        self.app = ASGIWrapper(app)
-        self.bounds = bounds
-        self.config = edge_config(bounds)
-        self.context = WorkerContext(max_requests=None)
-        self.turns = RequestTurns(bounds.requests_per_turn)
+        super().__init__(app, bounds, edge_config(bounds))
         self._accepting = trio.CancelScope()
         self._stop = trio.Event()
         self._closed = trio.Event()
-        self.proxies = TrustedProxies(bounds.trusted_proxies)
-        self.refusals = RefusalLog(bounds.door)
         self._num_refusals = 0
         self._close_within_s = 0.0
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hypercorn.events import Event
 
     from .connection_table import Place
-    from .listen import Edge
+    from .http import SharedByConnections
 
 
 ENOUGH_BYTES: Final = 64 * 1024
@@ -103,7 +103,9 @@ class PatchedTCPServer(TCPServer):
 
     protocol: PatchedH11Protocol  # type: ignore[assignment]
 
-    def __init__(self, edge: Edge, stream: trio.SocketStream, host: str, place: Place) -> None:
+    def __init__(
+        self, edge: SharedByConnections, stream: trio.SocketStream, host: str, place: Place
+    ) -> None:
         super().__init__(edge.app, edge.config, edge.context, {}, stream)  # type: ignore[arg-type]
         self._edge = edge
         self._place = place

@@ -145,6 +145,9 @@ LEAST_WITHIN_S: Final = 1.0
 MOST_WAIT_S: Final = 120.0
 """Longest rest of a refused line, whatever `Retry-After` says: a line that is tried too early gets
 the remaining wait, and other requests may have ended."""
+LIMITED_RETRY_S: Final = 60.0
+"""When lines of a tenant are tried again that has met a limit of which it is not known when it will
+not be met any more, such as its budget."""
 LIMIT_MET: Final = 429
 """Status of a request that a limit of its tenant refuses; the request itself is valid."""
 HOLD_POLL_S: Final = 0.02
@@ -295,7 +298,7 @@ class BatchRunner:
             self._resting_lines[line.batch_id, line.number] = now + wait_s
             self._on_line("refused")
         else:
-            self._resting[line.owner] = now + (answer.retry_after_s or self._config.limited_retry_s)
+            self._resting[line.owner] = now + (answer.retry_after_s or LIMITED_RETRY_S)
             self._on_line("limited")
 
     async def _answer(self, line: WaitingLine) -> InnerAnswer:

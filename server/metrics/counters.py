@@ -1,5 +1,6 @@
-"""The counters of what clients ask for, by the routes of the map, what was refused, lines of
-batches, and what waits for threads or holds bodies before it is queued."""
+"""Counters that are raised when something happens: requests by route, refusals, quotas, tokens of
+tenants and versions. What is read at a scrape is in collectors.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from triolet.config import TurnsConfig
 
 from ..contract.generation import Usage
 from ..scheduling.status import OverloadObserver
-from ..tenants.quotas import QuotaObserver
+from ..tenants.memory_store import QuotaObserver
 from ..text.turns import Turns
 from .collectors import counts, door_families, family, gauge, kept_families
 from .exposition import Reading
@@ -211,36 +212,7 @@ class AutoMetrics:
             ("model",),
             registry=registry,
         )
-        self._judged = Counter(
-            "triolet_auto_cascade",
-            "Answers whose first tokens were judged, by their model and what came of it",
-            ("model", "verdict"),
-            registry=registry,
-        )
-        self._discarded_tokens = Counter(
-            "triolet_auto_discarded_tokens",
-            "Tokens that were computed and not sent, because another model was asked",
-            ("model",),
-            registry=registry,
-        )
-        self._discarded_s = Counter(
-            "triolet_auto_discarded_seconds",
-            "Time for which workers had sequences that were given up for another model",
-            ("model",),
-            registry=registry,
-        )
         self._reasons: dict[str, set[str]] = {}
-        self._verdicts: dict[str, set[str]] = {}
-
-    def judged(self, model: str, verdict: str) -> None:
-        """A model's first tokens were judged, with a word of our own."""
-        self._verdicts.setdefault(model, set()).add(verdict)
-        self._judged.labels(model, verdict).inc()
-
-    def discarded(self, model: str, tokens: int, elapsed_s: float) -> None:
-        """A model's sequence was given up."""
-        self._discarded_tokens.labels(model).inc(tokens)
-        self._discarded_s.labels(model).inc(elapsed_s)
 
     def chosen(self, model: str, reason: str) -> None:
         """A model was chosen, for a reason of our own."""
@@ -256,9 +228,7 @@ class AutoMetrics:
         """Show nothing of a model any more, which was removed."""
         for reason in self._reasons.pop(model, ()):
             self._chosen.remove(model, reason)
-        for verdict in self._verdicts.pop(model, ()):
-            self._judged.remove(model, verdict)
-        for cost in (self._cost, self._largest_cost, self._discarded_tokens, self._discarded_s):
+        for cost in (self._cost, self._largest_cost):
             cost.labels(model)  # `remove` wants a series that is there
             cost.remove(model)
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from triolet.config.members import MAX_MEMBERS_BYTES, read_members
 from triolet.errors import ConfigError
-from triolet.members import MAX_MEMBERS_BYTES, read_members
 from triolet.watched_file import WatchedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from triolet.config.members import Members
     from triolet.ids import Role
-    from triolet.members import Members
 
 log = structlog.get_logger(__name__)
 

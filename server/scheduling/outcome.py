@@ -44,7 +44,6 @@ class Outcome(Enum):
     EMBEDDED = Row("embedded", EndReason.EMBEDDED)
     CLIENT_GONE = Row("client_gone", EndReason.CANCEL, 499, "cancelled")
     STOPPED = Row("stopped", EndReason.CANCEL, 499, "cancelled")
-    PASSED_UP = Row("passed_up", EndReason.CANCEL, 499, "cancelled")
     STALLED = Row("stalled", EndReason.STALLED, 408, "request_timeout")
     DEADLINE = Row("deadline", EndReason.DEADLINE, 504, "deadline_exceeded")
     # Dropped before anything was spent: the first token would be too late for the SLO or deadline.
@@ -102,8 +101,6 @@ def cancelled(reason: CancelReason, config: ServerConfig) -> Failure:
             return Outcome.CLIENT_GONE.failure("the client left")
         case CancelReason.STOPPED:
             return Outcome.STOPPED.failure("the client stopped it")
-        case CancelReason.PASSED_UP:
-            return Outcome.PASSED_UP.failure("a larger model answers this request")
         case CancelReason.STALLED:
             return stalled(config.stall_timeout_s)
         case CancelReason.DRAIN:

@@ -252,7 +252,6 @@ class Relay:
         self._watches_reasoning = self._reasoning is not None and self._reasoning.is_in_grammar
         can_end = bool(request.stop) or self._watch is not None
         self._is_plain = not can_end and request.sampling.logprobs is None
-        self._num_scored = request.sampling.scored_tokens
 
     def push(self, row: TokenRow, now: float) -> RelayEnd | None:
         """Take the token at the next position.
@@ -266,8 +265,7 @@ class Relay:
         self.token_ids.append(row.token_id)
         if self._is_plain and not is_end and row.position + 1 < sampling.max_tokens:
             # As most are: there is nothing to look for.
-            scores = self._scores(row) if row.position < self._num_scored else ()
-            self.mailbox.put(Put(self._stream.push(row.token_id), (row.token_id,), scores), now)
+            self.mailbox.put(Put(self._stream.push(row.token_id), (row.token_id,), ()), now)
             return None
         is_shown = not is_end or self._request.include_stop
         is_watched = self._watches_reasoning or not self._is_thinking()
@@ -313,7 +311,7 @@ class Relay:
         return reasoning is not None
 
     def _scores(self, row: TokenRow) -> tuple[Scores, ...]:
-        if row.logprob is None or not self._request.sampling.scores(row.position):
+        if self._request.sampling.logprobs is None or row.logprob is None:
             return ()
         return (packed(row, row.logprob),)
 

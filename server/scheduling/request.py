@@ -25,8 +25,8 @@ from triolet.service_class import Band
 from ..contract.generation import NO_CHARGES, Failed, Finished, FinishReason, Usage
 from .outcome import FINISHED, Outcome
 from .output import Relay, is_background, window_of
+from .poison import PoisonDetector
 from .queue import Place
-from .recovery import PoisonDetector
 from .routing import Need, Why
 from .workers import PrefixChain
 
@@ -585,8 +585,6 @@ def _usage_record(cost: Cost | None, spec: GenerationRequest) -> dict[str, objec
     choice = spec.auto
     if choice is not None:
         record |= {"auto": choice.reason, "auto_largest": choice.largest}
-        if choice.cascade is not None:
-            record |= choice.cascade.fields
         if cost is not None:
             record["auto_largest_cost"] = cost.on_largest
     return record

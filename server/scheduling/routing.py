@@ -1,4 +1,5 @@
-"""Whether decode computes a prompt itself, or a prefill worker does: conditional disaggregation.
+"""The choice of workers for a request: its decode worker, and whether that one computes the prompt
+itself or a prefill worker does (conditional disaggregation).
 
 Up to a number of prompt tokens without KV, decode computes them sooner itself. Only decode knows
 how many tokens of a prompt those are, so the number travels with RESERVE and the answer comes back
@@ -32,11 +33,10 @@ from .workers import ejected
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from triolet.config import RoutingConfig
-    from triolet.ids import AttemptKey
+    from triolet.config import RecoveryConfig, RoutingConfig
+    from triolet.ids import AttemptKey, PeerId
     from triolet.service_class import Band
 
-    from .recovery import BrokenPaths
     from .workers import PrefixChain, Worker
 
 
@@ -206,6 +206,35 @@ class Need(NamedTuple):
     band: Band = DEFAULT_BAND
     input_share: float = 0.0
     adapter: bytes = b""
+
+
+class BrokenPaths:
+    """Prefill and decode workers that lost one another, though both answer this server.
+
+    A partition between two workers shows as a transfer that is given up; neither worker is at
+    fault, so no breaker counts it. Pairs of lives, each for a while; no more than there are pairs.
+    """
+
+    def __init__(self, config: RecoveryConfig) -> None:
+        self._avoid_s = config.path_avoid_s
+        self._until: dict[tuple[PeerId | None, PeerId | None], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def broke(self, prefill: Worker, decode: Worker, now: float) -> None:
+        """Note that KV does not get from one to the other."""
+        self._until[prefill.peer_id, decode.peer_id] = now + self._avoid_s
+
+    def is_broken(self, prefill: Worker, decode: Worker, now: float) -> bool:
+        """Return whether other workers should be paired instead."""
+        until = self._until.get((prefill.peer_id, decode.peer_id))
+        return until is not None and now < until
+
+    def forget(self, now: float) -> None:
+        """Drop what is long ago."""
+        for path in [path for path, until in self._until.items() if until <= now]:
+            del self._until[path]
 
 
 class Pair(NamedTuple):

@@ -1,4 +1,4 @@
-"""Accounts in memory, and the file of spend, which outlives the process.
+"""Accounts in memory, the file of spend, which outlives the process, and what all stores report.
 
 The file is blocking: called from one thread at a time. Several servers of one host may share it:
 each adds its own spend and reads the sum of all.
@@ -21,15 +21,91 @@ from triolet.sqlite import transaction
 from triolet.units import SECONDS
 
 from ..text.threads import in_thread
-from .accounts import Ledger, month_of
+from .accounts import NANOS, Ledger, month_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from triolet.config import QuotaConfig
+    from triolet.tenants.plans import Plan
 
     from .accounts import Account, Ask, Limits, Settlement, Verdict
-    from .quotas import SpendWatch
+
+
+log = structlog.get_logger(__name__)
+
+
+class QuotaObserver:
+    """Told of limits and spend; here nothing is counted."""
+
+    def refused(self, limit: str) -> None:
+        """A request met a limit."""
+
+    def reserved(self, elapsed_s: float) -> None:
+        """The store was asked, and took so long."""
+
+    def unreserved(self, tenant: str) -> None:
+        """A request was counted for which nothing was reserved."""
+
+    def cost(self, tenant: str, amount: float) -> None:
+        """A tenant was charged so much, in the operator's currency."""
+
+    def auto_cost(self, model: str, amount: float, on_largest: float) -> None:
+        """A request for `auto` was charged; and its cost on the largest one."""
+
+    def budget_watched(self, tenant: str, share: float) -> None:
+        """From now on it is noted when a tenant's spend crosses a share of its budget."""
+
+    def budget_alert(self, tenant: str, share: float) -> None:
+        """A tenant's spend crossed a share of its budget."""
+
+    def store_failed(self) -> None:
+        """The shared store did not do what it was asked."""
+
+
+class SpendWatch:
+    """Observer of a store: budget alerts, and failed calls.
+
+    Args:
+      metrics: counts them.
+    """
+
+    def __init__(self, metrics: QuotaObserver) -> None:
+        self._metrics = metrics
+        self._plans: dict[str, Plan] = {}
+
+    def note(self, tenant: str, plan: Plan) -> None:
+        """Set the plan of a tenant."""
+        if self._plans.get(tenant) == plan:
+            return
+        self._plans[tenant] = plan
+        if plan.budget is not None:
+            for share in plan.budget_alerts:
+                self._metrics.budget_watched(tenant, share)
+
+    def spent(self, tenant: str, before: int, after: int) -> None:
+        """Log if a share of the budget lies between a tenant's spend before and after [nanos].
+
+        Each change is reported to one server, and spend only grows: each alert is logged once.
+        """
+        plan = self._plans.get(tenant)
+        if plan is None or plan.budget is None:
+            return
+        for share in plan.budget_alerts:
+            if before < share * plan.budget * NANOS <= after:
+                log.warning(
+                    "budget_alert",
+                    tenant=tenant,
+                    share=share,
+                    spent=round(after / NANOS, 6),
+                    budget=plan.budget,
+                )
+                self._metrics.budget_alert(tenant, share)
+
+    def call_failed(self, reason: str) -> None:
+        """Count that the shared store did not do what it was asked; the store logs what follows."""
+        del reason
+        self._metrics.store_failed()
 
 
 BUSY_S: Final = 5 * SECONDS
@@ -106,8 +182,6 @@ class SpendFile:
         """Close it. No call may be under way."""
         self._connection.close()
 
-
-log = structlog.get_logger(__name__)
 
 LAST_FLUSH_S: Final = 3 * SECONDS
 """For the last write when this process ends; a transaction takes milliseconds."""

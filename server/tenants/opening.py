@@ -12,8 +12,8 @@ from triolet.config import AT, QuotaConfig
 from triolet.errors import ConfigError
 from triolet.tenants.plans import Prices
 
-from .memory_store import MemoryStore, SpendFile
-from .quotas import QuotaObserver, Quotas, SpendWatch
+from .memory_store import MemoryStore, QuotaObserver, SpendFile, SpendWatch
+from .quotas import Quotas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 def quotas_in_memory() -> Quotas:
     """Return limits with accounts in this process, which end with it."""
-    config, watch = QuotaConfig(), SpendWatch(QuotaObserver())
-    return Quotas(
-        config, MemoryStore(config, watch), watch, QuotaObserver(), lambda model: Prices()
-    )
+    watch = SpendWatch(QuotaObserver())
+    return Quotas(MemoryStore(QuotaConfig(), watch), watch, QuotaObserver(), lambda model: Prices())
 
 
 @contextmanager
@@ -40,11 +38,11 @@ def opened_quotas(
     """
     watch, config = SpendWatch(metrics), _resolved(config)
     if config.is_shared:
-        yield Quotas(config, _redis_store(config, watch), watch, metrics, prices)
+        yield Quotas(_redis_store(config, watch), watch, metrics, prices)
         return
     file = None if config.spend_file is None else SpendFile(config.spend_file)
     try:
-        yield Quotas(config, MemoryStore(config, watch, file), watch, metrics, prices)
+        yield Quotas(MemoryStore(config, watch, file), watch, metrics, prices)
     finally:
         if file is not None:
             file.close()

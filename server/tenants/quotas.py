@@ -6,7 +6,6 @@ import math
 import secrets
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
-import structlog
 import trio
 
 from triolet.errors import RequestError, invalid_request
@@ -18,88 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from triolet.config import QuotaConfig
     from triolet.tenants.plans import Plan, Prices, Tenant
 
     from ..contract.generation import Usage
-    from .memory_store import MemoryStore
+    from .memory_store import MemoryStore, QuotaObserver, SpendWatch
     from .redis_store import RedisStore
-
-
-log = structlog.get_logger(__name__)
-
-
-class QuotaObserver:
-    """Told of limits and spend; here nothing is counted."""
-
-    def refused(self, limit: str) -> None:
-        """A request met a limit."""
-
-    def reserved(self, elapsed_s: float) -> None:
-        """The store was asked, and took so long."""
-
-    def unreserved(self, tenant: str) -> None:
-        """A request was counted for which nothing was reserved."""
-
-    def cost(self, tenant: str, amount: float) -> None:
-        """A tenant was charged so much, in the operator's currency."""
-
-    def auto_cost(self, model: str, amount: float, on_largest: float) -> None:
-        """A request for `auto` was charged; and its cost on the largest one."""
-
-    def budget_watched(self, tenant: str, share: float) -> None:
-        """From now on it is noted when a tenant's spend crosses a share of its budget."""
-
-    def budget_alert(self, tenant: str, share: float) -> None:
-        """A tenant's spend crossed a share of its budget."""
-
-    def store_failed(self) -> None:
-        """The shared store did not do what it was asked."""
-
-
-class SpendWatch:
-    """Observer of a store: budget alerts, and failed calls.
-
-    Args:
-      metrics: counts them.
-    """
-
-    def __init__(self, metrics: QuotaObserver) -> None:
-        self._metrics = metrics
-        self._plans: dict[str, Plan] = {}
-
-    def note(self, tenant: str, plan: Plan) -> None:
-        """Set the plan of a tenant."""
-        if self._plans.get(tenant) == plan:
-            return
-        self._plans[tenant] = plan
-        if plan.budget is not None:
-            for share in plan.budget_alerts:
-                self._metrics.budget_watched(tenant, share)
-
-    def spent(self, tenant: str, before: int, after: int) -> None:
-        """Log if a share of the budget lies between a tenant's spend before and after [nanos].
-
-        Each change is reported to one server, and spend only grows: each alert is logged once.
-        """
-        plan = self._plans.get(tenant)
-        if plan is None or plan.budget is None:
-            return
-        for share in plan.budget_alerts:
-            if before < share * plan.budget * NANOS <= after:
-                log.warning(
-                    "budget_alert",
-                    tenant=tenant,
-                    share=share,
-                    spent=round(after / NANOS, 6),
-                    budget=plan.budget,
-                )
-                self._metrics.budget_alert(tenant, share)
-
-    def call_failed(self, reason: str) -> None:
-        """Count that the shared store did not do what it was asked; the store logs what follows."""
-        del reason
-        self._metrics.store_failed()
 
 
 GROWTH: Final = 1.2
@@ -108,6 +30,18 @@ NUM_BINS: Final = 80
 """Up to 1.2 ** 80, two million tokens."""
 MAX_COUNT: Final = 1000.0
 QUANTILE: Final = 0.9
+MIN_COMPLETIONS: Final = 20
+"""From which on a tenant's own lengths say more than the next two: the 90th of a hundred is known
+to about a tenth."""
+UNKNOWN_COMPLETION_TOKENS: Final = 512
+"""Reserved for a completion while nothing is known of its tenant's: a long answer."""
+UNKNOWN_SHARE: Final = 0.1
+"""Of a minute's tokens: the most that is reserved so. A tenant with few would otherwise have one
+request at a time until it is known."""
+VIEW_S: Final = 1.0
+"""How old an account seen before may be to refuse a request at once, without asking."""
+CONCURRENT_RETRY_S: Final = 1.0
+"""When to come again where all places are taken: it is not known when one of them ends."""
 
 
 class CompletionLengths:
@@ -233,13 +167,6 @@ class Reservation:
             self._settle(self)
 
 
-class _End(NamedTuple):
-    """How a sequence ended before it was known whether it is charged."""
-
-    usage: Usage
-    is_begun: bool
-
-
 class Ticket:
     """One client's request between its arrival and its reservation; it counts as under way.
 
@@ -273,7 +200,6 @@ class Quotas(Charges):
     """All tenants' limits, seen from one server.
 
     Args:
-      config: bounds.
       store: of the accounts.
       watch: gets the plans, for alerts.
       metrics: counts refusals and costs.
@@ -282,19 +208,16 @@ class Quotas(Charges):
 
     def __init__(
         self,
-        config: QuotaConfig,
         store: MemoryStore | RedisStore,
         watch: SpendWatch,
         metrics: QuotaObserver,
         prices: Callable[[str], Prices],
     ) -> None:
         self.store = store
-        self._config = config
         self._watch = watch
         self._metrics = metrics
         self._prices = prices
         self._running: dict[bytes, Reservation] = {}
-        self._held: dict[bytes, _End | None] = {}
         self._lengths: dict[str, CompletionLengths] = {}
         self._limits: dict[str, Limits] = {}
         self._tickets: dict[str, int] = {}
@@ -395,9 +318,6 @@ class Quotas(Charges):
 
     def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> Cost | None:
         """Charge what a sequence used. See `Charges`."""
-        if request_id in self._held:
-            self._held[request_id] = _End(usage, is_begun)
-            return None
         reservation = self._running.pop(request_id, None)
         if reservation is None:
             return None
@@ -420,54 +340,19 @@ class Quotas(Charges):
         self._metrics.auto_cost(asked.model, cost / NANOS, on_largest / NANOS)
         return Cost(cost / NANOS, on_largest / NANOS)
 
-    def hold(self, request_id: bytes) -> None:
-        """Leave open whether a sequence is charged, until `charge` or `discard`, also if it ends
-        first."""
-        if request_id in self._running:
-            self._held[request_id] = None
-
-    def charge(self, request_id: bytes) -> Cost | None:
-        """Let a sequence that was held be charged when it ends; return what it cost if it has."""
-        end = self._held.pop(request_id, None)
-        return None if end is None else self.ended(request_id, end.usage, is_begun=end.is_begun)
-
-    def discard(self, request_id: bytes, *, is_counted: bool) -> None:
-        """Charge nothing for a sequence, which another one of the same reservation replaces.
-
-        Args:
-          request_id: of the sequence.
-          is_counted: the reservation counts as a request, because a worker was asked.
-        """
-        self._held.pop(request_id, None)
+    def discard(self, request_id: bytes) -> None:
+        """Charge nothing for a sequence that was never accepted, beside others that were."""
         reservation = self._running.pop(request_id, None)
         if reservation is not None:
-            reservation.take(request_id, 0, 0, is_begun=is_counted)
-
-    def add_beside(self, request_id: bytes, asked: Asked) -> None:
-        """Charge one more sequence to the reservation of another one; nothing more is reserved."""
-        reservation = self._running.get(request_id)
-        if reservation is not None:
-            reservation.open[asked.request_id] = asked
-            self._running[asked.request_id] = reservation
-
-    def has_room(self, tenant: Tenant) -> bool:
-        """Whether tokens and budget of a tenant, as they were seen last, let a larger model go on
-        with a request that is reserved."""
-        limits = limits_of(tenant.plan)
-        if not tenant.name or not limits.are_any:
-            return True
-        account = self.store.last_seen(tenant.name, limits, self._config.view_s)
-        part = self.store.enforced(limits)
-        of_tokens = Limits(tokens=part.tokens, budget=part.budget)
-        return account is None or _met(account, of_tokens, 0) is None
+            reservation.take(request_id, 0, 0, is_begun=False)
 
     def _estimate(self, tenant: str, max_tokens: int, limits: Limits) -> int:
-        lengths, config = self._lengths.get(tenant), self._config
-        if lengths is not None and lengths.num_seen >= config.min_completions:
+        lengths = self._lengths.get(tenant)
+        if lengths is not None and lengths.num_seen >= MIN_COMPLETIONS:
             return min(max_tokens, lengths.p90())
-        guess = config.unknown_completion_tokens
+        guess = UNKNOWN_COMPLETION_TOKENS
         if limits.tokens is not None:
-            guess = min(guess, max(1, int(limits.tokens * config.unknown_share)))
+            guess = min(guess, max(1, int(limits.tokens * UNKNOWN_SHARE)))
         return min(max_tokens, guess)
 
     async def _ask(self, tenant: Tenant, ask: Ask, limits: Limits) -> None:
@@ -482,7 +367,7 @@ class Quotas(Charges):
         if not name or not limits.are_any:
             return
         part = self.store.enforced(limits)
-        account = self.store.last_seen(name, limits, self._config.view_s)
+        account = self.store.last_seen(name, limits, VIEW_S)
         if account is not None:
             # Each ticket will be a request of the account's.
             asked = part if uses_tokens else Limits(requests=part.requests)
@@ -496,7 +381,7 @@ class Quotas(Charges):
     def _refuse(self, tenant: Tenant, limit: Limit, wait_s: float = 0.0) -> NoReturn:
         self._metrics.refused(limit)
         if limit is Limit.CONCURRENT:
-            wait_s = self._config.concurrent_retry_s
+            wait_s = CONCURRENT_RETRY_S
         raise refusal(tenant.plan, limit, wait_s)
 
     def count_request(self, tenant: Tenant) -> None:
@@ -513,7 +398,6 @@ class Quotas(Charges):
         self._reservations[ask.tenant] -= 1
         for request_id in reservation.open:
             del self._running[request_id]
-            self._held.pop(request_id, None)
         # The plan may have changed meanwhile; what is charged by an old limit would undo the new.
         present = self._limits[ask.tenant]
         tokens, cost, is_begun = reservation.tokens, reservation.cost, reservation.is_counted

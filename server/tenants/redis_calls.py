@@ -8,8 +8,8 @@ All keys begin with the first argument, which has one tag in braces:
   probable cost;
 - `held:SERVER`, a hash: what a server has reserved, by id;
 - `spend:MONTH`, a hash: nanos and tokens of each tenant;
-- `servers`, sorted by when the lease of each ends; `s:SERVER`, a hash: the last batch of its
-  journal and what came of it; `beat`: when the last server renewed its lease.
+- `servers`, sorted by when the lease of each ends; `s:SERVER`, a hash: its last batch of
+  settlements and the answer; `beat`: when the last server renewed its lease.
 """
 
 from __future__ import annotations
@@ -154,12 +154,12 @@ return {
 )
 """Take what a request will probably use, or nothing; without an id only look."""
 
-APPLY: Final = (
+SETTLE: Final = (
     _HEAD
     + """
-local number, changes = tonumber(ARGV[3]), cjson.decode(ARGV[4])
-local journal_key = P .. 's:' .. server
-local done = redis.call('HMGET', journal_key, 'number', 'result')
+local number, settlements = tonumber(ARGV[3]), cjson.decode(ARGV[4])
+local batch_key = P .. 's:' .. server
+local done = redis.call('HMGET', batch_key, 'number', 'result')
 if tonumber(done[1] or '0') >= number then return done[2] end
 local spent = {}
 
@@ -172,46 +172,24 @@ local function spend(tenant, cost, tokens)
   spent[tenant] = {before, string.format('%.0f', after)}
 end
 
-local function take_held(id)
-  local held = redis.call('HGET', held_key, id)
-  if not held then return nil end
-  redis.call('HDEL', held_key, id)
-  return cjson.decode(held)
-end
-
-for _, c in ipairs(changes) do
-  if c.kind == 'settle' then
-    local held, a = take_held(c.id), read(c.tenant)
-    if held then give_back(a, held) end
-    charge(a, c.requests, c.tokens, c.request_limit, c.token_limit)
-    write(a)
-    spend(c.tenant, c.cost, c.tokens)
-  elseif c.kind == 'void' then
-    local held = take_held(c.id)
-    if held then
-      local a = read(held.tenant)
-      give_back(a, held)
-      write(a)
-    end
-  elseif c.kind == 'adopt' then
-    local a = read(c.tenant)
-    a.n, a.h = a.n + 1, a.h + c.cost
-    write(a)
-    hold(c.id, c.tenant, c.tokens, c.cost, c.request_limit, c.token_limit)
-  elseif c.kind == 'debt' then
-    local a = read(c.tenant)
-    charge(a, c.requests, c.tokens, c.request_limit, c.token_limit)
-    write(a)
-    spend(c.tenant, c.cost, c.used_tokens)
+for _, s in ipairs(settlements) do
+  local a, held = read(s.tenant), redis.call('HGET', held_key, s.id)
+  if held then
+    redis.call('HDEL', held_key, s.id)
+    give_back(a, cjson.decode(held))
   end
+  charge(a, s.requests, s.tokens, s.request_limit, s.token_limit)
+  write(a)
+  spend(s.tenant, s.cost, s.tokens)
 end
 local result = cjson.encode(spent)
-redis.call('HSET', journal_key, 'number', ARGV[3], 'result', result)
-redis.call('EXPIRE', journal_key, DAY)
+redis.call('HSET', batch_key, 'number', ARGV[3], 'result', result)
+redis.call('EXPIRE', batch_key, DAY)
 return result
 """
 )
-"""Do one batch of a server's journal. Done again it does nothing and says the same."""
+"""Replace reservations, where there are any, by the use. A batch sent again changes nothing and has
+the same answer."""
 
 BEAT: Final = (
     _HEAD
@@ -242,7 +220,7 @@ for _, dead in ipairs(redis.call('ZRANGEBYSCORE', servers_key, '-inf', text(now)
   refunded = refunded + #ids - left
   if left == 0 then redis.call('ZREM', servers_key, dead) end
 end
-local own = is_asking and redis.call('HKEYS', held_key) or {}
+local own = is_asking and redis.call('HGETALL', held_key) or {}
 return {redis.call('ZCARD', servers_key), refunded, own}
 """
 )
@@ -314,6 +292,7 @@ async def with_calls(
       StoreGone: it cannot be reached, or `use` raised that.
     """
     parts = urlsplit(config.limits)
+    # Opened before the library has it: it leaves streams unclosed where it cannot connect.
     pool = ConnectionPool(
         connection_class=OpenConnection,
         location=OpenPlace(await _open(config), f"{parts.hostname or parts.path}"),
@@ -378,7 +357,7 @@ async def _open(config: QuotaConfig) -> ByteStream:
 async def _load(client: coredis.Redis[str], timeout_s: float) -> dict[str, str]:
     with trio.move_on_after(timeout_s):
         digests = {}
-        for script in (RESERVE, APPLY, BEAT, LEAVE):
+        for script in (RESERVE, SETTLE, BEAT, LEAVE):
             digests[script] = await _mapped(lambda text=script: client.script_load(text))  # type: ignore[misc]
         return digests
     raise StoreGone(f"Redis did not answer within {timeout_s} s")

@@ -1,11 +1,17 @@
-"""Accounts of several servers, kept in Redis; while Redis is away, this server's part of them."""
+"""Accounts of several servers, kept in Redis; while Redis is away, this server's part of them.
+
+Local accounts begin with this server's full part of a minute and are dropped when Redis is back:
+from then on its state counts, and what they were charged is not reported. Requests that were
+reserved in Redis are settled there, also when they end while it is away.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from contextlib import suppress
 from dataclasses import astuple, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -14,29 +20,95 @@ import trio
 from triolet.config import shown_url
 from triolet.units import SECONDS
 
-from .accounts import GRAIN, Account, Ask, Bucket, Entry, Limit, Verdict, month_of
-from .local_share import Journal, LocalShare
+from .accounts import (
+    GRAIN,
+    Account,
+    Ask,
+    Bucket,
+    Entry,
+    Ledger,
+    Limit,
+    Limits,
+    Settlement,
+    Verdict,
+    month_of,
+)
 from .memory_store import time_of_day
-from .redis_calls import APPLY, BEAT, LEAVE, RESERVE, StoreGone, with_calls
+from .redis_calls import BEAT, LEAVE, RESERVE, SETTLE, StoreGone, with_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from triolet.config import QuotaConfig
 
-    from .accounts import Limits, Settlement
-    from .quotas import SpendWatch
+    from .memory_store import SpendWatch
     from .redis_calls import RedisCalls
 
 
 log = structlog.get_logger(__name__)
 
+MAX_FAILURES: Final = 3
+"""Calls in a row that fail before Redis is not asked any more; until then this server decides each
+failed one."""
+MAX_BATCH: Final = 128
+"""Settlements that travel together: Redis does nothing else meanwhile, for about a millisecond."""
 LAST_WORDS_S: Final = 3 * SECONDS
 """For the last batches when this process ends."""
 
 
 NO_ID: Final = ""
 """Id of an Ask that only reads."""
+
+
+class Batch(NamedTuple):
+    """Settlements that are sent together."""
+
+    number: int
+    settlements: str
+
+
+class Unsent:
+    """Settlements that Redis has not answered. Bounded: while Redis is away, only requests that
+    were reserved there come in."""
+
+    def __init__(self) -> None:
+        self._settlements: deque[Settlement] = deque()
+        self._batch: Batch | None = None
+        self._number = 0
+
+    def add(self, settlement: Settlement) -> None:
+        """Add one behind the others."""
+        self._settlements.append(settlement)
+
+    def give_back(self, ask_id: str, tenant: str) -> None:
+        """Add the release of a reservation that Redis may have."""
+        self.add(Settlement(ask_id, tenant, Limits(), 0, 0, is_begun=False))
+
+    def next_batch(self) -> Batch | None:
+        """Return the unanswered batch, or else the next one."""
+        if self._batch is None and self._settlements:
+            count = min(MAX_BATCH, len(self._settlements))
+            batch = [_document(self._settlements.popleft()) for _ in range(count)]
+            self._number += 1
+            self._batch = Batch(self._number, msgspec.json.encode(batch).decode())
+        return self._batch
+
+    def answered(self) -> None:
+        """Drop the batch that was sent."""
+        self._batch = None
+
+
+def _document(settlement: Settlement) -> dict[str, str | float]:
+    requests, tokens = settlement.limits.requests, settlement.limits.tokens
+    return {
+        "id": settlement.id,
+        "tenant": settlement.tenant,
+        "requests": int(settlement.is_begun),
+        "tokens": settlement.tokens,
+        "cost": settlement.cost,
+        "request_limit": -1 if requests is None else requests,
+        "token_limit": -1 if tokens is None else tokens,
+    }
 
 
 class RedisStore:
@@ -60,8 +132,8 @@ class RedisStore:
         self._failed_at = -math.inf
         self.num_servers = config.servers
         self._reserved: set[str] = set()  # ids of asks
-        self._local = LocalShare()
-        self._journal = Journal(config.max_batch)
+        self._local = Ledger()
+        self._unsent = Unsent()
         self._seen: dict[str, Entry] = {}  # as Redis last told them
         self._has_changes = trio.Event()
         self._broken = trio.Event()
@@ -84,32 +156,31 @@ class RedisStore:
                 verdict = await self._ask(self._calls, ask, limits)
             finally:
                 if verdict is None:  # it may have been reserved all the same
-                    self._journal.void(ask.id)
+                    self._unsent.give_back(ask.id, ask.tenant)
                     self._has_changes.set()
         if verdict is None:
-            self._open_local(ask.tenant, limits)
-            return self._local.reserve(ask, _month(), trio.current_time())
+            part = self._local_part(ask.tenant, limits)
+            return self._local.reserve(ask, part, _month(), trio.current_time())
         if verdict.refused_by is None:
             self._reserved.add(ask.id)
         return verdict
 
     def settle(self, settlement: Settlement) -> None:
         """Replace a reservation by the use. Never waits or fails; called once per reservation."""
-        is_ours = settlement.id in self._reserved
-        self._reserved.discard(settlement.id)
-        if is_ours or (self._calls is not None and settlement.id not in self._local.held):
-            self._journal.settle(settlement)
+        if self.is_well or settlement.id in self._reserved:
+            self._reserved.discard(settlement.id)
+            self._unsent.add(settlement)
             self._has_changes.set()
             return
-        self._open_local(settlement.tenant, settlement.limits)
-        self._local.settle(settlement, _month(), trio.current_time())
+        part = self._local_part(settlement.tenant, settlement.limits)
+        self._local.settle(settlement, part, _month(), trio.current_time())
 
     def last_seen(self, tenant: str, limits: Limits, within_s: float = math.inf) -> Account | None:
         """Return an account as last seen here, refilled since; None if nothing is known, or only
         what is older than `within_s`."""
-        if tenant in self._local.opened:
-            return self._local.account(tenant, _month(), trio.current_time())
-        return _by_now(self._seen.get(tenant), limits, within_s) if self.is_well else None
+        if not self.is_well:
+            return self._local_account(tenant, limits)
+        return _by_now(self._seen.get(tenant), limits, within_s)
 
     def enforced(self, limits: Limits) -> Limits:
         """Return the limits, or this server's part of them while Redis is away."""
@@ -121,13 +192,8 @@ class RedisStore:
             verdict = await self._ask(self._calls, Ask(NO_ID, tenant, 0), limits)
             if verdict is not None:
                 return verdict.account
-        now, count = trio.current_time(), 1 if self.is_well else self.num_servers
-        if tenant in self._local.opened:
-            return self._local.account(tenant, _month(), now)
-        # Nothing is opened: a look at all tenants would open as many accounts.
-        seen = _by_now(self._seen.get(tenant), limits)
-        seen = seen or Account(limits.requests or 0.0, limits.tokens or 0.0, 0, 0, 0)
-        return replace(seen, requests=seen.requests / count, tokens=seen.tokens / count)
+        seen = self.last_seen(tenant, limits)
+        return seen or Entry().account(limits, trio.current_time())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Connect to Redis, again after each loss, until cancelled. Started after one try."""
@@ -135,7 +201,6 @@ class RedisStore:
 
         async def use(calls: RedisCalls) -> None:
             await self._beat(calls, is_asking=True)
-            self._settle_up()
             self._is_back(calls)
             if is_first:
                 task_status.started()
@@ -179,7 +244,7 @@ class RedisStore:
         return verdict
 
     async def _keep(self, calls: RedisCalls) -> None:
-        """Send changes and heartbeats until Redis fails or the task is cancelled."""
+        """Send settlements and heartbeats until Redis fails or the task is cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell, calls)
@@ -194,22 +259,22 @@ class RedisStore:
 
     async def _tell(self, calls: RedisCalls) -> None:
         while True:
-            await self._has_changes.wait()
-            self._has_changes = trio.Event()
             while not await self._send_all(calls):  # noqa: ASYNC110 (it asks Redis)
                 await trio.sleep(self._config.probe_s)
+            await self._has_changes.wait()
+            self._has_changes = trio.Event()
 
     async def _send_all(self, calls: RedisCalls) -> bool:
-        """Send all changes; return whether all were answered."""
-        while (batch := self._journal.next_batch()) is not None:
+        """Send all settlements; return whether all were answered."""
+        while (batch := self._unsent.next_batch()) is not None:
             began_at = trio.current_time()
             try:
-                reply = await calls.call(APPLY, batch.number, batch.changes)
+                reply = await calls.call(SETTLE, batch.number, batch.settlements)
             except StoreGone as gone:
                 self._failed(gone, began_at)
                 return False
             self._failures = 0
-            self._journal.answered()
+            self._unsent.answered()
             spent = msgspec.json.decode(reply, type=dict[str, tuple[str, str]])
             for tenant, (before, after) in spent.items():
                 self._observer.spent(tenant, int(before), int(after))
@@ -223,31 +288,27 @@ class RedisStore:
                 await self._beat(calls)
             except StoreGone as gone:
                 self._failed(gone, began_at)
-            else:
-                self._settle_up()
 
     async def _beat(self, calls: RedisCalls, *, is_asking: bool = False) -> None:
-        """Renew the lease of this server, and release reservations of servers with ended leases.
+        """Renew the lease of this server, release reservations of servers with ended leases, and
+        drop the local accounts.
+
+        Args:
+          calls: to Redis.
+          is_asking: also release what Redis holds for this server and this server does not know.
 
         Raises:
           StoreGone: Redis may or may not have done it.
         """
-        config = self._config
-        reply = await calls.call(BEAT, config.lease_s, config.max_batch, int(is_asking))
+        reply = await calls.call(BEAT, self._config.lease_s, MAX_BATCH, int(is_asking))
         self.num_servers, refunded, held = int(reply[0]), int(reply[1]), reply[2]
         if refunded:
             log.warning("reservations_of_lost_server_given_back", count=refunded)
-        for ask_id in set(held) - self._reserved:
-            # Of a call that was given up; or it is settled, which Redis learns before this.
-            self._journal.void(ask_id)
-
-    def _settle_up(self) -> None:
-        """Journal the spend and the reservations of the local accounts, and close these."""
-        self._local.report(self._journal, _month(), trio.current_time())
-        self._reserved |= self._local.held.keys()
-        self._local.clear()
-        if self._journal:
-            self._has_changes.set()
+        for ask_id, record in zip(held[::2], held[1::2], strict=True):
+            if ask_id not in self._reserved:
+                # Of a call that was given up; or it is settled, which Redis learns before this.
+                self._unsent.give_back(ask_id, msgspec.json.decode(record)["tenant"])
+        self._local = Ledger()
 
     def _failed(self, gone: StoreGone, began_at: float) -> None:
         self._observer.call_failed(str(gone))
@@ -255,7 +316,7 @@ class RedisStore:
             return  # one standstill of Redis' fails many calls at once, and is one failure
         self._failed_at = trio.current_time()
         self._failures += 1
-        if self._failures >= self._config.max_failures and self._calls is not None:
+        if self._failures >= MAX_FAILURES and self._calls is not None:
             self._is_away(str(gone))
 
     def _is_away(self, reason: str) -> None:
@@ -275,9 +336,22 @@ class RedisStore:
             "limits_are_shared", store=shown_url(self._config.limits), servers=self.num_servers
         )
 
-    def _open_local(self, tenant: str, limits: Limits) -> None:
-        seen = _by_now(self._seen.get(tenant), limits)
-        self._local.open(tenant, limits, self.num_servers, seen, _month())
+    def _local_part(self, tenant: str, limits: Limits) -> Limits:
+        """Return this server's part of the limits; of the budget, of what was left of it when Redis
+        was last asked, because no server sees the spend of the others."""
+        part = limits.shared_by(self.num_servers)
+        if part.budget is None:
+            return part
+        left = max(0, part.budget - self._seen.get(tenant, Entry()).spent)
+        return replace(part, budget=left // self.num_servers)
+
+    def _local_account(self, tenant: str, limits: Limits) -> Account:
+        """Return this server's part of an account, with the spend of all that was last seen."""
+        part, seen = self._local_part(tenant, limits), self._seen.get(tenant, Entry())
+        local = self._local.entry(tenant, _month()).account(part, trio.current_time())
+        return replace(
+            local, spent=seen.spent + local.spent, used_tokens=seen.used_tokens + local.used_tokens
+        )
 
 
 def _by_now(entry: Entry | None, limits: Limits, within_s: float = math.inf) -> Account | None:

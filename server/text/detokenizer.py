@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tokenizers.decoders import DecodeStream
 
-from .scanning import overlap
+from .tool_forms.scanning import overlap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

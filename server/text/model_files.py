@@ -1,7 +1,8 @@
-"""What a model's makers recommend where a client says nothing: `generation_config.json`.
+"""What a server reads of a model directory beside its weights: tokenizer files and chat templates,
+default sampling parameters, how vectors are pooled, and the description that clients are shown.
 
-A value that cannot work is a ModelError that names it. Where the
-file is silent, the API's own defaults hold.
+A value that cannot work is a ModelError that names it. Where `generation_config.json` is silent,
+the API's own defaults hold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The textual side of a model: texts and conversations to ids, and ids to text.
+"""`TextModel`, the textual side of a served model: texts and conversations to token ids, and ids to
+text; with its tokenizer, chat template, grammars and forms of tool calls.
 
 What takes long is done in text processes (processes.py), which have read the same model.
 """
@@ -28,11 +29,11 @@ from .isolated import run_isolated
 from .model_files import TextFiles, read_text_files
 from .process import job
 from .processes import Do, Work, at_once
-from .reasoning import find_reasoner
-from .scanning import parsed_arguments
 from .special_tokens import ChatPrompt, SpecialTokenGuard, literal_tokenizer
 from .template import ChatTemplate, decoded_rendering, encoded_rendering
 from .tool_forms.generic import GENERIC, ToolSupport, with_tools_in_words
+from .tool_forms.reasoning import find_reasoner
+from .tool_forms.scanning import parsed_arguments
 from .tool_forms.table import HARMONY, form_of
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ import pytest
 
 from decode.drafts import Drafts
 from tests.decode.test_scheduler import attempt
-from tests.worker.fake_engine import VOCAB_SIZE, FakeEngine, completion
 from tests.worker.pair import Pair
 from tests.worker.phases import PROMPT
-from tests.worker.weak_engine import WeakEngine
+from tests.worker.scripts import VOCAB_SIZE, completion, hashes, scripted_engine
 from triolet.config import SpeculationConfig
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from decode.attempt import Attempt
+    from engine.batch import StepRow
+    from simulation.engine import ScriptedEngine
 
 NUM_TOKENS = 40
 
@@ -30,12 +31,23 @@ def config(**bounds: int) -> SpeculationConfig:
     )
 
 
-def drafts(engine: FakeEngine, **bounds: int) -> Drafts:
+def drafts(engine: ScriptedEngine, **bounds: int) -> Drafts:
     return Drafts(engine, config(**bounds), VOCAB_SIZE)
 
 
+def sizes_of_steps(engine: ScriptedEngine) -> list[int]:
+    """Return a list that grows by the tokens of each step."""
+    sizes: list[int] = []
+
+    def note(rows: Sequence[StepRow]) -> None:
+        sizes.append(sum(len(row.token_ids) for row in rows))
+
+    engine.before_step = note
+    return sizes
+
+
 def sequence(order: int, length: int = 9, num_outputs: int = 1) -> Attempt:
-    """Return an attempt whose prompt and completion are the fake engine's."""
+    """Return an attempt whose prompt and completion are the scripted engine's."""
     made = attempt(order)
     made.prompt_ids = tuple(range(order, order + length))
     made.sampling = SamplingParams(max_tokens=500, seed=order)
@@ -56,7 +68,7 @@ def run_round(subject: Drafts, wanted: Sequence[tuple[Attempt, int]]) -> int:
 def test_answers_are_the_model_s_and_the_draft_s_kv_is_always_right(
     wrong_every: int, chunk: int
 ) -> None:
-    engine = WeakEngine(wrong_every, num_blocks=200)
+    engine = scripted_engine(200, hashes(wrong_every=wrong_every))
     source = drafts(engine, draft_chunk_tokens=chunk)
     pair = Pair(200, source=source, speculation=config())
     keys = [pair.ask(PROMPT[:n], max_tokens=NUM_TOKENS, seed=n) for n in (5, 9, 12)]
@@ -76,7 +88,8 @@ def test_answers_are_the_model_s_and_the_draft_s_kv_is_always_right(
 
 
 def test_a_long_prompt_is_caught_up_with_in_chunks() -> None:
-    engine = WeakEngine(num_blocks=100)
+    engine = scripted_engine(100)
+    sizes = sizes_of_steps(engine)
     subject = drafts(engine, draft_chunk_tokens=16)
     row = sequence(1, length=40)
     for _ in range(2):
@@ -84,31 +97,32 @@ def test_a_long_prompt_is_caught_up_with_in_chunks() -> None:
         assert subject.guess(row, 4) == ()
     run_round(subject, [(row, 4)])
     assert list(subject.guess(row, 4)) == completion(row.prompt_ids, 1, 5)[1:]
-    assert engine.step_sizes == [16, 16, 9, 1, 1, 1]
+    assert sizes == [16, 16, 9, 1, 1, 1]
 
 
 def test_nothing_is_computed_twice() -> None:
-    engine = WeakEngine(num_blocks=100)
+    engine = scripted_engine(100)
+    sizes = sizes_of_steps(engine)
     subject, row = drafts(engine), sequence(1)
     run_round(subject, [(row, 3)])
     assert run_round(subject, [(row, 3)]) == 0, "these guesses have not been used yet"
     tokens = completion(row.prompt_ids, 1, 20)
     row.output_ids += tokens[1:5]  # all three held, and one more was decided
-    del engine.step_sizes[:]
+    del sizes[:]
     run_round(subject, [(row, 2)])
     # The last guess and what followed it; then one more.
-    assert engine.step_sizes == [2, 1]
+    assert sizes == [2, 1]
     assert list(subject.guess(row, 2)) == tokens[5:7]
     assert list(subject.guess(row, 1)) == tokens[5:6]
     row.output_ids += [tokens[5], 3]  # the second was wrong
-    del engine.step_sizes[:]
+    del sizes[:]
     run_round(subject, [(row, 1)])
-    assert engine.step_sizes == [1]
+    assert sizes == [1]
 
 
 @pytest.mark.parametrize("num_decided", range(1, 8))
 def test_fewer_may_be_decided_than_were_guessed_also_if_all_were_right(num_decided: int) -> None:
-    engine = WeakEngine(num_blocks=100)
+    engine = scripted_engine(100)
     subject, row = drafts(engine), sequence(1)
     tokens = completion(row.prompt_ids, 1, 40)
     run_round(subject, [(row, 4)])
@@ -123,7 +137,7 @@ def test_fewer_may_be_decided_than_were_guessed_also_if_all_were_right(num_decid
 
 
 def test_who_ends_while_drafts_are_computed_gives_its_blocks_back_afterwards() -> None:
-    engine = WeakEngine(num_blocks=100)
+    engine = scripted_engine(100)
     subject, row = drafts(engine), sequence(1)
     rows = subject.plan([(row, 3)])
     held = engine.ledger.leased_blocks
@@ -138,7 +152,7 @@ def test_who_ends_while_drafts_are_computed_gives_its_blocks_back_afterwards() -
 
 
 def test_after_a_step_that_raised_there_are_no_drafts_any_more() -> None:
-    engine = WeakEngine(num_blocks=100)
+    engine = scripted_engine(100)
     subject, row = drafts(engine), sequence(1)
     subject.plan([(row, 3)])
     subject.fail()
@@ -149,7 +163,7 @@ def test_after_a_step_that_raised_there_are_no_drafts_any_more() -> None:
 
 
 def test_who_does_not_fit_goes_without() -> None:
-    engine = WeakEngine(num_blocks=5)
+    engine = scripted_engine(5)
     subject = drafts(engine)
     first, second = sequence(1), sequence(2)
     assert run_round(subject, [(first, 3), (second, 3)]) == 1
@@ -162,7 +176,7 @@ def test_who_does_not_fit_goes_without() -> None:
 
 
 def test_beyond_the_draft_s_context_nothing_is_guessed() -> None:
-    engine = WeakEngine(num_blocks=100, max_model_len=12)
+    engine = scripted_engine(100, max_model_len=12)
     subject, row = drafts(engine), sequence(1)
     assert run_round(subject, [(row, 3)]) == 1
     row.output_ids += [1, 2]
@@ -176,16 +190,16 @@ def test_ids_that_only_one_of_the_models_has_are_no_guesses() -> None:
     tokens = completion(row.prompt_ids, 1, 9)[1:]
     small = max(tokens[:3]) + 1
     count = next(i for i, token_id in enumerate([*tokens, small]) if token_id >= small)
-    subject = Drafts(WeakEngine(num_blocks=100), config(), vocab_size=small)
+    subject = Drafts(scripted_engine(100), config(), vocab_size=small)
     run_round(subject, [(row, 8)])
     assert list(subject.guess(row, 8)) == tokens[:count]
-    engine = WeakEngine(num_blocks=100)
+    engine = scripted_engine(100)
     engine.vocab_size = max(row.prompt_ids)
     assert run_round(drafts(engine), [(row, 3)]) == 0
 
 
 def test_an_audit_shows_the_draft_s_pool() -> None:
-    engine = WeakEngine(num_blocks=50)
+    engine = scripted_engine(50)
     pair = Pair(source=drafts(engine), speculation=config())
     key = pair.ask(PROMPT, max_tokens=NUM_TOKENS, allowed=5)
     pair.run()

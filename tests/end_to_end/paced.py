@@ -9,13 +9,18 @@ included.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Final
 
 from ops.template import SERVER_MODULES
+from simulation.modelled import StepCost
 from triolet.ids import Role
+from triolet.units import MILLISECONDS
 
 COMMAND: Final = (sys.executable, "-m", "tests.end_to_end.paced", "triolet")
 """What means `triolet`; the last word is for lists of processes."""
+STEP: Final = StepCost(50 * MILLISECONDS, 0.0, 0.0)
+"""Twenty tokens a second of each stream, of which the demo model computes a tenth of the time."""
 
 
 def run() -> int:
@@ -28,11 +33,11 @@ def run() -> int:
     if arguments[0] != Role.SERVER and SERVER_MODULES[0] not in arguments:
         # A worker, its template, or the supervisor, which forks the first one. They load torch,
         # which a server and its template never do.
+        from simulation.timed import TimedEngine
         from worker import entry
 
-        from .paced_engine import PacedEngine
-
-        setattr(entry, "LocalEngine", PacedEngine)  # noqa: B010
+        engine = partial(TimedEngine, cost=STEP)
+        setattr(entry, "LocalEngine", engine)  # noqa: B010
     return main(arguments)
 
 

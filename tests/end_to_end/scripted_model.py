@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -133,11 +134,13 @@ def run() -> int:
     if arguments[0] != Role.SERVER:
         # Torch comes with it. A supervisor is itself forked from a process that has torch; the
         # template of its workers, which it forks, and they have this engine then.
+        from simulation.timed import TimedEngine
         from worker import entry
 
-        from .scripted_engine import scripted_engine
+        from .scripted_tokens import ScriptedTokens
 
-        setattr(entry, "LocalEngine", scripted_engine(directory))  # noqa: B010
+        engine = partial(TimedEngine, tokens=ScriptedTokens(directory))
+        setattr(entry, "LocalEngine", engine)  # noqa: B010
     return main(arguments)
 
 

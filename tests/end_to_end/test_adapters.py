@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from tokenizers import Tokenizer
 
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from tests.adapters import write_adapter, write_merged
 from tests.engine.driver import generate, ids, open_engine
 from triolet.config import Dtype, EngineConfig

@@ -11,11 +11,11 @@ from loadtest import cancels
 from loadtest.campaign.misbehaving import Cut, cut_many
 from loadtest.cancels import (
     FINISHED_FIRST,
-    blocks_of,
     release_table,
     release_times,
     stray_tokens,
 )
+from loadtest.harness.metrics import blocks_of
 from loadtest.harness.servers import FleetLog
 from loadtest.harness.statistics import percentile
 

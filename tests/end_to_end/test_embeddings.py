@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from tests.lazily import lazily
 
 if TYPE_CHECKING:

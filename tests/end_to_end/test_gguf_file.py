@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.load import load_engine
-from ops.model_directory import find_model
+from ops.models.model_directory import find_model
 from server.text.model_files import read_page_words
 from server.text.tokenizer import TextModel
 from tests.engine.driver import generate, ids

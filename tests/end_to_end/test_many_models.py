@@ -21,7 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from tests import forked
 from tests.engine.driver import generate, ids, open_engine
 from triolet.config import Dtype, EngineConfig

@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from tests import forked
 from tests.engine.driver import generate, ids, open_engine
 from tests.packaging.test_commands_in_documents import commands
@@ -39,7 +39,6 @@ LONG = 200
 LADDER = (
     *("--set", "auto.ladder=code,chat"),
     *("--set", 'auto.limits=[{"model": "code", "context_tokens": 40}]'),
-    *("--set", "auto.cascade.threshold=-5"),
 )
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -169,35 +168,6 @@ def test_the_server_chooses_between_real_models(two: FleetProcess, shallow: Path
         ended = [line for line in two.log_events("request_ended") if line["model"] == name]
         assert tokens == sum(line["completion_tokens"] for line in ended) > 0
     assert used == {None}, "directories, of no store"
-
-
-def test_the_first_tokens_of_a_real_model_decide_if_the_next_is_asked(two: FleetProcess) -> None:
-    """No fake shows that workers score tokens, and free what is given up."""
-    wait_until(lambda: set(states(two).values()) == {"serving"}, PATIENCE_S, "both are ready")
-    body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0}
-    improbable = {"guided_regex": "[QXZ]{40}"}
-    for form, name, verdict in (({}, "code", "accepted"), (improbable, "chat", "passed_up")):
-        asked = body | form
-        whole = two.client.post("/v1/completions", json=asked | {"model": "auto"})
-        assert whole.headers["x-triolet-cascade"].startswith(f"{verdict}; mean=-")
-        found = whole.json()
-        named = two.client.post("/v1/completions", json=asked | {"model": name}).json()
-        shown = [(one["model"], one["choices"], one["usage"]) for one in (found, named)]
-        shown = [(*one[:2], one[2]["completion_tokens"]) for one in shown]
-        assert shown[0] == shown[1]
-        pieces = streamed(two, asked | {"model": "auto"})
-        assert "".join(pieces) == named["choices"][0]["text"]
-    ended = [line for line in two.log_events("request_ended") if "auto_cascade" in line]
-    answered = [line["auto_tried"] for line in ended if line["model"] == "chat"]
-    assert answered == [["code"], ["code"]]
-    judged = {
-        verdict: two.metric("triolet_auto_cascade_total", model="code", verdict=verdict)
-        for verdict in ("accepted", "passed_up")
-    }
-    assert judged["passed_up"] == 2 <= judged["accepted"]
-    discarded = two.metric("triolet_auto_discarded_tokens_total", model="code")
-    assert 2 * 8 <= discarded <= 2 * NUM_TOKENS, "beyond what is judged only what came meanwhile"
-    two.wait_at_rest()
 
 
 def states(fleet: FleetProcess) -> dict[str, str]:

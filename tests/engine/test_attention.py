@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from engine.attention import flash, sdpa, triton
-from engine.attention.flash import FlashAttention
 from engine.attention.registry import backend_traits, create_attention
 from engine.attention.row_groups import group_rows
 from engine.attention.sdpa import SdpaAttention
@@ -19,7 +17,7 @@ from engine.kv_pool import KVLayout, KVPool
 from triolet.config import Dtype
 from triolet.errors import ConfigError
 
-from .kernels import FakeFlashAttn, attention_of_one
+from .kernels import attention_of_one
 
 if TYPE_CHECKING:
     from engine.attention.traits import BackendTraits
@@ -41,7 +39,7 @@ def mixed_step(block_size: int) -> FlatStep:
     return flatten(rows, block_size)
 
 
-def run(backend: SdpaAttention | FlashAttention, pool: KVPool, step: FlatStep) -> None:
+def run(backend: SdpaAttention, pool: KVPool, step: FlatStep) -> None:
     """Compare a backend's output, row by row, with explicit attention over the pool."""
     num_tokens = len(step.token_ids)
     for layer in range(2):
@@ -74,61 +72,6 @@ def test_sdpa_is_explicit_attention(block_size: int) -> None:
     run(SdpaAttention(pool, NUM_HEADS, MAX_LEN), pool, mixed_step(block_size))
 
 
-def test_flash_hands_its_kernels_what_they_expect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", FakeFlashAttn())
-    torch.manual_seed(2)
-    layout = KVLayout(2, 256, NUM_KV_HEADS, HEAD_DIM, torch.float32)
-    pool = KVPool(layout, 300, CPU)
-    pool.blocks.normal_()
-    backend = FlashAttention(pool, MAX_LEN)
-    step = mixed_step(256)
-    run(backend, pool, step)
-    decode_only = flatten(
-        [StepRow([1], 300, [5, 9], is_decode=True), StepRow([1], 2, [7], is_decode=True)], 256
-    )
-    run(backend, pool, decode_only)
-    prefill_only = flatten([StepRow([1] * 6, 299, [5, 9])], 256)
-    run(backend, pool, prefill_only)
-
-
-def test_flash_cuts_a_decode_row_alike_whatever_else_is_in_the_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    package = FakeFlashAttn()
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    pool = KVPool(KVLayout(2, 256, NUM_KV_HEADS, HEAD_DIM, torch.float32), 300, CPU)
-    backend = create_attention("flash", pool, NUM_HEADS, MAX_LEN)
-    assert isinstance(backend, FlashAttention)
-    row = StepRow([0], 90, [3], is_decode=True)
-    longer = StepRow([0], 700, [5, 6, 7], is_decode=True)
-    chunk = StepRow([0] * 8, 0, [9])
-    for rows in ([row], [row, longer], [row, chunk], [longer, row, chunk]):
-        run(backend, pool, flatten(rows, 256))
-    # A step of decode rows alone reads the table that stays on the device: as wide as any.
-    table = torch.zeros(1, -(-MAX_LEN // 256), dtype=torch.int32)
-    backend.plan_decode(table, torch.ones(1, dtype=torch.int32))
-    backend.attend_stored(0, torch.randn(1, NUM_HEADS, HEAD_DIM))
-    assert len(set(package.decode_cuts)) == 1
-
-
-def test_a_chunk_of_one_token_goes_through_the_kernel_of_all_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", FakeFlashAttn())
-    pool = KVPool(KVLayout(2, 256, NUM_KV_HEADS, HEAD_DIM, torch.float32), 300, CPU)
-    pool.blocks.normal_()
-    backend = create_attention("flash", pool, NUM_HEADS, MAX_LEN)
-    assert isinstance(backend, FlashAttention)
-    run(backend, pool, flatten([StepRow([0], 40, [3])], 256))
-
-
-@pytest.mark.parametrize(
-    ("max_model_len", "splits"), [(100, 1), (4_096, 8), (16_384, 32), (131_072, 32)]
-)
-def test_splits_of_flash_follow_from_the_longest_sequence(max_model_len: int, splits: int) -> None:
-    assert flash.splits_for(max_model_len) == splits
-
-
 def test_the_reference_computes_where_its_inputs_are() -> None:
     """The device `meta` mixes with no other, as a GPU does not."""
     query = torch.empty(3, 4, 8, device="meta")
@@ -136,7 +79,7 @@ def test_the_reference_computes_where_its_inputs_are() -> None:
     assert attention_of_one(query, keys, keys, 1.0).device.type == "meta"
 
 
-def test_flash_parts_the_rows_by_kernel() -> None:
+def test_rows_are_parted_by_kernel() -> None:
     rows = [
         StepRow([1, 2, 3], 300, [4, 5]),
         StepRow([1], 256, [8, 6, 7], is_decode=True),

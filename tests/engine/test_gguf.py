@@ -11,8 +11,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from engine.load import open_weights
 from engine.preflight.check import dtype_for
-from engine.weights import open_weights
 from store.gguf.container import ENCODINGS, read_gguf
 from store.gguf.directory import gguf_directory
 from tests.gguf_files import byte_vocabulary, finish, write_header, write_model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import Sampled, SampleSpec, is_plain
+from engine.batch import Sampled, SampleSpec
 from engine.sampler import TOP_P_CANDIDATES, sample
 from triolet.sampling import SamplingParams
 
@@ -177,14 +177,6 @@ def test_logprobs_are_of_the_model_before_everything() -> None:
     assert result.logprob == pytest.approx(float(exact[4]), abs=1e-6)
     assert [token_id for token_id, _ in result.top] == [0, 1, 2]
     assert [value for _, value in result.top] == pytest.approx(exact[:3].tolist(), abs=1e-6)
-
-
-def test_the_first_tokens_may_be_scored_without_logprobs() -> None:
-    params = SamplingParams(temperature=0.0, scored_tokens=2)
-    scored = [one(LOGITS, SampleSpec(params, place)).logprob for place in range(3)]
-    asked = one(LOGITS, SampleSpec(SamplingParams(temperature=0.0, logprobs=0), 0)).logprob
-    assert scored == [asked, asked, None]
-    assert [is_plain(params, place) for place in range(3)] == [False, False, True]
 
 
 def test_logprobs_of_no_alternatives_are_the_token_alone() -> None:

@@ -18,15 +18,10 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from functools import partial
 
 from ops.cli import main
-from worker.local_engine import LocalEngine
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from engine.batch import Sampled, StepRow
+from simulation.timed import TimedEngine
 
 
 class InjectedFaultError(Exception):
@@ -75,35 +70,19 @@ class StepGate:
             raise InjectedFaultError("an illegal memory access was encountered (injected)")
 
 
-class GatedEngine(LocalEngine):
-    """The real engine behind a gate."""
-
-    gate = StepGate()
-
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Compute one step, once the gate lets it."""
-        self.gate.pass_step(len(rows))
-        return super().step(rows)
-
-    def check_device(self) -> None:
-        """Wait for the device, which may be poisoned."""
-        self.gate.check_device()
-        super().check_device()
-
-
 def _say(event: str, **fields: object) -> None:
     # Straight to the descriptor: the product's log stream belongs to another thread.
     os.write(2, json.dumps({"event": event, **fields}).encode() + b"\n")
 
 
-def _obey_stdin() -> None:
+def _obey_stdin(gate: StepGate) -> None:
     # The process that started this worker holds the other end: it may not outlive that one.
     # Unbuffered, because a thread inside sys.stdin keeps the interpreter from ending.
     rest = b""
     while data := os.read(0, 4096):
         *orders, rest = (rest + data).split(b"\n")
         for order in orders:
-            GatedEngine.gate.obey(order.decode())
+            gate.obey(order.decode())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -112,8 +91,9 @@ def run() -> int:
     # Imported here by its entry point, which looks the engine up by this name.
     from worker import entry
 
-    setattr(entry, "LocalEngine", GatedEngine)  # noqa: B010
-    threading.Thread(target=_obey_stdin, name="gate", daemon=True).start()
+    gate = StepGate()
+    setattr(entry, "LocalEngine", partial(TimedEngine, gate=gate))  # noqa: B010
+    threading.Thread(target=_obey_stdin, args=(gate,), name="gate", daemon=True).start()
     return main(sys.argv[1:])
 
 

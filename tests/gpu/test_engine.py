@@ -59,6 +59,7 @@ def test_attention_on_the_gpu_is_explicit_attention(backend: str) -> None:
         StepRow([0] * 40, 280, [2, 5]),
         StepRow([0] * 300, 0, [7, 4]),
         StepRow([0], 255, [8], is_decode=True),
+        StepRow([0], 40, [6]),
     ]
     step = flatten(rows, 256)
     query = torch.randn(len(step.token_ids), 8, 64, dtype=torch.bfloat16, device=gpu)
@@ -189,15 +190,16 @@ def test_no_kernel_is_compiled_while_requests_wait(tmp_path: Path, graphs: bool)
     assert late == []
 
 
-@needs_flash_attn
-def test_flash_gives_a_row_the_same_bits_beside_a_longer_one() -> None:
+@pytest.mark.parametrize("is_decode", [False, True])
+@pytest.mark.parametrize("backend", FUSED)
+def test_a_row_has_the_same_bits_beside_a_longer_one(backend: str, is_decode: bool) -> None:
     torch.manual_seed(7)
     gpu = torch.device("cuda")
     pool = KVPool(KVLayout(2, 256, 2, 64, torch.bfloat16), 40, gpu)
     pool.blocks.normal_()
-    attention = create_attention("flash", pool, 8, 8192)
-    row = StepRow([0], 700, [3, 9, 1], is_decode=True)
-    longer = StepRow([0], 7000, list(range(10, 38)), is_decode=True)
+    attention = create_attention(backend, pool, 8, 8192)
+    row = StepRow([0], 700, [3, 9, 1], is_decode=is_decode)
+    longer = StepRow([0], 7000, list(range(10, 38)), is_decode=is_decode)
     outputs = []
     for rows in ([row], [row, longer]):
         step = flatten(rows, 256)

@@ -39,7 +39,9 @@ SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 LINK_TEXT = re.compile(r"\[([^\]\n]+)\]\(")
 SOURCE_FILE = re.compile(r"[\w./-]+\.(?:py|js|css|html|md|toml|txt)\b")
-ROOMS = "triolet|transport|store|engine|worker|prefill|decode|server|simulation|ops|loadtest|tests|docs"
+ROOMS = (
+    "triolet|transport|store|engine|worker|prefill|decode|server|simulation|ops|loadtest|tests|docs"
+)
 MADE = {"tenants.toml", "triolet.toml"}
 """Files that commands or operators make."""
 MAX_PAGE_WORDS = 1000

@@ -11,8 +11,10 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -73,9 +75,9 @@ ENTRY_POINTS = {
     ("ops/cli/commands.py", "decode"),
     ("ops/cli/commands.py", "server"),
     # The check of a model before a start, which loads no torch.
-    ("ops/model_directory.py", "engine"),
+    ("ops/models/model_directory.py", "engine"),
     # What a server reads of the directory is checked by the server's own readers.
-    ("ops/model_directory.py", "server"),
+    ("ops/models/model_directory.py", "server"),
     ("ops/cli/check_places.py", "engine"),
     # A probe computes as a worker does.
     ("ops/cli/probe_command.py", "worker"),
@@ -117,6 +119,12 @@ def listed() -> tuple[Path, ...]:
 def sources(*rooms: str) -> list[Path]:
     """Return the Python files of these top folders."""
     return [path for path in listed() if path.relative_to(ROOT).parts[0] in rooms]
+
+
+@cache
+def sources_below(place: str) -> frozenset[Path]:
+    """Return the Python files of a folder and of those in it."""
+    return frozenset(path for path in listed() if path.is_relative_to(ROOT / place))
 
 
 @cache
@@ -262,7 +270,9 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
     assert not wrong
 
 
-SERVER_FLOORS = (
+Floors: TypeAlias = tuple[tuple[str, ...], ...]
+"""A folder imports its own floor and those before it, types included."""
+SERVER_FLOORS: Floors = (
     ("server/contract", "server/text", "server/text/tool_forms", "server/tenants"),
     ("server/scheduling", "server/cache"),
     ("server/metrics",),
@@ -277,28 +287,92 @@ SERVER_FLOORS = (
     ("server/document", "server/edge"),
     ("server",),
 )
-"""The floors of the server: a folder imports its own floor and those before it, types included."""
+OPS_FLOORS: Floors = (
+    ("ops", "ops/settings", "ops/audit"),
+    ("ops/models",),
+    ("ops/supervisor",),
+    ("ops/control",),
+    ("ops/cli",),
+)
 
 
-def folder_imports(room: str) -> dict[tuple[str, str], list[str]]:
-    """Return the places where a folder of a room imports another one of it, by both folders."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for path in sources(room):
-        for node in nodes_of(path)[ast.ImportFrom]:
-            if node.level == 0:
-                continue
-            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-            for alias in node.names:
-                target = base if base.with_suffix(".py").exists() else base / alias.name
-                pair = (shown(path.parent), shown(target.parent))
-                if pair[0] != pair[1]:
-                    found.setdefault(pair, []).append(f"{shown(path)}:{node.lineno}")
-    return found
+def module_file(module: Path) -> Path | None:
+    """Return the file of a module or package of this tree; None for a name that is none."""
+    files = (module.with_suffix(".py"), module / "__init__.py")
+    return next((file for file in files if file in sources_below(".")), None)
 
 
-def test_the_servers_folders_import_their_own_floor_and_those_below() -> None:
-    floor = {folder: level for level, row in enumerate(SERVER_FLOORS) for folder in row}
-    pairs = folder_imports("server")
+@cache
+def imported_files(path: Path) -> frozenset[Path]:
+    """Return the files of this tree that a file imports, be it for types alone."""
+    kinds = nodes_of(path)
+    found = {
+        module_file(ROOT.joinpath(*alias.name.split(".")))
+        for node in kinds[ast.Import]
+        for alias in node.names
+    }
+    for node in kinds[ast.ImportFrom]:
+        base = path.parents[node.level - 1] if node.level else ROOT
+        base = base.joinpath(*(node.module or "").split("."))
+        found |= {module_file(base / alias.name) or module_file(base) for alias in node.names}
+    return frozenset(file for file in found - {path} if file is not None)
+
+
+def folder_imports(room: str) -> dict[tuple[str, str], str]:
+    """Return one import by which a folder of a room needs another one of it, by both folders."""
+    return {
+        (shown(path.parent), shown(target.parent)): f"{shown(path)} imports {shown(target)}"
+        for path in sources_below(room)
+        for target in imported_files(path)
+        if target.parent != path.parent and target in sources_below(room)
+    }
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return circles until none is left once each has lost a step; each ends where it begins."""
+    found = []
+    while True:
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            circle = error.args[1][::-1]
+            graph[circle[0]].remove(circle[1])
+            found.append(circle)
+        else:
+            return found
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b", "d"}, "b": {"c"}, "c": {"a"}, "d": {"d"}, "e": {"a"}}
+    found = {frozenset(circle) for circle in circles(graph)}
+    assert found == {frozenset("abc"), frozenset("d")}
+
+
+def test_no_imports_of_files_go_in_a_circle() -> None:
+    files = {path for place in ROOMS for path in sources_below(place)}
+    graph = {shown(path): set(map(shown, imported_files(path) & files)) for path in files}
+    found = [" imports ".join(circle) for circle in circles(graph)]
+    assert not found, "\n".join(found)
+
+
+# engine/ has its lowest files, such as the KV pool, and its highest in its root.
+@pytest.mark.parametrize("room", sorted({*ROOMS} - {"engine"}))
+def test_no_imports_of_folders_go_in_a_circle(room: str) -> None:
+    reasons = folder_imports(room)
+    graph: dict[str, set[str]] = defaultdict(set)
+    for folder, needed in reasons:
+        graph[folder].add(needed)
+    found = [
+        "\n".join([" needs ".join(circle), *map(reasons.__getitem__, pairwise(circle))])
+        for circle in circles(graph)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("room", "floors"), [("server", SERVER_FLOORS), ("ops", OPS_FLOORS)])
+def test_folders_import_their_own_floor_and_those_below(room: str, floors: Floors) -> None:
+    floor = {folder: level for level, row in enumerate(floors) for folder in row}
+    pairs = folder_imports(room)
     assert {folder for pair in pairs for folder in pair} <= floor.keys()
     upstairs = {pair: at for pair, at in pairs.items() if floor[pair[1]] > floor[pair[0]]}
     assert not upstairs

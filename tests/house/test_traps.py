@@ -56,7 +56,7 @@ WALL_CLOCKS = {
 }
 CLOCK_WORDS = {name.partition(".")[2] for name in WALL_CLOCKS}
 MAY_TELL_THE_TIME = {
-    "ops/control/process.py": "`created_at` of an operation",
+    "ops/control/control.py": "`created_at` of an operation",
     "ops/cli/audit_commands.py": "which entries are shown",
     "ops/cli/tenant_commands.py": "when a key that is replaced ends",
     "ops/supervisor/terminal_view.py": "shown beside each line",

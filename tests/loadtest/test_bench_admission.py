@@ -50,9 +50,9 @@ OTHERS, REQUESTS = 150, 24
 def steps_of_the_product() -> list[object]:
     steps = {
         app: ("check_request",),
-        completions: ("read_fields",),
+        completions: ("read_fields", "own_requests"),
         auto: ("check_fields", "refuse_early"),
-        generate: ("own_requests", "reserved", "submit_all"),
+        generate: ("reserved", "submit_all"),
         Attempts: ("dispatch",),
         RequestTable: ("finish", "fail"),
         Requests: ("sweep",),

@@ -12,7 +12,7 @@ from loadtest.bench import front
 from loadtest.bench.engines import install
 from loadtest.bench.front import DEMO, FASTAPI, OURS, Case, TokenStream, delays_ms, ratios_of
 from loadtest.bench.front_source import word_ids
-from loadtest.bench.report import Ratio
+from loadtest.harness.report import Ratio
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.bench.model import SHAPES
-from loadtest.bench.report import Ratio
 from loadtest.bench.wire import (
     FRAMES,
     KINDS,
@@ -20,9 +19,9 @@ from loadtest.bench.wire import (
     measure_costs,
 )
 from loadtest.bench.wire_sockets import SOURCE_BYTES, ZMQ, frames
-from loadtest.bench.wire_worker import StoredEngine
+from loadtest.bench.wire_worker import stored_engine
+from loadtest.harness.report import Ratio
 from tests import forked
-from triolet.config import KvWire
 from triolet.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -85,16 +84,6 @@ def test_prompts_really_arrive_and_bare_sockets_really_carry(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_rounded_kv_arrives(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    address = f"ipc://{tmp_path}/kv"
-    with WorkerPair(
-        address, 64 * KIB, 96, size="15m", kv_wire=KvWire.INT8, popen=forked.Popen
-    ) as pair:
-        assert pair.ship(1, 96, 96).seconds > 0
-
-
-@pytest.mark.slow
 def test_every_part_of_the_path_has_its_cost() -> None:
     rows = measure_costs("15m", 256 * KIB)
     parts = ["memcpy", "export", "digest", "import", "frame"]
@@ -103,6 +92,6 @@ def test_every_part_of_the_path_has_its_cost() -> None:
 
 
 def test_a_stored_pool_holds_noise_and_no_shared_page_of_zeros() -> None:
-    engine = StoredEngine("15m", 64, "noise")
-    assert engine.pool.blocks.view(-1).count_nonzero() > 0.9 * engine.pool.blocks.numel()
-    assert engine.bytes_per_block == 16 * SHAPES["15m"].kv_bytes_per_token
+    pool = stored_engine("15m", 64, "noise").pool
+    assert pool.blocks.view(-1).count_nonzero() > 0.9 * pool.blocks.numel()
+    assert pool.bytes_per_block == 16 * SHAPES["15m"].kv_bytes_per_token

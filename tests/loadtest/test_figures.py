@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.figures import StreamClock, StreamRecord, failures, rows
+from loadtest.harness.prompts import WEIGHTS, Prompt, PromptMix
 from loadtest.harness.statistics import percentile
-from loadtest.prompts import WEIGHTS, Prompt, PromptMix
 
 
 def timed(*pieces_s: float, tokens: int) -> StreamRecord:

@@ -14,6 +14,9 @@ from typing import Never
 import pytest
 import trio
 
+from loadtest.bench import report
+from loadtest.harness import campaign
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(
     set(re.findall(r"-m (loadtest[\w.]*)", (ROOT / "Makefile").read_text()))
@@ -41,7 +44,8 @@ def test_every_benchmark_says_what_it_measures_before_it_begins(
     spec = find_spec(name)
     assert spec is not None
     module = import_module(f"{name}.__main__" if spec.submodule_search_locations else name)
-    monkeypatch.setattr(module, "announce", announce)
+    for place in (module, campaign, report):
+        monkeypatch.setattr(place, "announce", announce, raising=False)
     monkeypatch.setattr(subprocess, "Popen", measure)
     monkeypatch.setattr(trio, "run", measure)
     monkeypatch.setattr(sys, "argv", [name])

@@ -13,7 +13,7 @@ import trio
 from safetensors.torch import load_file, save_file
 
 from ops.cli import main
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from ops.supervisor import adapter_set, plan, scaling
 from ops.supervisor.adapter_set import AdapterSet
 from ops.supervisor.group import Phase

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ops.cli import main
-from ops.model_directory import demo_model_path
 from ops.models.adapters import with_adapters
+from ops.models.model_directory import demo_model_path
 from ops.models.several import with_stored_models
 from ops.settings.form import Settings, document
 from ops.settings.sources import Sources

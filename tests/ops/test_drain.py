@@ -13,8 +13,8 @@ from ops.cli import main
 from ops.cli.fleet_commands import LEAVE_MARGIN_S, address_of, drain_worker, what_is_left
 from ops.exit_codes import CommandFailed
 from ops.running_fleets import Note, RunningFleet
-from tests.worker.fake_engine import completion
 from tests.worker.fleet import open_fleet
+from tests.worker.scripts import completion
 from transport.frames import (
     PROTOCOL_VERSION,
     Capacity,

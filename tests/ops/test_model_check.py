@@ -16,7 +16,7 @@ from ops.cli import main
 from ops.cli.check_places import check_model
 from ops.cli.finding import Status
 from ops.cli.options import NAMED, as_typed
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from ops.ports import claim_port
 from store.model_dir.bounded import within_check_time
 from tests.gguf_files import TINY, Kind, write_tiny

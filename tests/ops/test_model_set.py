@@ -22,7 +22,7 @@ from ops.supervisor.slot import RestartFailed
 from ops.supervisor.supervisor import Supervisor
 from tests.gguf_files import write_tiny
 from triolet.config import AutoConfig, FleetConfig, ModelConfig, Pinning, ServerConfig
-from triolet.members import read_members
+from triolet.config.members import read_members
 
 from .recording import Recorder
 from .test_pure_parts import told
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ops.models.several import StoredModels
     from ops.supervisor.plan import FleetPlan
     from ops.supervisor.process_spec import ProcessSpec
-    from triolet.members import Members
+    from triolet.config.members import Members
 
 CORES = range(4)
 

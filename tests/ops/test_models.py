@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from ops.model_directory import demo_model_path, find_model, shown_path, with_model_name
 from ops.models.choose import ready_model
 from ops.models.fetch import FetchFailed, _size_in, fetch, is_kept, kept_file
 from ops.models.known import KNOWN, SMOLLM2, KnownModel
+from ops.models.model_directory import demo_model_path, find_model, shown_path, with_model_name
 from store.gguf.directory import WEIGHTS
 from tests.gguf_files import byte_vocabulary, finish, write_header
 from triolet.config import FetchConfig, ServerConfig

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from ops.cli import main
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from store.layout import ModelStore
 from store.measured import Golden, Kept, keep_measured, measured_of
 from store.referrers import GOLDEN_TYPE

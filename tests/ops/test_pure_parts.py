@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.cli.word_wrap import WordWrap
-from ops.model_directory import with_pool_share
+from ops.models.model_directory import with_pool_share
 from ops.models.several import each_model, name_of
 from ops.settings.form import Settings, of_role
 from ops.settings.sources import Sources

@@ -13,9 +13,9 @@ from ops.supervisor.plan import Door, FleetPlan, plan_processes
 from ops.supervisor.scaling import MEMBERS, Scaling
 from ops.supervisor.slot import RestartFailed
 from triolet.config import Pinning
+from triolet.config.members import read_members
 from triolet.errors import ConfigError
 from triolet.ids import Role
-from triolet.members import read_members
 
 from .test_pure_parts import of_models, own, plan, with_fleet
 

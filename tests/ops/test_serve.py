@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from ops.supervisor.restart_policy import GiveUp
 from ops.supervisor.serve import command_line, run_fleet
 from ops.supervisor.supervisor import Supervisor

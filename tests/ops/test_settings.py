@@ -26,10 +26,8 @@ from ops.settings.sources import Sources, read_settings
 from ops.supervisor.prepare import require_auto
 from tests.house.test_layout import ROOT
 from tests.packaging.shown import FENCED
-from triolet.auto import require_tenant_ladders
 from triolet.config import (
     Dtype,
-    KvWire,
     LendingConfig,
     LinkConfig,
     MemorySharing,
@@ -43,6 +41,7 @@ from triolet.config import (
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.tenants.form import read_tenants
+from triolet.tenants.ladders import require_tenant_ladders
 from triolet.units import MIB
 
 if TYPE_CHECKING:
@@ -94,22 +93,6 @@ def test_a_process_understands_all_that_its_supervisor_means(role: Role) -> None
         assert read.worker(role) == meant.worker(role)
 
 
-def test_the_later_source_counts() -> None:
-    file = (
-        '[server]\nport = 1\ntoken_window = 2\nhost = "127.0.0.2"\n[prefill.engine]\nthreads = 3\n'
-    )
-    found = settings("server.token_window=4", "server.port=5", file=file, port=6)
-    assert (found.server.host, found.server.token_window, found.server.port) == ("127.0.0.2", 4, 6)
-    assert (found.prefill.engine.threads, found.decode.engine.threads) == (3, None)
-    assert settings("worker.engine.threads=7", file=file).prefill.engine.threads == 7
-
-
-def test_a_section_of_one_kind_of_worker_counts_before_that_of_both_in_one_file() -> None:
-    file = "[decode.engine]\nthreads = 2\n[worker.engine]\nthreads = 5\n"
-    found = settings(file=file)
-    assert (found.prefill.engine.threads, found.decode.engine.threads) == (5, 2)
-
-
 @pytest.mark.parametrize(
     ("text", "path", "value"),
     [
@@ -118,7 +101,6 @@ def test_a_section_of_one_kind_of_worker_counts_before_that_of_both_in_one_file(
         ("worker.engine.kv_pool_bytes=2MiB", ("worker", "engine", "kv_pool_bytes"), 2 * MIB),
         ("worker.engine.kv_pool_bytes=auto", ("worker", "engine", "kv_pool_bytes"), None),
         ("worker.engine.dtype=auto", ("worker", "engine", "dtype"), Dtype.AUTO),
-        ("worker.engine.kv_wire=int8", ("worker", "engine", "kv_wire"), KvWire.INT8),
         ("server.trusted_proxies=10.0.0.0/8, fd00::/8", ("server", "trusted_proxies"), ...),
     ],
 )
@@ -159,6 +141,7 @@ def test_a_value_is_read_by_the_type_of_its_field(
         ("server.link=1", "it is set by section [link]"),
         ("decode.engine.block_size=0", "decode.engine.block_size is 0"),
         ("worker.engine.block_size=0", "worker.engine.block_size is 0"),
+        ("decode.speculation.draft_pool_bytes=0", "draft_pool_bytes is 0; allowed: >= 1"),
         ("server.auto.ladder=a", "it is set by section [auto]"),
         ("auto.ladder=[]", "auto.ladder is []; allowed: 1 to 16 names of different models"),
         ("auto.ladder=a,b,a", "auto.ladder is ['a', 'b', 'a']; allowed: 1 to 16 names"),
@@ -203,7 +186,7 @@ def test_what_cannot_be_is_refused_with_the_argument(text: str, words: str) -> N
         ("[auto]\n", "auto says nothing; give ladder = "),
         (
             '[auto]\nladder = ["a"]\n[[auto.limits]]\nmodel = "a"\ntool = 1\n',
-            "auto.limits.0 is {'model': 'a', 'tool': 1}; allowed: a table that has model, and of ",
+            "auto.limits.0.tool is unknown; did you mean auto.limits.0.tools?",
         ),
         (
             '[auto]\nladder = ["a"]\nlimits = [{ model = "a" }, { model = "a" }]\n',
@@ -234,11 +217,12 @@ OLD = (
     "max-local-tokens batch-concurrency response-cache response-cache-ttl strict-requests "
     "tool-parser limits-timeout spend-file ttft-slo critical-ttft-slo sheddable-ttft-slo "
     "no-admission no-brownout no-guard weights block-size max-num-batched-tokens prompt-chunk "
-    "target-step embedding-batch embedding-wait no-prefix-cache kv-wire host-cache "
+    "target-step embedding-batch embedding-wait no-prefix-cache host-cache "
     "poison-freed-blocks no-cuda-graphs fixed-batch pinned-memory speculate speculate-guesses "
     "speculate-step-tokens peer-timeout progress-timeout lease-ttl share-kv-memory "
     "kv-plaintext pin"
 ).split()
+WHOLE_BLOCKS = "KV leaves in whole blocks after each step"
 
 
 def test_an_option_can_turn_a_setting_off() -> None:
@@ -270,16 +254,22 @@ def test_an_option_of_a_single_role_is_refused_with_its_new_form(role: str) -> N
     assert new_form("--nonsense", role, []) is None
 
 
-@pytest.mark.parametrize("name", ["layer_groups", "layer_group_min_tokens"])
+@pytest.mark.parametrize(
+    ("section", "name", "option", "instead"),
+    [
+        ("link.wire", "layer_groups", "--kv-layer-groups", WHOLE_BLOCKS),
+        ("link.wire", "layer_group_min_tokens", "--kv-layer-group-min-tokens", WHOLE_BLOCKS),
+        ("worker.engine", "kv_wire", "--kv-wire", "KV travels in the type it is computed in"),
+    ],
+)
 def test_a_setting_that_there_was_is_refused_with_the_reason(
-    name: str, capsys: pytest.CaptureFixture[str]
+    section: str, name: str, option: str, instead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    why = f"link.wire.{name} is no setting any more: KV leaves in whole blocks after each step"
+    why = f"{section}.{name} is no setting any more: {instead}"
     with pytest.raises(ConfigError, match=why):
-        settings(f"link.wire.{name}=2")
+        settings(f"{section}.{name}=2")
     with pytest.raises(ConfigError, match=why):
-        settings(file=f"[link.wire]\n{name} = 2\n")
-    option = f"--kv-{name.replace('_', '-')}"
+        settings(file=f"[{section}]\n{name} = 2\n")
     assert main(["serve", option, "2"]) == 2
     assert f"{option} is no option any more: {why}" in capsys.readouterr().err
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 PROGRAM = """
 import json, os, random, socket, subprocess, sys, time
-import ops.cli
 from ops.template import run_template
 from triolet.ids import new_epoch
 
@@ -70,8 +69,7 @@ def main(arguments):
         print('{"event": "server_ready", "url": "here"}', flush=True)
     time.sleep(60)
 
-ops.cli.main = main
-run_template(socket.socket(fileno=os.dup(0)), sys.argv[2:])
+run_template(socket.socket(fileno=os.dup(0)), sys.argv[2:], main)
 """
 COMMAND = (sys.executable, "-c", PROGRAM)
 SEVERAL_DESCRIPTORS = """
@@ -84,7 +82,6 @@ open({never!r})
 """
 OWN_LOGS = """
 import sys, structlog, trio
-import ops.cli
 from ops.logs import configure_logs
 from ops.own_process import PR_SET_CHILD_SUBREAPER, prctl
 from ops.supervisor.process_spec import ProcessSpec
@@ -100,11 +97,10 @@ async def run(starter):
     process = await starter.start(spec, reads_log=False)
     await trio.to_thread.run_sync(process.wait)
 
-ops.cli.main = main
 spec = ProcessSpec("decode-0", Role.DECODE, (sys.executable, "-c", ""), arguments=("x",))
 configure_logs("info", "supervisor")
 prctl(PR_SET_CHILD_SUBREAPER, 1)
-template = Template.fork(sys.argv[1:])
+template = Template.fork(sys.argv[1:], main)
 trio.run(run, Starter({Role.DECODE: template}, (sys.executable, "-c", ""), 30.0))
 """
 NO_PIDFDS = """

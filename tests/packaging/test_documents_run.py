@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from ops.model_directory import demo_model_path
 from ops.models.known import SMOLLM2
+from ops.models.model_directory import demo_model_path
 from tests.adapters import write_adapter
 from tests.gguf_files import byte_vocabulary, write_tiny
 from tests.house.test_layout import ROOT

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from prefill.core import PrefillCore
 from prefill.links import KvLinks
-from tests.worker.fake_engine import FakeEngine
+from tests.worker.scripts import scripted_engine
 from transport.frames import (
     PROTOCOL_VERSION,
     Capacity,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
+    from simulation.engine import ScriptedEngine
     from transport.frames import AnyFrame
 
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
@@ -58,7 +59,7 @@ class Sender:
     """A prefill worker without its loop, and the decode worker's listener."""
 
     core: PrefillCore
-    engine: FakeEngine
+    engine: ScriptedEngine
     links: KvLinks
     listener: MemoryListener
     network: MemoryNetwork
@@ -111,7 +112,7 @@ class Sender:
 async def open_sender() -> AsyncIterator[Sender]:
     network = MemoryNetwork()
     listener = network.listen(ADDRESS, hwm=100, max_frame_bytes=10_000)
-    engine = FakeEngine()
+    engine = scripted_engine()
     identity = Identity(Role.PREFILL, "prefill-0", engine, max_num_seqs=4, max_waiting_tokens=200)
     core = PrefillCore(
         engine, identity, LINK, memoryview(bytearray(LINK.kv_ring_bytes)), trio.current_time()

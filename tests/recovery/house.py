@@ -23,7 +23,7 @@ from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.config import EngineConfig, LinkConfig, RoutingConfig, SpeculationConfig, WorkerConfig
 from triolet.ids import Role
 
-from .story_engine import Deadly, StoryEngine
+from .story import Deadly, story_engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -287,10 +287,10 @@ async def open_house(
     guessing: Guessing | None = None,
     **config: object,
 ) -> AsyncIterator[House]:
-    """Run a fleet of story engines, or of what `make_engines` makes."""
+    """Run a fleet of engines that tell the story, or of what `make_engines` makes."""
     roles = (Role.PREFILL, Role.DECODE)
     if make_engines is None:
-        make_engines = {role: lambda: StoryEngine(num_blocks) for role in roles}
+        make_engines = {role: lambda: story_engine(num_blocks) for role in roles}
     # How fast a real engine is here and now must not decide where a prompt goes.
     config = {"routing": RoutingConfig(max_local_tokens=0), **config}
     house = House(make_engines, (prefills, decodes), guessing or Guessing(), **config)

@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from server.contract.generation import GenerationRequest
+from simulation.engine import ScriptedEngine
 from triolet.sampling import SamplingParams
 from triolet.service_class import Scheduling
 
 from .house import House, Record, open_house, read_all
-from .story_engine import StoryEngine
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -96,14 +96,14 @@ async def decode_drains(house: House) -> None:
 
 async def decode_step_fails(house: House) -> None:
     engine = house.decodes[0].engine
-    assert isinstance(engine, StoryEngine)
-    engine.fail_next_step = True
+    assert isinstance(engine, ScriptedEngine)
+    engine.fail_steps = 1
 
 
 async def prefill_step_fails(house: House) -> None:
     engine = house.prefills[0].engine
-    assert isinstance(engine, StoryEngine)
-    engine.fail_next_step = True
+    assert isinstance(engine, ScriptedEngine)
+    engine.fail_steps = 1
 
 
 async def server_and_decode_are_parted(house: House) -> None:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from simulation.engine import ScriptedEngine
 from tests.server.scheduling.fakes import make_request
 from triolet.errors import RequestError
 from triolet.ids import Role
 
 from .house import RESTART_S, House, Record, Slot, open_house, read_all
-from .story_engine import POISON, StoryEngine
+from .story import POISON, Deadly, dying_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,18 +42,18 @@ def poisoned(number: int = 99) -> GenerationRequest:
 
 def deadly_on(role: Role) -> Callable[[Slot, EnginePort], None]:
     def prepare(slot: Slot, engine: EnginePort) -> None:
-        assert isinstance(engine, StoryEngine)
+        assert isinstance(engine, ScriptedEngine)
         if slot.role is role:
-            engine.dies_of = POISON
+            engine.before_step = dying_of(POISON, Deadly)
 
     return prepare
 
 
 def choking_on(role: Role) -> Callable[[Slot, EnginePort], None]:
     def prepare(slot: Slot, engine: EnginePort) -> None:
-        assert isinstance(engine, StoryEngine)
+        assert isinstance(engine, ScriptedEngine)
         if slot.role is role:
-            engine.chokes_on = POISON
+            engine.before_step = dying_of(POISON, RuntimeError)
 
     return prepare
 

@@ -59,7 +59,7 @@ _LINEAR: Final = "server/text/test_linear_template.py"
 _NOT_LINEAR: Final = f"{_LINEAR}::test_what_is_not_known_to_be_cheap_is_not_linear"
 _ISOLATED: Final = "server/text/test_isolated.py"
 _BOUNDED: Final = "store/model_dir/bounded.py"
-_STRANGERS: Final = "triolet/test_bounded_files.py"
+_STRANGERS: Final = "store/test_bounded_files.py"
 _CHUNKS: Final = "server/edge/test_chunked_bodies.py"
 _CROWDS: Final = "server/edge/test_crowds.py"
 _TYPES: Final = "server/api/test_content_types.py"
@@ -186,7 +186,7 @@ MUTANTS: Final = (
     Mutant("A14", _JSON, "if not math.isfinite(value):", "if value != value:", _ODD_JSON),
     Mutant("A14", _JSON, "except RecursionError:", "except ZeroDivisionError:", _ODD_JSON),
     Mutant("A14", _JSON, "    if holds_many_values(body):\n", "    if not body:\n", _ODD_JSON),
-    Mutant("A14", "server/text/scanning.py", "except (ValueError, RecursionError):",
+    Mutant("A14", "server/text/tool_forms/scanning.py", "except (ValueError, RecursionError):",
            "except ValueError:",
            "server/api/test_tools.py::test_arguments_that_parsers_die_of_stay_text"),
     Mutant("A15", "server/api/schemas.py", "if len(texts) > MAX_STOP_STRINGS:",

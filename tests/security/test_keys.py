@@ -183,14 +183,12 @@ def offered(key: str) -> dict[str, str]:
 async def test_a_websocket_needs_a_key_too_and_never_in_its_address() -> None:
     async with surface(tenancy=RING) as server:
         for headers in (*WRONG, offered("x"), {"Sec-WebSocket-Protocol": "triolet, triolet-key.é"}):
-            client = await server.connect()
-            async with client.stream:
+            async with await server.connect() as client:
                 in_address = b"/responses?api_key=" + ALICE.encode()
                 await client.send(handshake(headers).replace(b"/responses", in_address))
                 assert (await client.answer()).status in {400, 401}
         for headers in (bearer(ALICE), offered(ALICE)):
-            socket = await open_socket(server, headers)
-            async with socket.client.stream:
+            async with await open_socket(server, headers) as socket:
                 await socket.send({"type": "response.create", "input": "hi"})
                 await socket.until("response.completed")
             is_browser = "Sec-WebSocket-Protocol" in headers
@@ -204,8 +202,7 @@ async def salts(server: Surface, key: str, **more: Any) -> set[bytes]:  # noqa: 
     begun = len(server.fleet.generations)
     await server.post("/v1/chat/completions", CHAT | more, headers=bearer(key))
     await server.post("/v1/completions", {"prompt": "hi"} | more, headers=bearer(key))
-    socket = await open_socket(server, bearer(key))
-    async with socket.client.stream:
+    async with await open_socket(server, bearer(key)) as socket:
         await socket.send({"type": "response.create", "input": "hi"} | more)
         with trio.fail_after(PATIENCE_S):
             await socket.until("response.completed")

@@ -44,8 +44,7 @@ async def test_a_request_that_fails_inside_tells_nothing_of_its_words(
                 assert answer.status == 500, path
                 assert SECRET not in answer.body.decode()
                 assert FAULT not in answer.body.decode()
-        socket = await open_socket(server, headers)
-        async with socket.client.stream:
+        async with await open_socket(server, headers) as socket:
             await socket.send({"type": "response.create", "input": SECRET})
             with trio.fail_after(PATIENCE_S):
                 while await socket.client.stream.receive_some():

@@ -13,7 +13,7 @@ import decode.worker
 import prefill.worker
 from ops.logs import configure_logs
 from ops.own_process import hold_on_to
-from tests.worker.fake_engine import FakeEngine
+from tests.worker.scripts import scripted_engine
 from transport.zmq_network import ZmqNetwork
 from triolet.config import EngineConfig, LinkConfig, WireConfig, WorkerConfig
 from triolet.ids import Role
@@ -51,7 +51,7 @@ async def serve(role: Role, control: str, kv: str, keys: str) -> None:
         closing(ZmqNetwork(link, keys, is_plain=True)) as kv_network,
     ):
         async with trio.open_nursery() as nursery:
-            engine = FakeEngine(num_blocks=256)
+            engine = scripted_engine(256)
             await nursery.start(SERVE[role], config, engine, Device(), control_network, kv_network)
             print("ready", flush=True)  # noqa: T201
             await trio.sleep_forever()

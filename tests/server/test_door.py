@@ -312,31 +312,33 @@ async def test_a_line_of_one_tenants_texts_is_not_in_front_of_anothers() -> None
 async def test_a_long_websocket_message_is_refused_unparsed_where_nothing_is_left() -> None:
     nonsense = " " * 5000 + "]"
     create = {"type": "response.create", "input": "Hi", "store": False, "stream_id": "a"}
-    async with world(Plan("p", requests_per_minute=1.0)) as all_of_it:
-        socket = await open_socket(all_of_it.server, key_of("alice"))
-        async with socket.client.stream:
-            await socket.send(create)
-            await socket.until("response.completed")
-            await socket.send(json.dumps(create | {"input": "x" * 5000})[:-1] + nonsense)
-            refusal = await socket.event()
-            assert (refusal["status"], refusal["error"]["code"]) == (429, "rate_limit_exceeded")
-            await socket.send(create | {"input": "x" * 5000})
-            assert (await socket.event())["stream_id"] == "a"
-            await socket.send({"type": "response.cancel", "response_id": 5, "event_id": "r" * 5000})
-            assert (await socket.event())["status"] == 400, "control messages are read"
+    async with (
+        world(Plan("p", requests_per_minute=1.0)) as all_of_it,
+        await open_socket(all_of_it.server, key_of("alice")) as socket,
+    ):
+        await socket.send(create)
+        await socket.until("response.completed")
+        await socket.send(json.dumps(create | {"input": "x" * 5000})[:-1] + nonsense)
+        refusal = await socket.event()
+        assert (refusal["status"], refusal["error"]["code"]) == (429, "rate_limit_exceeded")
+        await socket.send(create | {"input": "x" * 5000})
+        assert (await socket.event())["stream_id"] == "a"
+        await socket.send({"type": "response.cancel", "response_id": 5, "event_id": "r" * 5000})
+        assert (await socket.event())["status"] == 400, "control messages are read"
     assert all_of_it.account.requests < 1
 
 
 async def test_answers_on_a_websocket_count_as_requests_at_once() -> None:
     create = {"type": "response.create", "input": "Hi", "store": False}
-    async with world(Plan("p", max_concurrent=1), by_hand) as all_of_it:
-        socket = await open_socket(all_of_it.server, key_of("alice"))
-        async with socket.client.stream:
-            await socket.send(create | {"stream_id": "a"})
-            await all_of_it.server.fleet.nth(0)
-            await socket.send(create | {"stream_id": "b"})
-            refusal = (await socket.until("error"))[-1]
-            assert (refusal["status"], refusal["stream_id"]) == (429, "b")
-            await socket.send(create | {"stream_id": "c", "input": "x" * 100_000})
-            await socket.until("error")
-            assert all_of_it.server.services.bodies.held_bytes == 0
+    async with (
+        world(Plan("p", max_concurrent=1), by_hand) as all_of_it,
+        await open_socket(all_of_it.server, key_of("alice")) as socket,
+    ):
+        await socket.send(create | {"stream_id": "a"})
+        await all_of_it.server.fleet.nth(0)
+        await socket.send(create | {"stream_id": "b"})
+        refusal = (await socket.until("error"))[-1]
+        assert (refusal["status"], refusal["stream_id"]) == (429, "b")
+        await socket.send(create | {"stream_id": "c", "input": "x" * 100_000})
+        await socket.until("error")
+        assert all_of_it.server.services.bodies.held_bytes == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -14,6 +13,7 @@ import websocket
 from .test_handover import PATIENCE_S, server
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -23,13 +23,6 @@ DRAIN_S = 5.0
 """Within it all that a drain promises has to be seen, on a busy machine."""
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 GOING_AWAY = 1001
-
-
-@pytest.fixture
-def port() -> Iterator[socket.socket]:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield bound
 
 
 def events_of(client: websocket.WebSocket) -> Iterator[dict[str, object]]:

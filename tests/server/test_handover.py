@@ -66,13 +66,6 @@ def server(
         process.communicate()
 
 
-@pytest.fixture
-def port() -> Iterator[socket.socket]:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield bound
-
-
 def url_of(port: socket.socket) -> str:
     return f"http://127.0.0.1:{port.getsockname()[1]}"
 

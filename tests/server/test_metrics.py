@@ -18,7 +18,7 @@ from server.metrics.fleet import MAX_WORDS
 from server.metrics.metrics import Metrics
 from server.scheduling.presence import Presence
 from server.tenants.accounts import NANOS
-from server.tenants.quotas import SpendWatch
+from server.tenants.memory_store import SpendWatch
 from server.tenants.tenancy import TenancyReport
 from tests.server.scheduling.fakes import make_request
 from tests.server.scheduling.world import World

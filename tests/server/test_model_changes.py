@@ -35,9 +35,9 @@ from triolet.config import (
     ResumeConfig,
     ServedModelConfig,
 )
+from triolet.config.members import Member, Members, written_members
 from triolet.errors import ConfigError, RequestError
 from triolet.ids import Role
-from triolet.members import Member, Members, written_members
 from triolet.units import MIB
 
 if TYPE_CHECKING:

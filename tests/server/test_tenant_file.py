@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from server.tenants.tenancy import Tenancy, TenantFile
-from triolet.auto import require_tenant_ladders
 from triolet.config import AutoConfig, TenantsConfig
 from triolet.errors import ConfigError
+from triolet.tenants.ladders import require_tenant_ladders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set

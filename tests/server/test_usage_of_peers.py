@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.peers import PROXIED, Peers
+from server.api.peers import Peers
+from server.api.proxying import PROXIED
 from server.contract.generation import Usage
+from server.tenants.memory_store import QuotaObserver
 from server.tenants.opening import opened_quotas
-from server.tenants.quotas import Asked, QuotaObserver
+from server.tenants.quotas import Asked
 from server.tenants.tenancy import Tenancy
 from tests.server.support.surface import PATIENCE_S, RawClient, request_bytes
 from tests.server.support.tenants import tenant, tenants_of

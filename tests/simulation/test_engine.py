@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from engine.batch import SampleSpec, StepRow
-from simulation.engine import Cost, SimulatedEngine, reference
+from engine.pace import pace_of
+from simulation.engine import ScriptedEngine, reference
 from simulation.faults import Fault
 from triolet.config import EngineConfig
 from triolet.sampling import SamplingParams
@@ -23,9 +24,9 @@ class Bench:
     def __init__(self) -> None:
         self.complaints: list[str] = []
         self.happened: Counter[Fault] = Counter()
-        config = EngineConfig(block_size=4, max_num_batched_tokens=16)
-        self.engine = SimulatedEngine(
-            16, config, Cost(0.01, 0.0), self.complaints.append, self.happened
+        pace = pace_of(16, 0.01, EngineConfig(max_num_batched_tokens=16))
+        self.engine = ScriptedEngine(
+            16, 4, pace, report=self.complaints.append, happened=self.happened
         )
         self.table = self.engine.ledger.lease("a", 6)
         self.token_ids: list[int] = []

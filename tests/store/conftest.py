@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ops.model_directory import demo_model_path
 from ops.models.importing import Imported, Wanted, import_model
+from ops.models.model_directory import demo_model_path
 from store.layout import ModelStore
 from store.verify import verify
 from triolet.config import WeightFormat

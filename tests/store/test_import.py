@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ops.cli import main
-from ops.model_directory import demo_model_path
 from ops.models.importing import Wanted, import_model
+from ops.models.model_directory import demo_model_path
 from store.ingest import Way, ingest, source_file
 from store.manifest import (
     ENGINE_TYPE,

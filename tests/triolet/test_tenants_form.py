@@ -39,7 +39,6 @@ keys = [{ONE}, {{ digest = {TWO}, until = 2030-01-31T12:00:00Z }}]
 role = "operator"
 disabled = true
 auto = ["small", "large"]
-cascade = false
 
 [prices."org/model-1.5"]
 prompt = 0.5
@@ -74,7 +73,6 @@ def test_every_field_is_read() -> None:
     assert (alice.role, root.role) == (TenantRole.USER, TenantRole.OPERATOR)
     assert (alice.is_disabled, root.is_disabled) == (False, True)
     assert (alice.auto, root.auto) == (None, ("small", "large"))
-    assert (alice.cascade, root.cascade) == (True, False)
     assert tenants.prices_of("org/model-1.5") == Prices(0.5, 0.05, 2.0)
     assert tenants.prices_of("another") == NO_PRICES
     assert tenants.prices_of("another", "org/model-1.5") == Prices(0.5, 0.05, 2.0)
@@ -109,7 +107,7 @@ def test_secrets_differ_between_tenants_and_stay_when_others_come() -> None:
         (SECRET + "tenants.alice = 1", "[tenants.alice] is no table"),
         (SECRET + '[tenants."a b"]', "[tenants] has 'a b'; allowed as a name"),
         (SECRET + "[tenants.a]\nrol = 1", "in [tenants.a] is 'rol', which means nothing; did you "),
-        (SECRET + "[tenants.a]\nzzz = 1", "known are auto, cascade, disabled, keys, plan, role"),
+        (SECRET + "[tenants.a]\nzzz = 1", "known are auto, disabled, keys, plan, role"),
         (SECRET + "[tenants.a]\nauto = []", "auto is '[]'; must be a list of 1 to 16 different"),
         (SECRET + "[tenants.a]\nauto = ['x', 'x']", "must be a list of 1 to 16 different models"),
         (SECRET + f"[tenants.a]\nauto = {[str(n) for n in range(17)]}", "a list of 1 to 16"),

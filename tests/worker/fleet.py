@@ -1,4 +1,4 @@
-"""Both worker loops on one in-memory network, with fake engines and a device of virtual time."""
+"""Both worker loops on one in-memory network, with scripted engines in virtual time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from triolet.invariants import check_at_rest, check_invariants
 
 from .audits import ask, fleet_of
 from .client import Client
-from .fake_engine import FakeEngine
+from .scripts import scripted_engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from simulation.engine import ScriptedEngine
     from triolet.audit import WorkerAudit
     from worker.worker_loop import WorkerLoop
 
@@ -76,7 +77,7 @@ class Fleet:
 
     network: CountingNetwork
     configs: dict[Role, WorkerConfig]
-    engines: dict[Role, FakeEngine]
+    engines: dict[Role, ScriptedEngine]
     devices: dict[Role, FakeDevice]
     loops: dict[Role, WorkerLoop]
     client: Client
@@ -133,7 +134,7 @@ async def open_fleet(
     configs = {role: worker_config(role, (links or {}).get(role, link)) for role in roles}
     configs[Role.DECODE] = replace(configs[Role.DECODE], **of_decode)
     engines = {
-        role: FakeEngine(fingerprint=fingerprint)
+        role: scripted_engine(fingerprint=fingerprint)
         for role, fingerprint in zip(roles, fingerprints, strict=True)
     }
     devices = {role: FakeDevice() for role in roles}

@@ -1,10 +1,10 @@
-"""Guesses of what the fake engine will say, some of them wrong."""
+"""Guesses of what the scripted engine will say, some of them wrong."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .fake_engine import VOCAB_SIZE, completion
+from .scripts import VOCAB_SIZE, completion
 
 if TYPE_CHECKING:
     from decode.attempt import Attempt

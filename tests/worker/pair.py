@@ -44,19 +44,20 @@ from triolet.sampling import SamplingParams
 from worker.identity import Identity
 
 from .audits import fleet_of
-from .fake_engine import FakeEngine, completion
+from .scripts import BYTES_PER_BLOCK, completion, scripted_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from decode.speculation import GuessSource
+    from simulation.engine import ScriptedEngine
     from transport.frames import AnyFrame
     from triolet.audit import FleetAudit
     from triolet.config import SpeculationConfig
     from worker.worker_loop import WorkerCore
 
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
-"""Two blocks of the fake engine per chunk, two chunks under way, four in the ring."""
+"""Two blocks of the scripted engine per chunk, two chunks under way, four in the ring."""
 SERVER = PeerId(Role.SERVER, "server-0", 1)
 KV_SECRET = bytes(range(32))
 
@@ -89,7 +90,9 @@ class Heard:
 class Node:
     """One worker: core, engine, and the step that its device computes."""
 
-    def __init__(self, core: WorkerCore, engine: FakeEngine, drafts: Drafts | None = None) -> None:
+    def __init__(
+        self, core: WorkerCore, engine: ScriptedEngine, drafts: Drafts | None = None
+    ) -> None:
         self.core = core
         self.drafts = drafts
         self.engine = engine
@@ -138,7 +141,9 @@ class Pair:
         self._numbers = count(1)
         self._dialled: set[KvTarget] = set()
         epochs = count(1000)
-        p_engine, d_engine = (FakeEngine(num_blocks, host_blocks=host_blocks) for _ in range(2))
+        p_engine, d_engine = (
+            scripted_engine(num_blocks, host_bytes=host_blocks * BYTES_PER_BLOCK) for _ in range(2)
+        )
         self.p_identity = Identity(
             Role.PREFILL,
             "prefill-0",

@@ -12,8 +12,7 @@ from engine.prefix_cache import PrefixCache
 from transport.frames import Audit, Audited, End, EndReason, Goodbye, Reserve
 from transport.handshake import make_hello
 from transport.lease import DECODE_TRANSITIONS
-from triolet.audit import LeaseAudit, ProcessFacts
-from triolet.config import MAX_AUDIT_LEASES
+from triolet.audit import MAX_AUDIT_LEASES, LeaseAudit, ProcessFacts
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
 from worker.account import verdict_of, worker_account
@@ -21,9 +20,9 @@ from worker.attempt_table import AttemptTable
 from worker.counters import Counters
 from worker.outbox import Outbox
 
-from .fake_engine import FakeEngine
 from .pair import LINK, SERVER, Pair
 from .phases import OTHER_SERVER, PHASES, inside_a_decode_step, paused, prefilling, running
+from .scripts import scripted_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,7 +208,7 @@ def attempt_table_of(ledger: BlockLedger, count: int) -> AttemptTable[Member]:
 
 def account_of(ledger: BlockLedger, attempt_table: AttemptTable[Member]) -> WorkerAudit:
     identity = Pair().d_identity
-    cache = PrefixCache(ledger, 4, FakeEngine())
+    cache = PrefixCache(ledger, 4, scripted_engine())
     return worker_account(identity, LINK, cache, attempt_table, Counters(), 1e5, is_draining=True)
 
 

@@ -13,10 +13,9 @@ from transport.frames import EndReason
 from triolet.config import SpeculationConfig
 from triolet.ids import AttemptKey, Role
 
-from .fake_engine import VOCAB_SIZE, completion
 from .oracle import Oracle
 from .pair import Pair
-from .weak_engine import WeakEngine
+from .scripts import VOCAB_SIZE, completion, hashes, scripted_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +136,8 @@ def test_blocks_and_tokens_survive_any_order_of_events(
     story: list[tuple[Callable[[Pair, int], None], int]], wrong_every: int, guesses: str
 ) -> None:
     eager = SpeculationConfig(pause_rows=1, max_pause_rows=1, draft_chunk_tokens=9)
-    oracle, engine = Oracle(wrong_every), WeakEngine(wrong_every, num_blocks=12)
+    oracle = Oracle(wrong_every)
+    engine = scripted_engine(12, hashes(wrong_every=wrong_every))
     drafts = Drafts(engine, eager, VOCAB_SIZE)
     source = {"off": None, "oracle": oracle, "drafts": drafts}[guesses]
     pair = Pair(num_blocks=16, max_num_seqs=6, source=source, speculation=eager, host_blocks=3)

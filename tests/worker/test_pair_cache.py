@@ -13,9 +13,9 @@ from triolet.fair_lru import Keeper
 from triolet.ids import AttemptKey, Role
 from triolet.sampling import SamplingParams
 
-from .fake_engine import completion
 from .pair import Pair
 from .phases import state_on_decode, until
+from .scripts import completion
 
 if TYPE_CHECKING:
     from engine.prefix_cache import PrefixCache

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulation.engine import hidden, kv_of
 from transport.frames import Embed, Embedded, End, Ended, EndReason
 from transport.tokens import pack_tokens
 from triolet.ids import AttemptKey, Role
 from triolet.pooling import Pooling
 
-from .fake_engine import hidden
 from .pair import SERVER, Pair
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Inputs(Pair):
 
     def check_vector(self, key: AttemptKey, ids: Sequence[int]) -> None:
         """Assert that an attempt brought the last token's hidden state, and ended well."""
-        expected = np.array(hidden(ids), dtype="<f4").tobytes()
+        expected = np.array(hidden(kv_of(ids)), dtype="<f4").tobytes()
         assert self.vectors[key] == expected
         assert self.ends[key].reason is EndReason.EMBEDDED
 
@@ -73,7 +73,7 @@ def test_vectors_are_right_and_leave_nothing() -> None:
     pair.wait()
     pair.run()
     ids = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
-    states = [hidden(ids[: n + 1]) for n in range(len(ids))]
+    states = [hidden(kv_of(ids[: n + 1])) for n in range(len(ids))]
     assert pair.vectors[mean] == np.mean(states, axis=0).astype("<f4").tobytes()
     pair.check_empty()
 

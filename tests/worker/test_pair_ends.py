@@ -19,8 +19,8 @@ from transport.frames import (
 from triolet.ids import AttemptKey, Role
 from triolet.sampling import SamplingParams
 
-from .fake_engine import completion
 from .pair import LINK, SERVER, Heard, Pair
+from .scripts import completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ from triolet.config import WireConfig
 from triolet.ids import AttemptKey, PeerId, Role
 from worker.counters import Drop
 
-from .fake_engine import completion
 from .pair import KV_SECRET, LINK, Pair
 from .phases import PROMPT, until
+from .scripts import completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ def test_a_forged_chunk_writes_nothing_and_gets_no_answer(
 
 def exported(pair: Pair, blocks: list[int]) -> list[bytearray]:
     engine = pair.nodes[Role.DECODE].engine
-    into = bytearray(len(blocks) * engine.wire_bytes_per_block)
+    into = bytearray(len(blocks) * engine.bytes_per_block)
     engine.export_blocks(blocks, memoryview(into))
     return [into]
 

@@ -9,8 +9,8 @@ import pytest
 from transport.frames import Ended, EndReason, RefuseReason
 from triolet.ids import AttemptKey, Role
 
-from .fake_engine import completion
 from .pair import Pair
+from .scripts import completion
 
 LENGTHS = [1, 2, 3, 4, 5, 8, 9, 30]
 """Of prompts, around the ends of blocks of four."""

@@ -32,9 +32,9 @@ from transport.tokens import pack_tokens
 from triolet.ids import PeerId, Role
 from triolet.sampling import SamplingParams
 
-from .fake_engine import VOCAB_SIZE
 from .pair import LINK, SERVER, Heard, Pair
 from .phases import OTHER_SERVER, PROMPT, filling, paused, running, state_on_decode, until
+from .scripts import VOCAB_SIZE
 
 
 def test_reserve_twice_grants_one_lease() -> None:

@@ -8,10 +8,10 @@ from transport.frames import EndReason
 from triolet.config import SpeculationConfig
 from triolet.ids import Role
 
-from .fake_engine import completion
 from .oracle import Oracle
 from .pair import Pair
 from .phases import PROMPT
+from .scripts import completion
 
 NUM_TOKENS = 24
 TOKENS = completion(PROMPT, 3, NUM_TOKENS)

@@ -12,8 +12,8 @@ from transport.tokens import pack_tokens
 from triolet.ids import AttemptKey, Role
 from triolet.sampling import SamplingParams
 
-from .fake_engine import completion
 from .pair import Pair
+from .scripts import completion
 
 LONG = range(5, 5 + 30)
 MANY = 10_000

@@ -8,9 +8,9 @@ from transport.frames import EndReason
 from triolet.fair_lru import Keeper
 from triolet.ids import Role
 
-from .fake_engine import VOCAB_SIZE, completion
 from .pair import Pair
 from .phases import PROMPT, paused
+from .scripts import VOCAB_SIZE, completion
 
 
 @pytest.mark.parametrize("num_replayed", range(7))

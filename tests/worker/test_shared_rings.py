@@ -19,8 +19,8 @@ from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 
-from .fake_engine import FakeEngine, completion
 from .fleet import LINK, SERVE, FakeDevice, Fleet, open_fleet, worker_config
+from .scripts import completion, scripted_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,7 @@ async def test_bytes_travel_where_the_system_has_no_such_memory(
     network = MemoryNetwork()
     with pytest.raises(ConfigError, match="share_kv_memory is on"):
         await prefill.worker.serve(
-            config, FakeEngine(), FakeDevice(), network, network, make_ring=make
+            config, scripted_engine(), FakeDevice(), network, network, make_ring=make
         )
 
 

@@ -12,7 +12,7 @@ from worker.attempt_table import Tombstones
 from worker.identity import Identity
 from worker.server_sessions import PeerTable
 
-from .fake_engine import FakeEngine
+from .scripts import scripted_engine
 
 if TYPE_CHECKING:
     from transport.frames import AnyFrame
@@ -21,7 +21,7 @@ SERVERS = [PeerId(Role.SERVER, f"server-{n}", n + 1) for n in range(4)]
 
 
 def peer_table(sent: list[tuple[bytes, AnyFrame]], max_peers: int = 2) -> PeerTable:
-    identity = Identity(Role.DECODE, "decode-0", FakeEngine(), max_num_seqs=4)
+    identity = Identity(Role.DECODE, "decode-0", scripted_engine(), max_num_seqs=4)
     return PeerTable(
         identity,
         Role.SERVER,

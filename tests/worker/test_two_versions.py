@@ -28,13 +28,12 @@ from triolet.adapter_keys import adapters_mark
 from triolet.config import ServedModelConfig
 from triolet.ids import PeerId, Role
 
-from .fake_engine import FakeEngine, completion
 from .fleet import SERVE, FakeDevice, worker_config
+from .scripts import completion, hashes, scripted_engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from engine.batch import Sampled, SampleSpec, StepRow
     from triolet.config import ServerConfig
     from worker.worker_loop import WorkerLoop
 
@@ -47,16 +46,6 @@ ADDRESSES = {
     for role in (Role.PREFILL, Role.DECODE)
 }
 NUM_TOKENS = 12
-
-
-class VersionedEngine(FakeEngine):
-    """Chooses other tokens than another version would from the same KV."""
-
-    salt = 0
-
-    def _sample(self, row: StepRow, sample: SampleSpec) -> Sampled:
-        salted = replace(sample.params, seed=sample.params.seed + self.salt)
-        return super()._sample(row, replace(sample, params=salted))
 
 
 class Refusals(Observer):
@@ -95,8 +84,7 @@ async def both_versions() -> AsyncIterator[Host]:
             config = replace(worker_config(role), control_address=address, model_digest=digest)
             if role is Role.DECODE:
                 config = replace(config, kv_address=f"{address}.kv")
-            engine = VersionedEngine()
-            engine.salt = SALTS[digest]
+            engine = scripted_engine(says=hashes(SALTS[digest]))
             loops[digest, role] = await nursery.start(
                 SERVE[role], config, engine, FakeDevice(), network, network
             )

@@ -11,8 +11,8 @@ from transport.frames import Hello, Peer
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 
-from .fake_engine import completion
 from .fleet import open_fleet
+from .scripts import completion
 
 if TYPE_CHECKING:
     from trio.testing import MockClock

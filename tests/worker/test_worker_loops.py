@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 import decode.worker
-from loadtest.cancels import blocks_of
+from loadtest.harness.metrics import blocks_of
 from server.contract.generation import CancelReason
 from server.metrics.metrics import Metrics
 from server.scheduling.links import Links as Server
@@ -26,7 +26,6 @@ from triolet.sampling import SamplingParams
 from worker.server_sessions import SHUT_DOWN
 from worker.worker_loop import EXIT_DEVICE_LOST, EXIT_WEDGED
 
-from .fake_engine import FakeEngine, completion
 from .fleet import (
     LINK,
     SERVE,
@@ -37,6 +36,7 @@ from .fleet import (
     open_fleet,
     worker_config,
 )
+from .scripts import completion, scripted_engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -244,7 +244,7 @@ async def test_a_failed_step_ends_its_batch_and_the_worker_lives_on(
     async with open_fleet() as fleet:
         answer = await fleet.client.start(PROMPT, params(50))
         await fleet.client.wait_until(lambda: len(answer.tokens) == 3)
-        fleet.engines[Role.DECODE].fail_next_step = True
+        fleet.engines[Role.DECODE].fail_steps = 1
         await fleet.client.finish(answer)
         assert answer.ended[Role.DECODE][0].reason is EndReason.ERROR
         assert "step_failed" in answer.ended[Role.DECODE][0].message
@@ -364,7 +364,7 @@ async def test_a_failed_step_that_loses_the_device_ends_the_process(
 ) -> None:
     codes: list[int] = []
     async with fleet_that_ends(role, codes) as fleet:
-        fleet.engines[role].fail_next_step = True
+        fleet.engines[role].fail_steps = 1
         fleet.engines[role].is_device_lost = True
         await fleet.client.start(PROMPT, params())
         await trio.sleep(1.0)
@@ -375,7 +375,7 @@ async def test_decode_without_a_kv_address_is_a_config_error(autojump_clock: Moc
     network = MemoryNetwork()
     config = worker_config(Role.PREFILL)
     with pytest.raises(ConfigError, match="kv_address"):
-        await decode.worker.serve(config, FakeEngine(), FakeDevice(), network, network)
+        await decode.worker.serve(config, scripted_engine(), FakeDevice(), network, network)
 
 
 async def test_a_decode_worker_announces_where_others_see_it(autojump_clock: MockClock) -> None:
@@ -406,7 +406,9 @@ async def test_a_restarted_decode_worker_is_another_one(autojump_clock: MockCloc
         await trio.sleep(fleet.configs[Role.DECODE].link.farewell_s + 0.1)
         serve = partial(SERVE[Role.DECODE], fleet.configs[Role.DECODE])
         old = fleet.client.links[Role.DECODE].welcome
-        await fleet.nursery.start(serve, FakeEngine(), FakeDevice(), fleet.network, fleet.network)
+        await fleet.nursery.start(
+            serve, scripted_engine(), FakeDevice(), fleet.network, fleet.network
+        )
         await _greet_again(fleet)
         new = fleet.client.links[Role.DECODE].welcome
         assert old is not None

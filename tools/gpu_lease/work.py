@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch._C._autograd import DeviceType
 
-from engine.batch import SampleSpec, StepRow
+from engine.batch import MAX_UNDER_WAY, SampleSpec, StepRow
 from engine.kv_pool import KVLayout, KVPool
 from engine.load import load_engine
 from engine.model_config import load_model_config
-from engine.runner import MAX_UNDER_WAY
 from engine.weights import Checkpoint
 from loadtest.bench.model import SHAPES, Shape, write_description, write_model
 from transport.shared_ring import OwnRing

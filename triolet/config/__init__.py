@@ -6,16 +6,16 @@ dataclass it needs.
 
 from .adapters import SEPARATOR, AdapterConfig, require_adapter_names
 from .auto import (
+    AUTO,
     MAX_RUNGS,
     AutoConfig,
-    CascadeConfig,
     ModelLimits,
     WakePolicy,
     require_ladder,
 )
 from .control import ControlConfig, ControlledModelConfig
 from .limits import require
-from .link import MAX_LENDERS, KvWire, LinkConfig, MemorySharing, WireConfig
+from .link import MAX_LENDERS, LinkConfig, MemorySharing, WireConfig
 from .models import MAX_MODELS, ModelConfig, ServedModelConfig
 from .parsers import ReasoningParser, ToolParser
 from .responses import OF_CONNECTION, StoredResponsesConfig
@@ -67,7 +67,6 @@ from .worker import (
     AUTO_BACKEND,
     AUTO_DEVICE,
     LOOKUP,
-    MAX_AUDIT_LEASES,
     MAX_NUM_SEQS,
     NO_GUESSES,
     OFF,
@@ -87,13 +86,13 @@ __all__ = [
     "ANY_MODEL",
     "ANY_ORIGIN",
     "AT",
+    "AUTO",
     "AUTO_BACKEND",
     "AUTO_DEVICE",
     "BACKGROUND_HOLD_S",
     "BACKGROUND_WINDOW",
     "DAY_S",
     "LOOKUP",
-    "MAX_AUDIT_LEASES",
     "MAX_LENDERS",
     "MAX_MODELS",
     "MAX_NUM_SEQS",
@@ -110,7 +109,6 @@ __all__ = [
     "AutoConfig",
     "BatchConfig",
     "BrownoutConfig",
-    "CascadeConfig",
     "ControlConfig",
     "ControlledModelConfig",
     "DoorConfig",
@@ -123,7 +121,6 @@ __all__ = [
     "GpuConfig",
     "GrammarConfig",
     "GuardConfig",
-    "KvWire",
     "LendingConfig",
     "LinkConfig",
     "LocalPrefill",

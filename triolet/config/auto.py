@@ -3,17 +3,17 @@ take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from ..errors import SettingError
-from ..sampling import MAX_SCORED_TOKENS
-from ..units import SECONDS
-from .limits import Count, Positive, require
+from .limits import Count, require
 
+AUTO: Final = "auto"
+"""The name by which a request leaves the model open."""
 MAX_RUNGS: Final = 16
 """Models of one ladder: a request is tokenised once for each one that turns out too short."""
 
@@ -31,11 +31,10 @@ class WakePolicy(StrEnum):
 
 IF_NEEDED: Final = WakePolicy.IF_NEEDED
 DEFAULT_COMPLETION_TOKENS: Final = 256
-MOST_BELOW: Final = 1000.0
-"""A threshold below every log-probability, with which all is accepted."""
 
 
-class ModelLimits(Struct, frozen=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
     """What one model of a ladder is declared to take."""
 
     model: str
@@ -47,25 +46,6 @@ class ModelLimits(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether it gets requests with tools."""
     structured_output: bool = True
     """Whether it gets requests that ask for a form, such as `response_format`."""
-
-
-@dataclass(frozen=True, slots=True)
-class CascadeConfig:
-    """Whether the first tokens of a model that is not the last of its ladder are judged before any
-    is sent."""
-
-    threshold: Annotated[float, Meta(ge=-MOST_BELOW, le=0)] | None = None
-    """The least mean log-probability at which a model's answer is sent; below it the next model is
-    asked. None: off. It depends on the model and its uses, so there is no usual one: the log says
-    `auto_mean_logprob` of each request."""
-    tokens: Annotated[int, Meta(ge=1, le=MAX_SCORED_TOKENS)] = 8
-    """First tokens that are judged, 1 to 64. So many are held back, and thrown away where the next
-    model answers: a mean over fewer says little, and each one more delays every answer by a
-    token."""
-    plan_s: Positive = 5.0 * SECONDS
-    """How long the template and tokenizer of the next model may take, beside the first tokens.
-    After that the smaller model's answer is sent. Below `server.stall_timeout_s`: tokens that are
-    not read for so long end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +61,6 @@ class AutoConfig:
     which no model has so much is given to the smallest with room for its prompt."""
     limits: tuple[ModelLimits, ...] = ()
     """What models are declared to take; one that is not in here takes everything."""
-    cascade: CascadeConfig = field(default_factory=CascadeConfig)
-    """Whether a model's first tokens decide if the next one is asked."""
 
     def __post_init__(self) -> None:
         if self.ladder is None:
@@ -90,7 +68,6 @@ class AutoConfig:
                 "wake": self.wake is not IF_NEEDED,
                 "completion_tokens": self.completion_tokens != DEFAULT_COMPLETION_TOKENS,
                 "limits": bool(self.limits),
-                "cascade": self.cascade != CascadeConfig(),
             }
             if given := [name for name, one in is_set.items() if one]:
                 raise SettingError(f"ladder is missing beside {', '.join(given)}; {GIVE_LADDER}")

@@ -12,18 +12,6 @@ from ..units import MIB, MILLISECONDS, SECONDS
 from .limits import Count, Positive, require
 
 
-class KvWire(StrEnum):
-    """What KV is on its way from prefill to decode.
-
-    `int8` rounds it, by a scale per token and head: about half of bfloat16's bytes. Logits are then
-    off by up to 3 % of their spread (root mean square), and the promises of exactness do not hold:
-    an answer may depend on what the caches held and where it was computed. Both sides must agree.
-    """
-
-    EXACT = "exact"
-    INT8 = "int8"
-
-
 class MemorySharing(StrEnum):
     """Whether decode workers read KV where prefill has put it, instead of out of a socket.
 

@@ -336,9 +336,6 @@ class QuotaConfig:
     asks waits for it before its request is queued."""
     connect_timeout_s: float = 1.0 * SECONDS
     """For a new connection with its handshake. Only the probe waits for it."""
-    max_failures: int = 3
-    """Calls in a row that fail before Redis is not asked any more; until then each failed one is
-    decided here."""
     probe_s: float = 0.5 * SECONDS
     """How often a Redis that failed is tried again."""
     heartbeat_s: float = 1.0 * SECONDS
@@ -346,20 +343,6 @@ class QuotaConfig:
     lease_s: float = 10.0 * SECONDS
     """When nothing was heard of a server for so long its reservations are given back. Above the
     longest pause that a living process makes; one that comes back late is charged all the same."""
-    max_batch: int = 128
-    """Changes that travel together: Redis does nothing else meanwhile, for about a millisecond."""
-    view_s: float = 1.0 * SECONDS
-    """How old an account seen before may be to refuse a request at once, without asking."""
-    concurrent_retry_s: float = 1.0 * SECONDS
-    """When to come again where all places are taken: it is not known when one of them ends."""
-    unknown_completion_tokens: int = 512
-    """Reserved for a completion while nothing is known of its tenant's: a long answer."""
-    unknown_share: float = 0.1
-    """Of a minute's tokens: the most that is reserved so. A tenant with few would otherwise have
-    one request at a time until it is known."""
-    min_completions: int = 20
-    """From which on a tenant's own lengths say more than that: the 90th of a hundred is known to
-    about a tenth."""
 
     def __post_init__(self) -> None:
         is_url = self.limits != MEMORY and not self.limits.startswith(AT)

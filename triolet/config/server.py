@@ -189,9 +189,6 @@ class BatchConfig:
     """How often work is looked for where nothing happens."""
     max_line_attempts: int = 8
     """For answers that say "later" (503, 504). A fleet that restarts takes seconds."""
-    limited_retry_s: float = 60.0 * SECONDS
-    """When lines of a tenant are tried again that has met a limit of which it is not known when it
-    will not be met any more, such as its budget."""
     paused_s: float = 5.0 * SECONDS
     """For which a line that has not begun stays in the queue while batches are paused. It holds
     part of its tenant's limits there, of which the tenant's own requests may be in want; a
@@ -534,9 +531,6 @@ class ServerConfig:
         return self.allow_remote_clients or bool(self.tenants.file) or is_loopback(self.host)
 
     def __post_init__(self) -> None:
-        plan_s = self.auto.cascade.plan_s
-        is_read = self.auto.cascade.threshold is None or plan_s < self.stall_timeout_s
-        require(is_read, "auto.cascade.plan_s", plan_s, "below stall_timeout_s")
         require(
             0 <= self.drain_timeout_s <= DAY_S,
             "drain_timeout_s",

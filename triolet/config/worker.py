@@ -11,7 +11,7 @@ from msgspec import Meta
 from ..units import GIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .limits import Count, CountOrZero, NotNegative, Positive, Share, require
-from .link import MAX_LENDERS, KvWire, LinkConfig
+from .link import MAX_LENDERS, LinkConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class SpeculationConfig:
     """How many rows a sequence then goes without guesses, before it tries a single one again."""
     max_pause_rows: int = 256
     """The pause doubles with each trial that fails, up to this."""
-    draft_pool_bytes: int = 128 * MIB
+    draft_pool_bytes: Count = 128 * MIB
     """KV pool of the draft model, whose tokens are a fraction of the model's. A sequence that does
     not fit goes without guesses."""
     draft_chunk_tokens: Annotated[int, Meta(ge=1, le=65_536)] = 64
@@ -172,11 +172,6 @@ MAX_NUM_SEQS: Final = 4096
 """A step's tokens travel in one frame per server, which has at most this many rows."""
 
 
-MAX_AUDIT_LEASES: Final = 4096
-"""Leases that a worker lists when it is audited, the oldest first: a megabyte, and a leaked one is
-always among them. It says how many there are in all."""
-
-
 class Dtype(StrEnum):
     """What weights, activations and KV are computed and stored in."""
 
@@ -231,8 +226,8 @@ class EngineConfig:
     spread (root mean square; bfloat16 alone: 2 %). Only `native` computes it."""
     backend: str = AUTO_BACKEND
     """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `triton` on NVIDIA,
-    `flash` on NVIDIA with flash-attn. `auto` is `native` where its kernels were built and fit
-    machine and model, else `sdpa`."""
+    `flash` the same with flash-attn for prompts. `auto` is `native` where its kernels were built
+    and fit machine and model, else `sdpa`."""
     device: str = AUTO_DEVICE
     """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU where there is one. Under `serve` `cuda` spreads
     the workers over all GPUs in turn, and `cuda:N` puts all of them on one."""
@@ -279,9 +274,6 @@ class EngineConfig:
     prefix_cache: bool = True
     """Keep the KV of finished blocks in memory that no attempt leases, for prompts that begin
     alike. It gives way before anybody is refused or preempted, so it costs nothing."""
-    kv_wire: KvWire = KvWire.EXACT
-    """`int8` halves what travels, for links below 1.5 Gbit/s (at 1 Gbit/s KV that was computed
-    before took 0.6 of the time, at 2 Gbit/s 1.26), and costs exactness."""
     host_cache_bytes: CountOrZero = 0
     """Host memory of each worker for KV that gave way: a hit copies it back into the pool. None by
     default, because on a CPU the pool itself lies in host memory: raise `kv_pool_bytes` there."""

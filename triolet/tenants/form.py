@@ -258,6 +258,5 @@ _TENANT_FIELDS: Final[Mapping[str, Field]] = {
         f'{{ digest = "{DIGEST_PREFIX}...", until = 2030-01-31T12:00:00Z }}; never a key itself',
     ),
     "disabled": (_typed(bool), "true or false"),
-    "cascade": (_typed(bool), "true or false"),
     "auto": (_ladder, f"a list of 1 to {MAX_RUNGS} different models, the smallest first"),
 }

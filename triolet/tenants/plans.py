@@ -98,7 +98,6 @@ class Tenant:
       secret: what its parts of caches are hashed with, so that no other tenant shares them; empty
         where there are no tenants.
       auto: ladder of models for its requests for the model `auto`; None for that of the settings.
-      cascade: whether first tokens are judged for it, where the settings have a threshold.
     """
 
     name: str
@@ -108,7 +107,6 @@ class Tenant:
     is_disabled: bool = False
     secret: bytes = field(default=b"", repr=False)
     auto: tuple[str, ...] | None = None
-    cascade: bool = True
 
 
 ANONYMOUS: Final = Tenant(

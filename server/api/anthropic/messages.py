@@ -29,14 +29,13 @@ from ...contract.generation import (
     Usage,
 )
 from ...tenants.tenancy import current_tenant
-from ...text.reasoning import Thinking, reader_of
-from ...text.scanning import parsed_arguments
-from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ...text.tool_forms.reasoning import Thinking, reader_of
+from ...text.tool_forms.tool_calls import Arguments, CallBegins, CallsRead, Piece, Reasoning, Text
+from ...text.tool_forms.whole_calls import Part, WholeCall, WholeCalls
 from ..auto import count_prompt, plan_request
 from ..body import CAP_HEADER, current_scope, note_ignored, read_fields, shown_request_id
-from ..cascade import Prepared
-from ..errors import UNSUPPORTED_PARAMETER, params_called
-from ..fields import Function, FunctionName, NamedTool, Tool
+from ..errors import UNSUPPORTED_PARAMETER, message_with_param, params_called
+from ..fields import NamedTool, named_tool, offered_function
 from ..generate import (
     Plan,
     begin_stream,
@@ -56,7 +55,7 @@ from ..schemas import (
     shared_fields,
 )
 from ..stream import Answer, Serializer, WholeAnswer
-from .schema import CountRequest, MessagesRequest, OfferedTool, PromptFields, ToolUse
+from .schema import CountRequest, MessagesRequest, PromptFields, ToolUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -103,10 +102,7 @@ def message_error(error: RequestError, request_id: str) -> dict[str, Any]:
     kind = _ERROR_TYPES.get(error.status)
     if kind is None:
         kind = "invalid_request_error" if error.status < 500 else "api_error"
-    message = error.message
-    if error.param and not message.startswith(error.param):
-        message = f"{error.param}: {message}"
-    shown: dict[str, Any] = {"type": kind, "message": message}
+    shown: dict[str, Any] = {"type": kind, "message": message_with_param(error)}
     if error.code == UNSUPPORTED_PARAMETER and error.param in _DETAILS:
         shown["details"] = {"error_code": _DETAILS[error.param]}
     return {"type": "error", "error": shown, "request_id": request_id}
@@ -135,7 +131,7 @@ class MessageStream(Serializer):
         model: str,
         max_tokens: int,
         request_id: str,
-        tool_form: ToolForm | None = None,
+        tool_form: CallsRead | None = None,
         thinking: Thinking | None = None,
         tier: Mapping[str, str] = NO_TIER,
     ) -> None:
@@ -154,11 +150,9 @@ class MessageStream(Serializer):
         """Return the message at once."""
         (answer,) = answers
         end = answer.finished
-        pieces: list[Piece] = []
-        if self._max_tokens:
-            pieces = self._reader.push(answer.text) + self._reader.finish(is_cut=end.is_cut)
-        message = self._message(self._usage(end.usage), _blocks(pieces))
-        return _encode(message | self._stop(end))
+        parts = WholeCalls(self._reader).read(answer.text, is_cut=end.is_cut)
+        content = [_block(part) for part in parts] if self._max_tokens else []
+        return _encode(self._message(self._usage(end.usage), content) | self._stop(end))
 
     def _message(self, usage: dict[str, Any], content: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the message before its end."""
@@ -246,7 +240,7 @@ class MessageStream(Serializer):
                 yield self._delta({"type": "thinking_delta", "thinking": piece.text})
             case CallBegins():
                 yield from self._close()
-                yield self._open(_tool_use(piece))
+                yield self._open(_tool_use(piece.name))
             case Arguments():
                 yield self._delta({"type": "input_json_delta", "partial_json": piece.text})
 
@@ -271,13 +265,13 @@ def _event(kind: str, **fields: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
 
 
-def _tool_use(piece: CallBegins) -> dict[str, Any]:
+def _tool_use(name: str) -> dict[str, Any]:
     call_id = f"toolu_{secrets.token_hex(12)}"
-    return {"type": "tool_use", "id": call_id, "name": piece.name, "input": {}}
+    return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
 
 
-def _signing() -> Hash:
-    return hashlib.blake2b(digest_size=SIGNATURE_BYTES)
+def _signing(text: str = "") -> Hash:
+    return hashlib.blake2b(text.encode(), digest_size=SIGNATURE_BYTES)
 
 
 def _signature(digest: Hash) -> str:
@@ -285,35 +279,17 @@ def _signature(digest: Hash) -> str:
     return base64.b64encode(digest.digest()).decode()
 
 
-def _blocks(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-    """Return the content of a whole message."""
-    blocks: list[dict[str, Any]] = []
-    arguments: dict[int, str] = {}
-    for piece in pieces:
-        match piece:
-            case Text():
-                if not blocks or blocks[-1]["type"] != "text":
-                    blocks.append({"type": "text", "text": ""})
-                blocks[-1]["text"] += piece.text
-            case Reasoning():
-                if not blocks or blocks[-1]["type"] != "thinking":
-                    blocks.append({"type": "thinking", "thinking": "", "signature": ""})
-                blocks[-1]["thinking"] += piece.text
-            case CallBegins():
-                blocks.append(_tool_use(piece))
-            case Arguments():
-                place = len(blocks) - 1
-                arguments[place] = arguments.get(place, "") + piece.text
-    for place, text in arguments.items():
-        # What was cut at the limit is no object; the stop_reason says so.
-        given = parsed_arguments(text)
-        blocks[place]["input"] = given if isinstance(given, dict) else {}
-    for block in blocks:
-        if block["type"] == "thinking":
-            digest = _signing()
-            digest.update(block["thinking"].encode())
-            block["signature"] = _signature(digest)
-    return blocks
+def _block(part: Part) -> dict[str, Any]:
+    """Return a part of a whole message's content."""
+    match part:
+        case Text():
+            return {"type": "text", "text": part.text}
+        case Reasoning():
+            signature = _signature(_signing(part.text))
+            return {"type": "thinking", "thinking": part.text, "signature": signature}
+        case WholeCall():
+            # What was cut at the limit is no object; the stop_reason says so.
+            return _tool_use(part.name) | {"input": part.given or {}}
 
 
 OF_OWN_FORM: Final = frozenset({"stream", "max_tokens", "tools", "tool_choice"})
@@ -337,27 +313,23 @@ async def create_message(services: Services) -> Response:
     _check_budget(fields)
     plan = await _plan(fields, services)
     live = current_scope()
-
-    async def prepare(plan: Plan) -> Prepared:
-        (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
-        if request.sampling.max_tokens < fields.max_tokens:
-            live.headers[CAP_HEADER] = str(request.sampling.max_tokens)
-        message = MessageStream(
-            request,
-            f"msg_{live.request_id.hex()}",
-            plan.model.name,
-            fields.max_tokens,
-            shown_request_id(),
-            plan.tool_form,
-            plan.thinking,
-            message_tier(fields.service_tier, request.scheduling),
-        )
-        return Prepared(
-            plan, [request], message if fields.stream else WholeAnswer(1, message.whole)
-        )
-
-    answer = begin_stream if fields.stream else begin_whole
-    return await answer(plan, prepare, fields, services)
+    (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
+    if request.sampling.max_tokens < fields.max_tokens:
+        live.headers[CAP_HEADER] = str(request.sampling.max_tokens)
+    message = MessageStream(
+        request,
+        f"msg_{live.request_id.hex()}",
+        plan.model.name,
+        fields.max_tokens,
+        shown_request_id(),
+        plan.tool_form,
+        plan.thinking,
+        message_tier(fields.service_tier, request.scheduling),
+    )
+    if fields.stream:
+        return await begin_stream([request], message, fields, plan.model, services)
+    whole = WholeAnswer(1, message.whole)
+    return await begin_whole([request], whole, fields, plan.model, services)
 
 
 def _note_betas(services: Services) -> None:
@@ -415,6 +387,10 @@ async def _as_chat(fields: PromptFields) -> ChatRequest:
     switches = fields.chat_template_kwargs
     if fields.thinking is not None and fields.thinking.type == "enabled":
         switches = {"enable_thinking": True, **(switches or {})}
+    tools = [
+        offered_function(tool.name, tool.description, tool.input_schema, strict=tool.strict)
+        for tool in fields.tools or ()
+    ]
     return ChatRequest.model_construct(
         **shared_fields(fields, OF_OWN_FORM),
         messages=turns,
@@ -422,26 +398,16 @@ async def _as_chat(fields: PromptFields) -> ChatRequest:
         continue_final_message=turns[-1].role == "assistant",
         chat_template_kwargs=switches,
         response_format=output.format.of_chat() if output and output.format else None,
-        tools=[_tool(tool) for tool in fields.tools] if fields.tools else None,
+        tools=tools or None,
         tool_choice=None if choice is None else _choice(choice),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         thinking_token_budget=fields.thinking.budget if fields.thinking else None,
     )
 
 
-def _tool(tool: OfferedTool) -> Tool:
-    function = Function(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.input_schema,
-        strict=tool.strict,
-    )
-    return Tool(type="function", function=function)
-
-
 def _choice(choice: ToolUse) -> NamedTool | Literal["none", "auto", "required"]:
     if choice.name is not None:
-        return NamedTool(type="function", function=FunctionName(name=choice.name))
+        return named_tool(choice.name)
     if choice.type == "any":
         return "required"
     return "none" if choice.type == "none" else "auto"

@@ -1,4 +1,6 @@
-"""The content of a turn in the Messages API: text, calls of tools and what came of them. Pure."""
+"""What may be asked of the Messages API, as types for validation and for the OpenAPI document, and
+the content of one turn: text, calls of tools and their results. Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from .. import fields
 from ..errors import echo
-from ..fields import MAX_TOOLS, CalledFunction, NamedSchema, ResponseFormat, ToolCall, ToolName
+from ..fields import MAX_TOOLS, NamedSchema, ResponseFormat, ToolCall, ToolName, earlier_call
 from ..schemas import (
     IGNORED,
     MAX_INT,
@@ -96,9 +98,7 @@ def _call(block: dict[str, Any]) -> ToolCall:
     call_id, name, given = block.get("id"), block.get("name"), block.get("input")
     if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)):
         raise ValueError("tool_use needs an id, a name and an input that is an object")
-    arguments = json.dumps(given, ensure_ascii=False)
-    function = CalledFunction(name=name, arguments=arguments)
-    return ToolCall(id=call_id, function=function)
+    return earlier_call(call_id, name, json.dumps(given, ensure_ascii=False))
 
 
 def _result(block: dict[str, Any]) -> tuple[str, str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,26 +21,23 @@ from quart import Response
 from triolet.errors import RequestError, invalid_request
 
 from ...contract.generation import Delta, Event, Failed, Finished
-from ...text.reasoning import Thinking, reader_of
-from ...text.scanning import parsed_arguments
-from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ...text.tool_forms.reasoning import reader_of
+from ...text.tool_forms.whole_calls import Part, WholeCall, WholeCalls, joined
 from ..auto import is_auto, plan_request, widest_context
 from ..body import current_scope, note_ignored, read_fields
-from ..cascade import Prepared
-from ..constraints import read_grammar
-from ..errors import echo, params_called
-from ..fields import CalledFunction, NamedSchema, ResponseFormat, ToolCall
+from ..errors import echo, message_with_param, params_called
+from ..fields import NamedSchema, ResponseFormat, earlier_call
 from ..generate import (
     Plan,
-    begun,
+    begin,
     event_stream,
     json_response,
     named_model,
     own_requests,
     whole_document,
 )
-from ..openai.chat import plan_chat
-from ..openai.embeddings import EmbeddingFields, embed, numbers_of
+from ..openai.chat import plan_chat, plan_completions
+from ..openai.embeddings import EmbeddingFields, Vectors, check_count, embed, numbers_of
 from ..schemas import (
     TURNS_AT_ONCE,
     ChatRequest,
@@ -63,24 +61,19 @@ from .schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..served_models import ServedModel
     from ..services import Services
 
 
-Call = dict[str, Any]
-"""A call of a tool, as this API shows it."""
 _encode = msgspec.json.Encoder().encode
 NS_PER_S: Final = 1_000_000_000
 
 
 def ollama_error(error: RequestError) -> dict[str, Any]:
     """Return an error in this API's form, which has a message only."""
-    message = error.message
-    if error.param and not message.startswith(error.param):
-        message = f"{error.param}: {message}"
-    return {"error": message}
+    return {"error": message_with_param(error)}
 
 
 def stamp(at: float | None = None) -> str:
@@ -89,184 +82,101 @@ def stamp(at: float | None = None) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-@dataclass(slots=True)
-class Clock:
-    """The times of one request.
-
-    Attributes:
-      began_at: when it came.
-      now: the clock [s].
-      submitted_at: when it was queued.
-    """
-
-    began_at: float
-    now: Callable[[], float]
-    submitted_at: float = 0.0
-
-    def submit(self) -> None:
-        """Note that it is queued."""
-        self.submitted_at = self.now()
-
-    def durations(self, end: Finished) -> dict[str, int]:
-        """Return what a request took, in nanoseconds.
-
-        The model is loaded all along. A prompt's time is from its dispatch to the first token, so
-        the time in the queue is in the total only; the rest is the completion's, with what its
-        reader kept it waiting.
-        """
-        now, usage = self.now(), end.usage
-        ttft_s = usage.queue_s if usage.ttft_s is None else usage.ttft_s
-        return {
-            "total_duration": _ns(now - self.began_at),
-            "load_duration": 0,
-            "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": _ns(ttft_s - usage.queue_s),
-            "eval_count": usage.completion_tokens,
-            "eval_duration": _ns(now - self.submitted_at - ttft_s),
-        }
-
-
 def _ns(seconds: float) -> int:
     return max(0, round(seconds * NS_PER_S))
 
 
-class OllamaForm:
-    """What surrounds one answer.
+def _document(
+    model: str, parts: Iterable[Part] = (), *, is_chat: bool, **end: object
+) -> dict[str, Any]:
+    """Return an object with what a completion says, and the end if it is the last.
 
     Args:
       model: the served one.
+      parts: of the completion.
       is_chat: the text is a message's content; otherwise a response.
+      end: of the answer.
     """
-
-    def __init__(self, model: str, *, is_chat: bool) -> None:
-        self._model = model
-        self._is_chat = is_chat
-
-    def part(self, found: Iterable[Piece | Call] = (), **end: object) -> dict[str, Any]:
-        """Return an object with what a completion says, and the end if it is the last."""
-        text, thinking = "", ""
-        calls: list[Call] = []
-        for one in found:
-            match one:
-                case Text():
-                    text += one.text
-                case Reasoning():
-                    thinking += one.text
-                case dict():
-                    calls.append(one)
-        said = {"content" if self._is_chat else "response": text}
-        said |= {"thinking": thinking} if thinking else {}
-        head = {"model": self._model, "created_at": stamp()}
-        if self._is_chat:
-            message = {"role": "assistant", **said, **({"tool_calls": calls} if calls else {})}
-            return head | {"message": message, "done": bool(end), **end}
-        return head | said | {"done": bool(end), **end}
-
-    def whole(self, answer: Answer, reader: AnswerReader, clock: Clock) -> bytes:
-        """Return the answer at once."""
-        found = [*reader.push(answer.text), *reader.finish(is_cut=answer.finished.is_cut)]
-        return _encode(self.part(found, **self.end(answer.finished, clock)))
-
-    def end(self, end: Finished, clock: Clock) -> dict[str, Any]:
-        """Return what is said with the last of it."""
-        return {"done_reason": str(end.reason), **clock.durations(end)}
+    text, thinking, calls = joined(parts)
+    said: dict[str, Any] = {"content" if is_chat else "response": text}
+    said |= {"thinking": thinking} if thinking else {}
+    if is_chat:
+        shown = {"tool_calls": [_call(call) for call in calls]} if calls else {}
+        said = {"message": {"role": "assistant", **said, **shown}}
+    return {"model": model, "created_at": stamp(), **said, "done": bool(end), **end}
 
 
-def loaded(form: OllamaForm) -> bytes:
-    """Return the answer to a request without a prompt."""
-    return _encode(form.part(done_reason="load"))
+def _call(call: WholeCall) -> dict[str, Any]:
+    function = {"index": call.index, "name": call.name, "arguments": call.given}
+    return {"id": f"call_{call.index}", "function": function}
 
 
-class AnswerReader:
-    """Reads one completion: text and reasoning as they come, calls when they are complete.
+class OllamaAnswer(Serializer):
+    """One answer, as lines or whole; made when its request is queued.
 
     Args:
-      tool_form: how calls are written; None if there are none.
-      thinking: how reasoning is written; None if there is none.
+      plan: what is generated for it.
+      began_at: when its request came [s].
+      is_chat: it is a message; otherwise a text.
     """
 
-    def __init__(self, tool_form: ToolForm | None, thinking: Thinking | None) -> None:
-        self._reader = reader_of(tool_form, thinking)
-        self._call: CallBegins | None = None
-        self._arguments = ""
-
-    def push(self, text: str) -> list[Piece | Call]:
-        """Take more text; return what it says."""
-        return self._take(self._reader.push(text))
-
-    def finish(self, *, is_cut: bool) -> list[Piece | Call]:
-        """Return what was held back, now that nothing follows.
-
-        Args:
-          is_cut: the completion ended where its model would not have ended it.
-        """
-        return [*self._take(self._reader.finish(is_cut=is_cut)), *self._complete()]
-
-    def _take(self, pieces: Iterable[Piece]) -> list[Piece | Call]:
-        found: list[Piece | Call] = []
-        for piece in pieces:
-            match piece:
-                case Text() | Reasoning():
-                    found += [*self._complete(), piece]
-                case CallBegins():
-                    found += self._complete()
-                    self._call = piece
-                case Arguments():
-                    self._arguments += piece.text
-        return found
-
-    def _complete(self) -> list[Call]:
-        """Return the call whose arguments have ended, if one was open; one with half its arguments
-        is none, because clients of this API run what they are told."""
-        if self._call is None:
-            return []
-        call, self._call = self._call, None
-        text, self._arguments = self._arguments, ""
-        arguments = parsed_arguments(text)
-        if not isinstance(arguments, dict):
-            return []
-        function = {"index": call.index, "name": call.name, "arguments": arguments}
-        return [{"id": f"call_{call.index}", "function": function}]
-
-
-class LineStream(Serializer):
-    """The stream of one answer.
-
-    Args:
-      form: what surrounds it.
-      reader: of its completion.
-      clock: of its request.
-    """
-
-    def __init__(self, form: OllamaForm, reader: AnswerReader, clock: Clock) -> None:
-        self._form = form
-        self._clock = clock
-        self._reader = reader
+    def __init__(self, plan: Plan, began_at: float, *, is_chat: bool) -> None:
+        self._reader = WholeCalls(reader_of(plan.tool_form, plan.thinking))
+        self._began_at = began_at
+        self._submitted_at = trio.current_time()
+        self._document = partial(_document, plan.model.name, is_chat=is_chat)
 
     @property
     def keep_alive(self) -> bytes:  # type: ignore[override]
         """A line without text: this form has no comments."""
-        return _line(self._form.part())
-
-    @property
-    def early_keep_alive(self) -> bytes:
-        """The same: the name of the model may still change."""
-        return self.keep_alive
+        return _line(self._document())
 
     def event(self, index: int, event: Event) -> list[bytes]:
         """Return the lines of an event; the last of them ends the stream."""
         del index  # there is one choice
         match event:
             case Delta():
-                return [self._line(found) for found in self._reader.push(event.text)]
+                return self._lines(self._reader.push(event.text))
             case Finished():
-                rest = [self._line(one) for one in self._reader.finish(is_cut=event.is_cut)]
-                return [*rest, _line(self._form.part(**self._form.end(event, self._clock)))]
+                rest = self._lines(self._reader.finish(is_cut=event.is_cut))
+                return [*rest, _line(self._document(**self._end(event)))]
             case Failed():
                 return [_line(ollama_error(event.error))]
 
-    def _line(self, found: Piece | Call) -> bytes:
-        return _line(self._form.part([found]))
+    def whole(self, answers: Sequence[Answer]) -> bytes:
+        """Return the answer at once."""
+        (answer,) = answers
+        end = answer.finished
+        parts = self._reader.read(answer.text, is_cut=end.is_cut)
+        return _encode(self._document(_kept(parts), **self._end(end)))
+
+    def _lines(self, parts: Iterable[Part]) -> list[bytes]:
+        return [_line(self._document([part])) for part in _kept(parts)]
+
+    def _end(self, end: Finished) -> dict[str, Any]:
+        """Return what is said with the last of it.
+
+        The model is loaded all along. A prompt's time is from its dispatch to the first token, so
+        the time in the queue is in the total only; the rest is the completion's, with what its
+        reader kept it waiting.
+        """
+        now, usage = trio.current_time(), end.usage
+        ttft_s = usage.queue_s if usage.ttft_s is None else usage.ttft_s
+        return {
+            "done_reason": str(end.reason),
+            "total_duration": _ns(now - self._began_at),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": _ns(ttft_s - usage.queue_s),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": _ns(now - self._submitted_at - ttft_s),
+        }
+
+
+def _kept(parts: Iterable[Part]) -> list[Part]:
+    """Return parts without calls that have half their arguments: clients of this API run what they
+    are told."""
+    return [part for part in parts if not isinstance(part, WholeCall) or part.given is not None]
 
 
 def _line(document: dict[str, Any]) -> bytes:
@@ -329,10 +239,10 @@ def _loaded(fields: AnyRequest, services: Services, *, is_chat: bool) -> Respons
     name = untagged(fields.model, services.models)
     if not is_auto(name, services):
         name = named_model(name, services).name
-    document = loaded(OllamaForm(name, is_chat=is_chat))
+    document = _document(name, is_chat=is_chat, done_reason="load")
     if fields.stream is False:
-        return Response(document, content_type="application/json")
-    return Response(document + b"\n", headers=LINE_HEADERS)
+        return json_response(document)
+    return Response(_line(document), headers=LINE_HEADERS)
 
 
 async def _answer(
@@ -360,49 +270,20 @@ async def _answer(
         plan = await (
             plan_chat(asked, model, services)
             if isinstance(asked, ChatRequest)
-            else _plan_raw(asked, model)
+            else plan_completions(asked, model, services)
         )
         return replace(plan, default_max_tokens=_most_tokens(fields.options, plan))
 
     with params_called(PARAMS):
         plan = await plan_request(asked, services, plan_on)
     is_streamed, live = fields.stream is not False, current_scope()
-
-    async def prepare(plan: Plan) -> Prepared:
-        requests = own_requests(plan, services, is_streamed=is_streamed)
-        form = OllamaForm(plan.model.name, is_chat=is_chat)
-        clock = Clock(live.began_at, trio.current_time)
-        reader = AnswerReader(plan.tool_form, plan.thinking)
-
-        def document(answers: Sequence[Answer]) -> bytes:
-            (answer,) = answers
-            return form.whole(answer, reader, clock)
-
-        shown = LineStream(form, reader, clock) if is_streamed else WholeAnswer(1, document)
-        return Prepared(plan, requests, shown, clock.submit)
-
-    first = await prepare(plan)
-    if not is_streamed:
-        whole = await whole_document(first, prepare, services)
-        return Response(whole, content_type="application/json")
-    stream, shown = await begun(first, prepare, services, live, services.config.keep_alive_s)
-    return event_stream(stream, shown, services, LINE_HEADERS)
-
-
-async def _plan_raw(fields: CompletionRequest, model: ServedModel) -> Plan:
-    grammar = await read_grammar(fields, model)
-    (prompt,) = fields.prompt
-    assert isinstance(prompt, str)
-    return Plan(
-        model=model,
-        fields=fields,
-        prompts=[tuple(await model.text.encode(prompt))],
-        max_tokens=None,
-        default_max_tokens=model.defaults.max_new_tokens,
-        param="prompt",
-        logprobs=None,
-        grammar=grammar,
-    )
+    requests = own_requests(plan, services, is_streamed=is_streamed)
+    stream = await begin(requests, plan.model, services, live)
+    answer = OllamaAnswer(plan, live.began_at, is_chat=is_chat)
+    if is_streamed:
+        return event_stream(stream, answer, services, LINE_HEADERS)
+    whole = await whole_document(stream, WholeAnswer(1, answer.whole))
+    return Response(whole, content_type="application/json")
 
 
 def _most_tokens(options: OllamaOptions | None, plan: Plan) -> int | None:
@@ -479,11 +360,9 @@ async def _messages(turns: list[OllamaTurn]) -> list[Message]:
             await trio.lowlevel.checkpoint()
         calls = []
         for call in turn.tool_calls or ():
-            function = CalledFunction(
-                name=call.function.name,
-                arguments=json.dumps(call.function.arguments, ensure_ascii=False),
-            )
-            calls.append(ToolCall(id=call.id or f"call_{num_calls}", function=function))
+            name, arguments = call.function.name, call.function.arguments
+            written = json.dumps(arguments, ensure_ascii=False)
+            calls.append(earlier_call(call.id or f"call_{num_calls}", name, written))
             num_calls += 1
         if not (calls or turn.thinking or turn.tool_call_id or turn.tool_name):
             messages.append(Message(role=turn.role, content=turn.content or ""))
@@ -504,33 +383,21 @@ async def _messages(turns: list[OllamaTurn]) -> list[Message]:
 async def embed_inputs(services: Services) -> Response:
     """Return the vectors of one or several inputs; of none, none."""
     fields = await read_fields(OllamaEmbed, services)
-    name = untagged(fields.model, services.models)
-    model = named_model(name, services)
-    check_options(fields.options or OllamaOptions(), services)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
-    if len(texts) > (most := services.config.embedding.max_inputs):
-        raise invalid_request(f"at most {most} inputs are taken at once", "input")
-    if texts == [""]:
-        texts = []
+    vectors = await _embed(
+        fields, texts, services, dimensions=fields.dimensions, is_cut=fields.truncate is not False
+    )
     lists: list[msgspec.Raw] = []
-    num_tokens = 0
-    if texts:
-        asked = EmbeddingFields.model_construct(
-            input=tuple(texts), model=name, dimensions=fields.dimensions
-        )
-        vectors = await embed(asked, services, is_cut=fields.truncate is not False)
-        num_tokens = vectors.num_tokens
-        for vector in vectors.found:
-            lists.append(msgspec.Raw(msgspec.json.encode(numbers_of(vector))))
-            await trio.lowlevel.checkpoint()
-    took_s = trio.current_time() - current_scope().began_at
+    for vector in vectors.found:
+        lists.append(msgspec.Raw(msgspec.json.encode(numbers_of(vector))))
+        await trio.lowlevel.checkpoint()
     return json_response(
         {
-            "model": model.name,
+            "model": vectors.model.name,
             "embeddings": lists,
-            "total_duration": round(took_s * NS_PER_S),
+            "total_duration": _ns(trio.current_time() - current_scope().began_at),
             "load_duration": 0,
-            "prompt_eval_count": num_tokens,
+            "prompt_eval_count": vectors.num_tokens,
         }
     )
 
@@ -538,12 +405,25 @@ async def embed_inputs(services: Services) -> Response:
 async def embed_prompt(services: Services) -> Response:
     """Return the vector of one prompt; of an empty one, an empty one."""
     fields = await read_fields(OllamaEmbeddings, services)
-    name = untagged(fields.model, services.models)
-    named_model(name, services)
-    check_options(fields.options or OllamaOptions(), services)
-    if not fields.prompt:
-        return json_response({"embedding": []})
-    asked = EmbeddingFields.model_construct(input=(fields.prompt,), model=name)
     with params_called({"input": "prompt"}):
-        vectors = await embed(asked, services, is_cut=True)
-    return json_response({"embedding": numbers_of(vectors.found[0])})
+        vectors = await _embed(fields, [fields.prompt or ""], services)
+    return json_response({"embedding": numbers_of(vectors.found[0]) if vectors.found else []})
+
+
+async def _embed(
+    fields: OllamaEmbed | OllamaEmbeddings,
+    texts: list[str],
+    services: Services,
+    *,
+    dimensions: int | None = None,
+    is_cut: bool = True,
+) -> Vectors:
+    """Return the vectors of some texts; none of an empty one that is alone."""
+    name = untagged(fields.model, services.models)
+    model = named_model(name, services)
+    check_options(fields.options or OllamaOptions(), services)
+    check_count(texts, services)
+    if texts in ([], [""]):
+        return Vectors((), 0, model)
+    asked = EmbeddingFields.model_construct(input=tuple(texts), model=name, dimensions=dimensions)
+    return await embed(asked, services, is_cut=is_cut)

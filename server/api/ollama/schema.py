@@ -1,4 +1,6 @@
-"""Names of models as Ollama's clients write them: with a tag, which is `latest` here."""
+"""What may be asked of Ollama's endpoints, as types for validation and for the OpenAPI document,
+and names of models as its clients write them: with a tag, which is `latest` here.
+"""
 
 from __future__ import annotations
 

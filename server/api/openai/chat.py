@@ -12,29 +12,41 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import trio
 
 from triolet.errors import invalid_request
 
-from ...text.reasoning import SWITCHES, Reasoner, ReasoningPlan
+from ...text.tool_forms.reasoning import SWITCHES, Reasoner, ReasoningPlan
 from ..auto import plan_request
 from ..body import read_fields
 from ..constraints import plan_tools, read_grammar
-from ..generate import Plan, stream_response, whole_response
+from ..generate import Plan, begin_stream, begin_whole, head, own_requests
+from ..limits import tier_field
 from ..sampling import chat_logprob, check_ids, completion_logprobs, completion_top
 from ..schemas import TURNS_AT_ONCE, ChatRequest, CompletionRequest, Message, Prompt
-from .chunks import ChatChunks, CompletionChunks, reason_of, whole_message
+from ..stream import WholeAnswer
+from .chunks import (
+    ChatChunks,
+    CompletionChunks,
+    Envelope,
+    RunningUsage,
+    reason_of,
+    total_usage,
+    whole_message,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quart import Response
 
+    from ...contract.generation import TokenLogprob
     from ...text.special_tokens import ChatPrompt
     from ..served_models import ServedModel
     from ..services import Services
     from ..stream import Answer
-    from .chunks import Envelope
+    from .chunks import ChunkStream
 
 
 PARAM = "continue_final_message"
@@ -124,19 +136,75 @@ async def chat_completions(services: Services) -> Response:
     fields = await read_fields(ChatRequest, services)
     plan = await plan_request(fields, services, partial(plan_chat, fields, services=services))
     if fields.stream:
-        kind = "chat.completion.chunk", "chatcmpl"
-        return await stream_response(plan, services, kind, _chat_chunks)
-    return await whole_response(
-        plan, services, ("chat.completion", "chatcmpl"), _chat_choices, chat_logprob
+        fields_of_chunk = head("chat.completion.chunk", "chatcmpl", plan.model)
+        chunks = partial(ChatChunks, form=plan.tool_form, thinking=plan.thinking)
+        return await _stream_response(plan, services, fields_of_chunk, chunks)
+    fields_of_answer = head("chat.completion", "chatcmpl", plan.model)
+    return await _whole_response(
+        plan, services, fields_of_answer, partial(_choice, plan), chat_logprob
     )
 
 
-async def _chat_chunks(plan: Plan, envelope: Envelope) -> ChatChunks:
-    return ChatChunks(envelope, form=plan.tool_form, thinking=plan.thinking)
+async def _stream_response(
+    plan: Plan,
+    services: Services,
+    fields_of_chunk: dict[str, Any],
+    chunks: Callable[[Envelope], ChunkStream],
+) -> Response:
+    """Begin a plan and return the stream of its answer.
+
+    Args:
+      plan: what is to be generated.
+      services: what it works with.
+      fields_of_chunk: that begin each one.
+      chunks: returns what writes the answer.
+    """
+    options = plan.fields.stream_options
+    requests = own_requests(plan, services)
+    running = None
+    if options is not None and options.continuous_usage_stats:
+        running = RunningUsage(sum(map(len, plan.prompts)), plan.count)
+    envelope = Envelope(
+        fields_of_chunk | tier_field(plan.fields.service_tier, requests[0].scheduling),
+        with_usage=options is not None and bool(options.include_usage),
+        with_token_ids=bool(plan.fields.return_token_ids),
+        count=plan.count,
+        per_prompt=plan.per_prompt,
+        running=running,
+    )
+    return await begin_stream(requests, chunks(envelope), plan.fields, plan.model, services)
 
 
-async def _chat_choices(plan: Plan) -> Callable[[int, Answer], dict[str, Any]]:
-    return partial(_choice, plan)
+async def _whole_response(
+    plan: Plan,
+    services: Services,
+    fields_of_answer: dict[str, Any],
+    choice: Callable[[int, Answer], dict[str, Any]],
+    score: Callable[[TokenLogprob], object],
+) -> Response:
+    """Begin a plan, wait for its end and return the answer.
+
+    Args:
+      plan: what is to be generated.
+      services: what it works with.
+      fields_of_answer: that begin it.
+      choice: shows each choice.
+      score: returns what a choice shows of a token's alternatives.
+    """
+    requests = own_requests(plan, services, is_streamed=False)
+    tier = tier_field(plan.fields.service_tier, requests[0].scheduling)
+
+    def document(answers: Sequence[Answer]) -> bytes:
+        usages = [answer.finished.usage for answer in answers]
+        whole = fields_of_answer | {
+            "choices": [choice(index, answer) for index, answer in enumerate(answers)],
+            "usage": total_usage(usages, plan.per_prompt),
+            **tier,
+        }
+        return msgspec.json.encode(whole)
+
+    serializer = WholeAnswer(len(requests), document, score)
+    return await begin_whole(requests, serializer, plan.fields, plan.model, services)
 
 
 async def prompt_of_chat(
@@ -303,29 +371,18 @@ async def completions(services: Services) -> Response:
     """Continue one or several prompts."""
     fields = await read_fields(CompletionRequest, services)
     plan = await plan_request(
-        fields, services, partial(_plan_completions, fields, services=services)
+        fields, services, partial(plan_completions, fields, services=services)
     )
-    kind = "text_completion", "cmpl"
-    if fields.stream:
-        return await stream_response(plan, services, kind, partial(_completion_chunks, fields))
-    choices = partial(_completion_choices, fields)
-    return await whole_response(plan, services, kind, choices, completion_top)
-
-
-async def _completion_chunks(
-    fields: CompletionRequest, plan: Plan, envelope: Envelope
-) -> CompletionChunks:
-    return CompletionChunks(envelope, await _echoes(fields, plan.prompts, plan.model))
-
-
-async def _completion_choices(
-    fields: CompletionRequest, plan: Plan
-) -> Callable[[int, Answer], dict[str, Any]]:
     echoes = await _echoes(fields, plan.prompts, plan.model)
-    return partial(_completion_choice, fields, echoes)
+    fields_of_answer = head("text_completion", "cmpl", plan.model)
+    if fields.stream:
+        chunks = partial(CompletionChunks, echoes=echoes)
+        return await _stream_response(plan, services, fields_of_answer, chunks)
+    choice = partial(_completion_choice, fields, echoes)
+    return await _whole_response(plan, services, fields_of_answer, choice, completion_top)
 
 
-async def _plan_completions(
+async def plan_completions(
     fields: CompletionRequest, model: ServedModel, services: Services
 ) -> Plan:
     """Return what is to be generated for some prompts.

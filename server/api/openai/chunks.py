@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ...contract.generation import Delta, Event, Finished, FinishReason, Usage
-from ...text.reasoning import Thinking, reader_of
-from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ...text.tool_forms.reasoning import Thinking, reader_of
+from ...text.tool_forms.tool_calls import Arguments, CallBegins, CallsRead, Piece, Reasoning, Text
+from ...text.tool_forms.whole_calls import WholeCalls, joined
 from ..errors import error_body
 from ..sampling import chat_logprobs, completion_logprobs, completion_top
 from ..stream import Answer, Serializer
@@ -241,36 +242,25 @@ def reason_of(end: Finished, num_calls: int) -> str:
 
 
 def whole_message(
-    answer: Answer, form: ToolForm | None, thinking: Thinking | None = None
+    answer: Answer, form: CallsRead | None, thinking: Thinking | None = None
 ) -> tuple[dict[str, Any], int]:
     """Return a message with reasoning and calls taken out of its text, and the number of calls.
 
     The arguments of a call that was cut are what there is of them, as in OpenAI's answers.
     """
-    reader = reader_of(form, thinking)
-    content = reasoning = ""
-    calls: list[dict[str, Any]] = []
-    for piece in reader.push(answer.text) + reader.finish(is_cut=answer.finished.is_cut):
-        match piece:
-            case Reasoning():
-                reasoning += piece.text
-            case Text():
-                content += piece.text
-            case CallBegins():
-                calls.append(_call(piece))
-            case Arguments():
-                calls[piece.index]["function"]["arguments"] += piece.text
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["content"] = content or None
-        message["tool_calls"] = calls
-    return message, len(calls)
+    reader = WholeCalls(reader_of(form, thinking))
+    said = joined(reader.read(answer.text, is_cut=answer.finished.is_cut))
+    message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.calls:
+        message["content"] = said.text or None
+        message["tool_calls"] = [_call(call.name, call.arguments) for call in said.calls]
+    return message, len(said.calls)
 
 
-def _call(piece: CallBegins) -> dict[str, Any]:
-    function = {"name": piece.name, "arguments": ""}
+def _call(name: str, arguments: str = "") -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
     return {"id": new_call_id(), "type": "function", "function": function}
 
 
@@ -284,7 +274,7 @@ class ChatChunks(ChunkStream):
     """
 
     def __init__(
-        self, envelope: Envelope, form: ToolForm | None = None, thinking: Thinking | None = None
+        self, envelope: Envelope, form: CallsRead | None = None, thinking: Thinking | None = None
     ) -> None:
         super().__init__(envelope)
         self._is_plain = form is None and thinking is None
@@ -334,7 +324,7 @@ def _contents(pieces: Iterable[Piece]) -> Sequence[dict[str, Any]]:
             case Reasoning():
                 contents.append({"reasoning_content": piece.text})
             case CallBegins():
-                contents.append({"tool_calls": [{"index": piece.index, **_call(piece)}]})
+                contents.append({"tool_calls": [{"index": piece.index, **_call(piece.name)}]})
             case Arguments():
                 function = {"arguments": piece.text}
                 contents.append({"tool_calls": [{"index": piece.index, "function": function}]})

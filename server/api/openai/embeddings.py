@@ -71,8 +71,7 @@ class Vectors(NamedTuple):
 async def embeddings(services: Services) -> Response:
     """Return the vectors of one or several inputs."""
     fields = await read_fields(EmbeddingFields, services)
-    if len(fields.input) > (most := services.config.embedding.max_inputs):
-        raise invalid_request(f"at most {most} inputs are taken at once", PARAM)
+    check_count(fields.input, services)
     vectors = await embed(fields, services)
     pieces = await _body(vectors, fields)
     return Response(
@@ -80,6 +79,12 @@ async def embeddings(services: Services) -> Response:
         content_type="application/json",
         headers={"content-length": str(sum(map(len, pieces)))},
     )
+
+
+def check_count(inputs: Sequence[object], services: Services) -> None:
+    """Raise the RequestError, 400, for too many inputs."""
+    if len(inputs) > (most := services.config.embedding.max_inputs):
+        raise invalid_request(f"at most {most} inputs are taken at once", PARAM)
 
 
 async def embed(
@@ -131,7 +136,7 @@ async def embed(
             return Vectors(await run.vectors(), sum(map(len, inputs)), model)
         finally:
             for one in requests[len(run.inputs) :]:
-                services.quotas.discard(one.request_id, is_counted=False)
+                services.quotas.discard(one.request_id)
 
 
 def _form(fields: EmbeddingFields, served: ServedModel) -> VectorForm:
@@ -304,7 +309,7 @@ COHERE: Final = "/v2/rerank"
 async def rerank(services: Services) -> Response:
     """Order documents by how near they are to a query."""
     fields = await read_fields(RerankRequest, services)
-    _check_count(len(fields.documents), "documents", services)
+    _check_pairs(len(fields.documents), "documents", services)
     texts = fields.documents
     names = {fields.query: "query"}
     for index, text in enumerate(texts):
@@ -338,7 +343,7 @@ async def score(services: Services) -> Response:
     fields = await read_fields(ScoreRequest, services)
     first, second = fields.text_1, fields.text_2
     count = max(len(first), len(second))
-    _check_count(count, "text_1" if len(first) == count else "text_2", services)
+    _check_pairs(count, "text_1" if len(first) == count else "text_2", services)
     if len(first) not in (1, count) or len(second) not in (1, count):
         raise invalid_request(
             f"has {len(second)} texts and text_1 {len(first)}; allowed: as many, or one", "text_2"
@@ -362,7 +367,7 @@ async def score(services: Services) -> Response:
     )
 
 
-def _check_count(count: int, param: str, services: Services) -> None:
+def _check_pairs(count: int, param: str, services: Services) -> None:
     most = services.config.embedding.max_documents
     if count > most:
         raise invalid_request(f"has {count} texts; at most {most} are taken at once", param)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from triolet.auto import AUTO
+from triolet.config import AUTO
 from triolet.errors import invalid_request
 
 from ..auto import context_on, current_ladder, is_auto

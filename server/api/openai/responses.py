@@ -18,9 +18,8 @@ from triolet.errors import invalid_request
 from ...contract.generation import Delta
 from ..auto import count_prompt, plan_request
 from ..body import current_scope, read_fields
-from ..cascade import Prepared
 from ..errors import params_called
-from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
+from ..fields import NamedTool, ToolCall, earlier_call, named_tool, offered_function
 from ..generate import (
     Plan,
     begin_stream,
@@ -40,7 +39,6 @@ from .responses_events import (
 )
 from .responses_schema import (
     FunctionChoice,
-    FunctionTool,
     InputItem,
     InputTokensRequest,
     ResponseFields,
@@ -110,6 +108,10 @@ async def _as_chat(fields: ResponseFields, items: Sequence[InputItem]) -> ChatRe
     turns = await turns_of(items)
     if not turns:
         raise invalid_request("holds nothing but reasoning, which no prompt is made of", "messages")
+    tools = [
+        offered_function(tool.name, tool.description, tool.parameters, strict=tool.strict)
+        for tool in fields.tools or ()
+    ]
     return ChatRequest.model_construct(
         **shared_fields(fields, OF_OWN_FORM),
         messages=[*system, *turns],
@@ -120,7 +122,7 @@ async def _as_chat(fields: ResponseFields, items: Sequence[InputItem]) -> ChatRe
         chat_template_kwargs=fields.chat_template_kwargs,
         reasoning_effort=fields.reasoning.effort if fields.reasoning else None,
         thinking_token_budget=fields.thinking_token_budget,
-        tools=[_tool(tool) for tool in fields.tools] if fields.tools else None,
+        tools=tools or None,
         tool_choice=_choice(fields.tool_choice),
         parallel_tool_calls=fields.parallel_tool_calls,
     )
@@ -154,7 +156,7 @@ async def turns_of(items: Sequence[InputItem]) -> list[Message]:
 
 def with_call(before: Message | None, call_id: str, name: str, arguments: str | None) -> Message:
     """Return a turn of the assistant's with one call more."""
-    call = ToolCall(id=call_id, function=CalledFunction(name=name, arguments=arguments or ""))
+    call = earlier_call(call_id, name, arguments or "")
     calls = [*((before and before.tool_calls) or ()), call]
     return _said(before, before.content if before else None, calls)
 
@@ -167,22 +169,12 @@ def _said(before: Message | None, content: str | None, calls: list[ToolCall] | N
     )
 
 
-def _tool(tool: FunctionTool) -> Tool:
-    function = Function(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=tool.strict,
-    )
-    return Tool(type="function", function=function)
-
-
 def _choice(
     choice: FunctionChoice | Literal["none", "auto", "required"] | None,
 ) -> NamedTool | Literal["none", "auto", "required"] | None:
     if choice is None or isinstance(choice, str):
         return choice
-    return NamedTool(type="function", function=FunctionName(name=choice.name))
+    return named_tool(choice.name)
 
 
 def message(role: str, content: str) -> Message:
@@ -199,22 +191,17 @@ async def create_response(services: Services) -> Response:
     earlier, own = await conversation_of(fields, services)
     plan = await plan_response(fields, [*earlier, *own], services)
     live = current_scope()
-
-    async def prepare(plan: Plan) -> Prepared:
-        (request,) = (
-            replace(one, request_id=live.request_id)
-            for one in own_requests(plan, services, is_streamed=bool(fields.stream))
-        )
-        head = response_head(f"resp_{live.request_id.hex()}", fields, request, plan.model.name)
-        framing = sse_frame if fields.stream else message_frame
-        events = ResponseEvents(head, fields, framing, plan.tool_form, plan.thinking)
-        if live.owner is None:  # lines of a batch are found in its file
-            keep_at_end(events, fields, own, services)
-        shown = events if fields.stream else WholeAnswer(1, partial(_whole, events))
-        return Prepared(plan, [request], shown)
-
-    answer = begin_stream if fields.stream else begin_whole
-    return await answer(plan, prepare, fields, services)
+    (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
+    request = replace(request, request_id=live.request_id)
+    head = response_head(f"resp_{live.request_id.hex()}", fields, request, plan.model.name)
+    framing = sse_frame if fields.stream else message_frame
+    events = ResponseEvents(head, fields, framing, plan.tool_form, plan.thinking)
+    if live.owner is None:  # lines of a batch are found in its file
+        keep_at_end(events, fields, own, services)
+    if fields.stream:
+        return await begin_stream([request], events, fields, plan.model, services)
+    whole = WholeAnswer(1, partial(_whole, events))
+    return await begin_whole([request], whole, fields, plan.model, services)
 
 
 async def count_input_tokens(services: Services) -> Response:

@@ -6,7 +6,6 @@ behind the last event received. The position of an event is its `sequence_number
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -19,13 +18,11 @@ from triolet.ids import new_request_id
 from ...contract.generation import CancelReason, Events
 from ...tenants.tenancy import current_tenant
 from ..body import KEY, LAST_EVENT_ID
-from ..cascade import Prepared, Undecided
 from ..errors import echo, http_error, params_called
-from ..generate import Plan, generation_requests, submit_all
+from ..generate import begin, generation_requests
 from ..limits import enter_answer, renew_tenant, reserved
 from ..request_scope import ClientConnection, RequestScope
 from ..resume import Name, ResumableAnswer, ResumingReader
-from ..resuming import begin_kept
 from .responses import plan_response
 from .responses_events import ResponseEvents, message_frame, response_head
 from .stored_responses import conversation_of, keep_at_end, keeper_here, remember
@@ -34,9 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ...cache.store import ResponseStore
+    from ...contract.generation import GenerationRequest
     from ...contract.output_stream import OutputStream
-    from ..cascade import Prepare
     from ..door import BodyHold
+    from ..generate import Plan
+    from ..served_models import ServedModel
     from ..services import Services
     from ..stream import Serializer
     from .responses_schema import InputItem, ResponseCreate, ResponseResume
@@ -196,7 +195,7 @@ class ResumedAnswer:
             reader = self._services.kept.join(self._answer, self._position)
             live.hold(reader)
             await relay_frames(reader, outbox)
-        _remember(self._responses, self._answer.serializer.decided)
+        _remember(self._responses, self._answer.serializer)
 
 
 RESUMABLE: Final = "resumable"
@@ -236,7 +235,7 @@ class ResponseAnswer:
         self._client_request_id = client_request_id
         self._connection = connection
         self._stream: OutputStream | None = None
-        self._events: Serializer | None = None
+        self._events: ResponseEvents | None = None
         self._resumable: ResumableAnswer | None = None
         self._is_cancelled = False
 
@@ -267,13 +266,14 @@ class ResponseAnswer:
             create = self._create
             earlier, own = await conversation_of(create, self._services, self._responses)
             plan = await plan_response(create, [*earlier, *own], self._services)
-            prepare = partial(self._prepare, own)
-            first = await prepare(plan)
+            request, events = self._prepare(own, plan)
             run = self._run_resumable if create.resumable else self._run_bound
-            events = await run(first, prepare, live, outbox)
+            await run(request, events, plan.model, live, outbox)
         _remember(self._responses, events)
 
-    async def _prepare(self, own: Sequence[InputItem], plan: Plan) -> Prepared:
+    def _prepare(
+        self, own: Sequence[InputItem], plan: Plan
+    ) -> tuple[GenerationRequest, ResponseEvents]:
         (request,) = generation_requests(
             plan,
             self._services,
@@ -287,20 +287,21 @@ class ResponseAnswer:
         )
         events.own_items = own
         keep_at_end(events, self._create, own, self._services)
-        return Prepared(plan, [request], events)
+        return request, events
 
     async def _run_bound(
-        self, first: Prepared, prepare: Prepare, live: RequestScope, outbox: WsOutbox
-    ) -> Serializer:
-        """Send what is generated, which ends with this connection; return what wrote it."""
-        with await reserved(first.requests, first.model, self._services):
-            stream, cascade = submit_all(first, self._services, live)
-        events = first.serializer if cascade is None else Undecided(cascade)
+        self,
+        request: GenerationRequest,
+        events: ResponseEvents,
+        model: ServedModel,
+        live: RequestScope,
+        outbox: WsOutbox,
+    ) -> None:
+        """Send what is generated, which ends with this connection."""
+        stream = await begin([request], model, self._services, live)
         self._events, self._stream = events, stream
         if self._is_cancelled:
             self.cancel()
-        if cascade is not None:
-            await cascade.climb(prepare, live, math.inf)
 
         def write(arrived: Events) -> list[bytes] | None:
             unsent: list[bytes] = []
@@ -315,24 +316,22 @@ class ResponseAnswer:
         while not stream.is_over:
             for frame in await stream.pump(write) or ():
                 await outbox.put(frame)
-        return events.decided
 
     async def _run_resumable(
-        self, first: Prepared, prepare: Prepare, live: RequestScope, outbox: WsOutbox
-    ) -> Serializer:
+        self,
+        request: GenerationRequest,
+        events: ResponseEvents,
+        model: ServedModel,
+        live: RequestScope,
+        outbox: WsOutbox,
+    ) -> None:
         """The same, but what is generated stays when this connection goes."""
-        services, model = self._services, first.model
-        kept, config = services.kept, services.config.resume
-        answer = ResumableAnswer(first.serializer, b"", config, model.name)
-        self._resumable = answer
-        with await reserved(first.requests, model, services), params_called({KEY: RESUMABLE}):
-            submit = partial(begin_kept, answer, first, services, live)
-            kept.begin(response_name(self.id), answer, submit)
+        kept, config = self._services.kept, self._services.config.resume
+        answer = self._resumable = ResumableAnswer(events, b"", config, model.name)
+        with await reserved([request], model, self._services), params_called({KEY: RESUMABLE}):
+            kept.begin(response_name(self.id), answer, partial(model.fleet.submit, request))
         if self._is_cancelled:
             answer.stop()
         reader = kept.join(answer, 0)
         live.hold(reader)
-        if answer.cascade is not None:
-            await answer.cascade.climb(prepare, live, math.inf)
         await relay_frames(reader, outbox)
-        return answer.serializer.decided

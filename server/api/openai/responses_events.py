@@ -22,8 +22,8 @@ from ...contract.generation import (
     GenerationRequest,
     Usage,
 )
-from ...text.reasoning import Thinking, reader_of
-from ...text.tool_calls import Arguments, CallBegins, Piece, Reasoning, Text, ToolForm
+from ...text.tool_forms.reasoning import Thinking, reader_of
+from ...text.tool_forms.tool_calls import Arguments, CallBegins, CallsRead, Piece, Reasoning, Text
 from ..errors import error_object
 from ..limits import tier_field
 from ..sampling import chat_logprobs
@@ -257,7 +257,7 @@ class ResponseEvents(Serializer):
         head: dict[str, Any],
         fields: ResponseFields,
         framing: Callable[[bytes, bytes], bytes],
-        tool_form: ToolForm | None = None,
+        tool_form: CallsRead | None = None,
         thinking: Thinking | None = None,
         stream_id: str | None = None,
     ) -> None:

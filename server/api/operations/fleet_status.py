@@ -7,7 +7,7 @@ are refused; so is what a proxy on this machine passes on.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,7 @@ from triolet.errors import RequestError
 from triolet.invariants import check_invariants
 from triolet.loopback import is_loopback
 
+from ...metrics.recent import grown
 from ...tenants.accounts import NANOS, limits_of
 from ...tenants.tenancy import current_tenant
 from ..body import current_scope
@@ -34,10 +35,8 @@ from .probes import VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Set
 
-    from triolet.config import ServerConfig
     from triolet.tenants.plans import Tenant
 
-    from ...metrics.metrics import Metrics
     from ...scheduling.status import FleetStatus, WorkerStatus
     from ..served_models import ServedModel
     from ..services import Services
@@ -131,76 +130,8 @@ OWN_STATUS: Final = "/fleet/status/own"
 """Where servers on one port ask one another."""
 ADDED: Final = ("queued", "running", "connections", "servers", "promises")
 WORST: Final = ("brownout", "ttft_error_s")
-GROWING: Final = (
-    "requests_accepted",
-    "requests_rejected",
-    "attempts_failed",
-    "prompt_tokens",
-    "cached_prompt_tokens",
-)
 GROUPS: Final = ("queued_by_class", "rejected_by_code", "errors_by_status")
 UNAVAILABLE: Final = "503"
-LATENCIES: Final = {
-    "ttft": "time_to_first_token_seconds",
-    "itl": "inter_token_latency_seconds",
-    "queue": "queue_seconds",
-}
-
-
-class RecentFigures:
-    """Counters and histograms as they were in the last seconds.
-
-    Args:
-      metrics: that count.
-      config: how long, and how often they are looked at.
-    """
-
-    def __init__(self, metrics: Metrics, config: ServerConfig) -> None:
-        self._metrics = metrics
-        self._sample_s = config.sample_s
-        num_samples = 1 + round(config.recent_s / config.sample_s)
-        self._samples: deque[dict[str, Any]] = deque(maxlen=num_samples)
-
-    async def run(self) -> None:
-        """Look again and again, until cancelled."""
-        while True:
-            self.sample()
-            await trio.sleep(self._sample_s)
-
-    def sample(self) -> None:
-        """Keep the figures of this moment."""
-        self._samples.append(_grown(self._metrics) | {"at_s": trio.current_time()})
-
-    def since_then(self) -> dict[str, Any]:
-        """Return by how much everything grew since the oldest sample, and how long ago that was."""
-        now = _grown(self._metrics) | {"at_s": trio.current_time()}
-        then = self._samples[0] if self._samples else now
-        return {
-            "seconds": now["at_s"] - then["at_s"],
-            "counters": {
-                name: value - then["counters"][name] for name, value in now["counters"].items()
-            },
-            "latencies": {
-                name: {
-                    "bounds_s": histogram["bounds_s"],
-                    "totals": [
-                        a - b
-                        for a, b in zip(
-                            histogram["totals"], then["latencies"][name]["totals"], strict=True
-                        )
-                    ],
-                }
-                for name, histogram in now["latencies"].items()
-            },
-        }
-
-
-def _grown(metrics: Metrics) -> dict[str, Any]:
-    figures = metrics.figures()
-    return {
-        "counters": {name: sum(figures[name].values()) for name in GROWING},
-        "latencies": {name: _histogram(figures[own]) for name, own in LATENCIES.items()},
-    }
 
 
 def own_status(services: Services) -> Response:
@@ -239,7 +170,7 @@ def _status(services: Services) -> dict[str, Any]:
         "brownout": max(one.brownout for one in overloads),
         "promises": sum(one.expected_returns for one in overloads),
         "ttft_error_s": max(one.error_s for one in overloads),
-        **_grown(services.metrics),
+        **grown(services.metrics),
         "recent": services.recent.since_then(),
         "queued_by_class": dict(queued_by_class),
         "rejected_by_code": _by_first(services.metrics.figures()["requests_rejected"]),
@@ -289,15 +220,6 @@ def _by_first(counts: Mapping[str, float]) -> dict[str, float]:
         first = labels.partition(",")[0]
         total[first] = total.get(first, 0.0) + count
     return total
-
-
-def _histogram(buckets: Mapping[str, float]) -> dict[str, list[float]]:
-    """Return finite upper bounds in s, and how many were at most that; last, how many in all."""
-    finite = {bound: total for bound, total in buckets.items() if bound != "+Inf"}
-    return {
-        "bounds_s": [float(bound) for bound in finite],
-        "totals": [*finite.values(), buckets.get("+Inf", 0.0)],
-    }
 
 
 def _worker(worker: WorkerStatus) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from ..tool_calls import HERMES
+from .tool_calls import HERMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

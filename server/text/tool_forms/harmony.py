@@ -10,11 +10,20 @@ import json
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final
 
-from ..reasoning import HARMONY_MARKERS, marked
-from ..scanning import overlap
-from ..tool_calls import Arguments, CallBegins, CallRules, Piece, Reasoning, Text, argument_json
+from .reasoning import HARMONY_MARKERS, marked
+from .scanning import overlap
+from .tool_calls import (
+    Arguments,
+    CallBegins,
+    CallRules,
+    Piece,
+    Reasoning,
+    Text,
+    ToolForm,
+    argument_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,18 +46,13 @@ _TO: Final = " to="
 
 
 @dataclass(frozen=True, slots=True)
-class HarmonyForm:
+class HarmonyForm(ToolForm):
     """Messages on channels, between tokens that a text may quote (see `marked`)."""
 
     @property
     def markers(self) -> Mapping[str, str]:
         """See ToolForm."""
         return {marker: marked(marker) for marker in HARMONY_MARKERS}
-
-    def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> Self:
-        """Return the form itself: arguments are JSON."""
-        del schemas
-        return self
 
     def reader(self) -> HarmonyReader:
         """See ToolForm."""

@@ -6,16 +6,17 @@ import json
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
-from ..scanning import overlap, written
-from ..tool_calls import (
+from .scanning import overlap, written
+from .tool_calls import (
     MAX_BLANKS,
     CallRules,
     CallSchema,
     HoldingReader,
     Piece,
     Text,
+    ToolForm,
     UnenforceableSchemaError,
     argument_json,
 )
@@ -60,18 +61,13 @@ what opens one, and brackets and commas."""
 
 
 @dataclass(frozen=True, slots=True)
-class PythonForm:
+class PythonForm(ToolForm):
     """A list of calls of Python functions with keyword arguments."""
 
     @property
     def markers(self) -> Mapping[str, str]:
         """See ToolForm."""
         return {START: START, END: END}
-
-    def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> Self:
-        """Return the form itself: Python's literals tell their types."""
-        del schemas
-        return self
 
     def reader(self) -> PythonCallReader:
         """See ToolForm."""

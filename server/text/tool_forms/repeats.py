@@ -7,36 +7,19 @@ used up: the grammar lets it end behind each call, and it prefers another one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
 
-from ..tool_calls import Arguments, CallBegins, CallRules, Piece, PieceReader, ToolForm
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from .tool_calls import Arguments, CallBegins, CallsRead, Piece, PieceReader
 
 
 @dataclass(frozen=True, slots=True)
-class OnceEach:
-    """Another form, in whose completions a call that repeats an earlier one is left out."""
+class OnceEach(CallsRead):
+    """Reads completions of a form without the calls that repeat an earlier one."""
 
-    form: ToolForm
-
-    @property
-    def markers(self) -> Mapping[str, str]:
-        """See ToolForm."""
-        return self.form.markers
-
-    def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> Self:
-        """See ToolForm."""
-        return type(self)(self.form.of_tools(schemas))
+    form: CallsRead
 
     def reader(self) -> UnrepeatedCalls:
-        """See ToolForm."""
+        """See CallsRead."""
         return UnrepeatedCalls(self.form.reader())
-
-    def rules(self, rules: CallRules) -> list[str]:
-        """See ToolForm."""
-        return self.form.rules(rules)
 
     def watch(self) -> RepeatWatch:
         """Return what ends a completion that begins to repeat itself."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from triolet.config import ToolParser
 
-from ..tool_calls import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PHI, ToolForm
 from .harmony import HarmonyForm
 from .python_calls import PythonForm
+from .tool_calls import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PHI, ToolForm
 from .xml_calls import XmlForm
 
 if TYPE_CHECKING:

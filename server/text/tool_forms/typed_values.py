@@ -8,8 +8,8 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from ..scanning import no_constant, written
-from ..tool_calls import CallSchema, UnenforceableSchemaError
+from .scanning import no_constant, written
+from .tool_calls import CallSchema, UnenforceableSchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

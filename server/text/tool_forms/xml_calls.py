@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..scanning import first_of, overlap
-from ..tool_calls import (
+from .scanning import first_of, overlap
+from .tool_calls import (
     ANY_TEXT,
     MAX_BLANKS,
     CallRules,
@@ -17,6 +17,7 @@ from ..tool_calls import (
     HoldingReader,
     Piece,
     Text,
+    ToolForm,
     UnenforceableSchemaError,
     argument_json,
 )
@@ -80,7 +81,7 @@ MAX_COUNTED_CHARS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class XmlForm:
+class XmlForm(ToolForm):
     """Tags for the call, its function and each parameter.
 
     Attributes:

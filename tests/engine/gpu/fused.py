@@ -50,7 +50,6 @@ def fused_engine(path: Path, device: torch.device, config: EngineConfig) -> Engi
     return Engine(
         runner,
         pool,
-        pool,
         ledger,
         PrefixCache(ledger, config.block_size, pool),
         "fingerprint",

@@ -16,10 +16,11 @@ from structlog.testing import capture_logs
 from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
 from ops.control import changes
+from ops.control.control import Control, new_id
 from ops.control.controller import Controller, Step
 from ops.control.journal import FILE_NAME, SCHEMA, opened_journal
 from ops.control.operations import Operation, Wanted
-from ops.control.process import Control, new_id, run_control
+from ops.control.process import run_control
 from ops.control.supervisor_client import SupervisorClient
 from ops.ports import bind_port
 from ops.running_fleets import SUPERVISOR_SOCKET

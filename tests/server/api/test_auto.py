@@ -11,11 +11,11 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from server.main import serve
 from server.tenants.accounts import NANOS, limits_of
-from server.tenants.memory_store import MemoryStore
-from server.tenants.quotas import QuotaObserver, Quotas, SpendWatch
+from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
+from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
 from tests.server.api.test_many_models import (
     CODE,
@@ -40,9 +40,9 @@ from triolet.config import (
     TenantsConfig,
     WakePolicy,
 )
+from triolet.config.members import Members, written_members
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError, overloaded
-from triolet.members import Members, written_members
 from triolet.tenants.plans import Plan, Prices
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ async def test_a_tenant_has_a_ladder_of_its_own_and_what_it_saves_is_counted() -
     observed = Observed()
     config, watch = QuotaConfig(), SpendWatch(observed)
     store = MemoryStore(config, watch)
-    quotas = Quotas(config, store, watch, observed, prices.__getitem__)
+    quotas = Quotas(store, watch, observed, prices.__getitem__)
     fleets = {"fleet": ChargingFleet(quotas), "code_fleet": ChargingFleet(quotas)}
     tenancy = Tenancy(tenants_of(alice, bob))
     async with ladder(**fleets, tenancy=tenancy, quotas=quotas) as models:

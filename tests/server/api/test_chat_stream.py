@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from server.contract.generation import CancelReason, Delta, FinishReason
-from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta
+from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta, saying
 from tests.server.support.surface import MODEL, PATIENCE_S, request_bytes, surface
-from triolet.errors import no_worker, overloaded
+from triolet.errors import no_worker
 
 PATH = "/v1/chat/completions"
 
@@ -126,12 +126,8 @@ async def test_text_that_cannot_be_shown_yet_makes_no_chunk() -> None:
 
 
 async def test_logprobs_and_token_ids_ride_with_the_text() -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("A")
-        generation.finish()
-
     asked = chat(logprobs=True, top_logprobs=1, return_token_ids=True)
-    async with surface(FakeFleet(script)) as server:
+    async with surface(FakeFleet(saying("A"))) as server:
         answer = await server.post(PATH, asked)
     choice = answer.events[1]["choices"][0]
     scored = {"token": "A", "logprob": -0.5, "bytes": [65]}
@@ -143,11 +139,7 @@ async def test_logprobs_and_token_ids_ride_with_the_text() -> None:
 
 
 async def test_a_failure_is_an_error_event_and_done() -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("half")
-        generation.fail(no_worker("the worker died"))
-
-    async with surface(FakeFleet(script)) as server:
+    async with surface(FakeFleet(saying("half", error=no_worker("the worker died")))) as server:
         answer = await server.post(PATH, chat(stream_options={"include_usage": True}))
     *chunks, error, done = answer.events
     assert done == "[DONE]"
@@ -170,52 +162,43 @@ async def test_one_failed_choice_ends_the_stream_and_frees_the_others() -> None:
     assert fleet.generations[1].cancelled == [CancelReason.CLIENT_GONE]
 
 
-async def test_a_refusal_is_decided_before_the_stream_begins() -> None:
-    fleet = FakeFleet()
-    fleet.refuse_with = overloaded("too much", 3.0)
-    async with surface(fleet) as server:
-        answer = await server.post(PATH, chat())
-    assert answer.status == 503
-    assert answer.error["code"] == "overloaded"
-    assert 3 <= int(answer.headers["retry-after"]) <= 4
-    assert 3000 <= int(answer.headers["retry-after-ms"]) <= 3750
-
-
 async def test_silence_is_filled_with_comments_from_queue_time_on() -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet, keep_alive_s=0.02) as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(request_bytes_of(chat()))
-            await client.head()
-            opening = await client.chunk()
-            assert opening.startswith(b"data: ")
-            assert [await client.chunk() for _ in range(2)] == [b": keep-alive\n\n"] * 2
-            (await fleet.nth(0)).say("late")
-            while (chunk := await client.chunk()) == b": keep-alive\n\n":
-                pass
-            assert b"late" in chunk
+    async with (
+        surface(fleet, keep_alive_s=0.02) as server,
+        await server.sent(request_bytes_of(chat())) as client,
+    ):
+        await client.head()
+        opening = await client.chunk()
+        assert opening.startswith(b"data: ")
+        assert [await client.chunk() for _ in range(2)] == [b": keep-alive\n\n"] * 2
+        (await fleet.nth(0)).say("late")
+        while (chunk := await client.chunk()) == b": keep-alive\n\n":
+            pass
+        assert b"late" in chunk
 
 
 async def test_tokens_that_show_nothing_are_silence() -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet, keep_alive_s=0.02) as server:
-        client = await server.connect()
-        async with client.stream, trio.open_nursery() as nursery:
-            await client.send(request_bytes_of(chat()))
-            await client.head()
-            await client.chunk()
-            generation = await fleet.nth(0)
+    async with (
+        surface(fleet, keep_alive_s=0.02) as server,
+        await server.connect() as client,
+        trio.open_nursery() as nursery,
+    ):
+        await client.send(request_bytes_of(chat()))
+        await client.head()
+        await client.chunk()
+        generation = await fleet.nth(0)
 
-            async def say_nothing() -> None:
-                while True:
-                    generation.push(Delta("", (1,)))
-                    await trio.lowlevel.checkpoint()
+        async def say_nothing() -> None:
+            while True:
+                generation.push(Delta("", (1,)))
+                await trio.lowlevel.checkpoint()
 
-            nursery.start_soon(say_nothing)
-            with trio.fail_after(PATIENCE_S):
-                assert await client.chunk() == b": keep-alive\n\n"
-            nursery.cancel_scope.cancel()
+        nursery.start_soon(say_nothing)
+        with trio.fail_after(PATIENCE_S):
+            assert await client.chunk() == b": keep-alive\n\n"
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("phase", ["queued", "streaming"])
@@ -225,47 +208,40 @@ async def test_a_client_that_leaves_cancels(
     phase: str, is_streamed: bool, is_half_close: bool
 ) -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet) as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(request_bytes_of(chat(stream=is_streamed)))
-            generation = await fleet.nth(0)
-            if phase == "streaming":
-                generation.say("some")
-                if is_streamed:
-                    await client.until(b"some")
-            if is_half_close:
-                await client.stream.send_eof()
-            else:
-                await client.stream.aclose()
-            with trio.fail_after(PATIENCE_S):
-                await generation.was_cancelled.wait()
+    async with (
+        surface(fleet) as server,
+        await server.sent(request_bytes_of(chat(stream=is_streamed))) as client,
+    ):
+        generation = await fleet.nth(0)
+        if phase == "streaming":
+            generation.say("some")
+            if is_streamed:
+                await client.until(b"some")
+        if is_half_close:
+            await client.stream.send_eof()
+        else:
+            await client.stream.aclose()
+        await generation.cancellations()
     assert generation.cancelled == [CancelReason.CLIENT_GONE]
 
 
 async def test_a_client_that_leaves_after_stray_bytes_cancels() -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet) as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(request_bytes_of(chat(stream=False)) + b"\r\nstray")
+        async with await server.sent(request_bytes_of(chat(stream=False)) + b"\r\nstray"):
             generation = await fleet.nth(0)
-        with trio.fail_after(PATIENCE_S):
-            await generation.was_cancelled.wait()
+        await generation.cancellations()
 
 
 async def test_what_is_there_together_is_written_together() -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet) as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(request_bytes_of(chat()))
-            generation = await fleet.nth(0)
-            await client.head()
-            await client.chunk()
-            generation.say("a", "b")
-            generation.finish()
-            last = await client.chunk()
-            assert last.count(b"data: ") == 4
-            assert last.endswith(b"data: [DONE]\n\n")
-            assert await client.chunk() == b""
+    async with surface(fleet) as server, await server.sent(request_bytes_of(chat())) as client:
+        generation = await fleet.nth(0)
+        await client.head()
+        await client.chunk()
+        generation.say("a", "b")
+        generation.finish()
+        last = await client.chunk()
+        assert last.count(b"data: ") == 4
+        assert last.endswith(b"data: [DONE]\n\n")
+        assert await client.chunk() == b""

@@ -46,8 +46,7 @@ async def test_a_request_with_an_idempotency_key_claims_the_same() -> None:
 @pytest.mark.parametrize("resumable", [False, True])
 async def test_an_answer_on_a_websocket_claims_for_its_tenant(resumable: bool) -> None:
     async with surface(tenancy=tenancy_of(alice=KEY)) as server:
-        socket = await open_socket(server, HEADERS)
-        async with socket.client.stream:
+        async with await open_socket(server, HEADERS) as socket:
             await socket.send(
                 {"type": "response.create", "input": "hi", "store": False, "resumable": resumable}
             )

@@ -9,7 +9,7 @@ import pytest
 
 from server.api.stream import WholeAnswer
 from server.contract.generation import Delta, TokenLogprob
-from tests.server.support.fakes import FakeFleet
+from tests.server.support.fakes import FakeFleet, saying
 from tests.server.support.surface import surface
 
 if TYPE_CHECKING:
@@ -97,11 +97,7 @@ async def test_echo_puts_the_prompt_first(prompt: object) -> None:
 
 
 async def test_logprobs_say_where_in_the_text_their_tokens_are() -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("ab", "c")
-        generation.finish()
-
-    async with surface(FakeFleet(script)) as server:
+    async with surface(FakeFleet(saying("ab", "c"))) as server:
         whole = await server.post(PATH, {"prompt": "x", "logprobs": 1})
         stream = await server.post(PATH, {"prompt": "x", "logprobs": 1, "stream": True})
     scored = whole.json["choices"][0]["logprobs"]

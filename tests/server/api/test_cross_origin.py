@@ -141,9 +141,7 @@ async def test_a_websocket_obeys_the_same_option() -> None:
         await socket.send({"type": "response.create", "input": "hi"})
         await socket.until("response.completed")
         await socket.client.stream.aclose()
-        client = await server.connect()
-        async with client.stream:
-            await client.send(handshake({"Origin": "https://evil.example"}))
+        async with await server.sent(handshake({"Origin": "https://evil.example"})) as client:
             assert (await client.answer()).status == 403
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from server.contract.generation import Delta, Finished, FinishReason
 from server.scheduling.output import Relay, RelayEnd
-from server.text.tool_calls import MISTRAL
-from tests.server.support.fakes import FakeFleet
+from server.text.tool_forms.tool_calls import MISTRAL
+from tests.server.support.fakes import FakeFleet, saying
 from tests.server.support.surface import MODEL, surface
 from tests.server.text.tool_cases import hermes, joined
 from tests.server.tiny_text import tiny_text
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.server.support.surface import Answer
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+OLLAMA = "/api/chat"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 HI = [{"role": "user", "content": "hi"}]
 ASKS: dict[str, dict[str, Any]] = {
@@ -42,6 +43,7 @@ ASKS: dict[str, dict[str, Any]] = {
         "tools": [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}],
     },
 }
+ASKS[OLLAMA] = {"model": MODEL, **ASKS[CHAT]}
 FIRST, SECOND = ({"name": "weather", "arguments": {"city": city}} for city in ("Bonn", "Rome"))
 TOLD = [json.dumps(call["arguments"]) for call in (FIRST, SECOND)]
 BOTH = "Hm. " + hermes(FIRST, SECOND)
@@ -49,16 +51,11 @@ CUTS = [BOTH.index("\n{"), BOTH.index("ther"), BOTH.index("nn"), BOTH.rindex("to
 CUTS += [BOTH.rindex("Ro"), BOTH.rindex("</tool") + 4]
 
 
-def saying(
+def in_pieces(
     text: str, reason: FinishReason = FinishReason.LENGTH, stride: int = 3
 ) -> Callable[[FakeGeneration], None]:
     """Return a script that says this in small pieces and ends so."""
-
-    def script(generation: FakeGeneration) -> None:
-        generation.say(*(text[i : i + stride] for i in range(0, len(text), stride)))
-        generation.finish(reason)
-
-    return script
+    return saying(*(text[i : i + stride] for i in range(0, len(text), stride)), reason=reason)
 
 
 def of_chat(answer: Answer) -> tuple[str, list[str], str]:
@@ -123,6 +120,14 @@ def of_document(response: dict[str, Any]) -> tuple[str, list[str], str]:
     return text, told, response["status"]
 
 
+def of_ollama(answer: Answer) -> tuple[str, list[str], str]:
+    """Return the same of lines, or of the one line of a whole answer."""
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    text = "".join(line["message"]["content"] for line in lines)
+    calls = [call for line in lines for call in line["message"].get("tool_calls", ())]
+    return text, [json.dumps(c["function"]["arguments"]) for c in calls], lines[-1]["done_reason"]
+
+
 READERS = [
     pytest.param(CHAT, False, of_chat, "length", id="chat"),
     pytest.param(CHAT, True, of_chat_stream, "length", id="chat, streamed"),
@@ -130,6 +135,8 @@ READERS = [
     pytest.param(MESSAGES, True, of_message_stream, "max_tokens", id="messages, streamed"),
     pytest.param(RESPONSES, False, of_response, "incomplete", id="responses"),
     pytest.param(RESPONSES, True, of_response_stream, "incomplete", id="responses, streamed"),
+    pytest.param(OLLAMA, False, of_ollama, "length", id="ollama"),
+    pytest.param(OLLAMA, True, of_ollama, "length", id="ollama, streamed"),
 ]
 
 
@@ -142,7 +149,7 @@ async def test_a_call_that_is_cut_by_max_tokens_is_never_text(
 ) -> None:
     async with surface() as server:
         for cut in CUTS:
-            server.fleet.script = saying(BOTH[:cut])
+            server.fleet.script = in_pieces(BOTH[:cut])
             asked = {**ASKS[path], "stream": is_streamed}
             if path == MESSAGES:
                 asked["max_tokens"] = cut
@@ -150,18 +157,16 @@ async def test_a_call_that_is_cut_by_max_tokens_is_never_text(
             assert text.strip() == "Hm."
             *whole, last = told or [""]
             assert whole == TOLD[: len(whole)]
-            # Of the call that was cut there is what came; as an object, in Messages, there is none.
+            # Of the call that was cut there is what came; as an object, in Messages, there is none,
+            # and Ollama's clients, which run what they are told, get no such call.
             assert TOLD[len(whole)].startswith(last) or (path == MESSAGES and last == "{}")
+            assert path != OLLAMA or told == [one for one in TOLD if one in BOTH[:cut]]
             assert end == reason
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_stop_string_within_a_call_leaves_no_half_of_it_as_text(is_streamed: bool) -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("Hm. <tool_call>", '\n{"')
-        generation.push(Finished(FinishReason.STOP, generation.usage, stop_string="name"))
-
-    async with surface(FakeFleet(script)) as server:
+    async with surface(FakeFleet(saying("Hm. <tool_call>", '\n{"', stop="name"))) as server:
         answer = await server.post(CHAT, {**ASKS[CHAT], "stream": is_streamed})
     text, told, reason = (of_chat_stream if is_streamed else of_chat)(answer)
     assert (text, told, reason) == ("Hm. ", [], "stop")
@@ -169,11 +174,9 @@ async def test_a_stop_string_within_a_call_leaves_no_half_of_it_as_text(is_strea
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_call_that_a_stop_string_cut_is_not_told_as_one_to_run(is_streamed: bool) -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say('<tool_call>{"name": "weather", "arguments": {"city": "B')
-        generation.push(Finished(FinishReason.STOP, generation.usage, stop_string="END"))
-
-    async with surface(FakeFleet(script)) as server:
+    async with surface(
+        FakeFleet(saying('<tool_call>{"name": "weather", "arguments": {"city": "B', stop="END"))
+    ) as server:
         answer = await server.post(CHAT, {**ASKS[CHAT], "stream": is_streamed})
         message = (await server.post(MESSAGES, ASKS[MESSAGES])).json
     text, told, reason = (of_chat_stream if is_streamed else of_chat)(answer)
@@ -226,7 +229,7 @@ async def test_text_that_begins_a_marker_is_told_where_it_was_cut(
 
 async def test_half_of_a_surrogate_pair_in_a_call_fails_no_answer() -> None:
     call = '<tool_call>{"name": "weather", "arguments": {"city": "B\\ud83d"}}</tool_call>'
-    async with surface(FakeFleet(saying(call, FinishReason.STOP))) as server:
+    async with surface(FakeFleet(in_pieces(call, FinishReason.STOP))) as server:
         message = (await server.post(MESSAGES, ASKS[MESSAGES])).json
         asked = {"model": MODEL, "messages": HI, "tools": ASKS[CHAT]["tools"], "stream": False}
         ollama = (await server.post("/api/chat", asked)).json
@@ -238,7 +241,7 @@ async def test_half_of_a_surrogate_pair_in_a_call_fails_no_answer() -> None:
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_calls_that_have_to_be_made_are_made_once(is_streamed: bool) -> None:
     text = "\n".join([hermes(FIRST, SECOND)] * 3)
-    fleet = FakeFleet(saying(text, FinishReason.STOP))
+    fleet = FakeFleet(in_pieces(text, FinishReason.STOP))
     async with surface(fleet) as server:
         asked = {**ASKS[CHAT], "stream": is_streamed}
         forced = await server.post(CHAT, asked | {"tool_choice": "required"})
@@ -305,7 +308,7 @@ async def test_what_has_to_be_written_begins_with_the_special_token() -> None:
     assert f"call: <[{marker}]>" in request.sampling.grammar.text
 
 
-@pytest.mark.parametrize("path", ASKS)
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 async def test_tools_that_nothing_tells_the_model_of_are_refused(path: str) -> None:
     async with surface(text=tiny_text(generic_tools=False)) as server:
         (card,) = (await server.request("GET", "/v1/models")).json["data"]

@@ -179,15 +179,11 @@ async def test_a_path_that_is_not_served_is_told_in_the_words_of_its_api() -> No
 
 
 async def test_a_broken_body_is_told_without_bytes() -> None:
-    async with surface() as server:
-        client = await server.connect()
-        async with client.stream:
-            head = (
-                "POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-            )
-            await client.send(head.encode() + b"zz\r\n")
-            with trio.fail_after(60):
-                answer = await client.answer()
+    async with surface() as server, await server.connect() as client:
+        head = "POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        await client.send(head.encode() + b"zz\r\n")
+        with trio.fail_after(60):
+            answer = await client.answer()
     assert answer.status == 400
     assert answer.json["error"]["message"] == "the request is malformed: illegal chunk header"
 

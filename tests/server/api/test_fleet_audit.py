@@ -27,10 +27,8 @@ async def test_it_tells_the_accounts_and_what_is_wrong_with_them() -> None:
 
 
 async def test_it_counts_the_connections_of_clients() -> None:
-    async with surface() as server:
-        waiting = await server.connect()
-        async with waiting.stream:
-            answer = await server.request("GET", "/fleet/audit")
+    async with surface() as server, await server.connect():
+        answer = await server.request("GET", "/fleet/audit")
     assert answer.json["server"]["connections"] == 2
 
 

@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from server.api.operations.fleet_status import RecentFigures
 from server.metrics.metrics import Metrics
+from server.metrics.recent import RecentFigures
 from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import CONFIG, surface

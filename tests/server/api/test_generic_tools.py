@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,20 @@ from tests.server.text.tool_cases import hermes
 from tests.server.tiny_text import PAD_ID, tiny_text, tiny_tokenizer
 from triolet.grammar import build_tokenizer, compile_grammar
 
-from .test_cut_tools import ASKS, CHAT, FIRST, HI, MESSAGES, READERS, SECOND, TOLD, of_chat, saying
+from .test_cut_tools import (
+    ASKS,
+    CHAT,
+    FIRST,
+    HI,
+    MESSAGES,
+    OLLAMA,
+    READERS,
+    RESPONSES,
+    SECOND,
+    TOLD,
+    in_pieces,
+    of_chat,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +34,6 @@ if TYPE_CHECKING:
     from tests.server.support.surface import Answer
     from triolet.sampling import Grammar
 
-OLLAMA = "/api/chat"
 CITY: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 4}},
@@ -32,7 +43,7 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CIT
 BODY = {"messages": HI, "tools": [WEATHER]}
 BOTH = hermes(FIRST, SECOND)
 LONG = BOTH.replace("Bonn", "Bonn am Rhein")
-ENDS = {"length": "tool_calls", "max_tokens": "tool_use", "incomplete": "completed"}
+ENDS = {CHAT: "tool_calls", MESSAGES: "tool_use", RESPONSES: "completed", OLLAMA: "stop"}
 TOKENS = build_tokenizer(tiny_tokenizer().to_str(), (PAD_ID,))
 
 
@@ -43,37 +54,25 @@ def accepts(grammar: Grammar | None, text: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-@pytest.mark.parametrize(("path", "is_streamed", "read", "reason"), READERS)
+@pytest.mark.parametrize(("path", "is_streamed", "read", "_"), READERS)
 async def test_calls_come_as_the_calls_of_each_api(
     path: str,
     is_streamed: bool,
     read: Callable[[Answer], tuple[str, list[str], str]],
-    reason: str,
+    _: str,
 ) -> None:
-    fleet = FakeFleet(saying(f"Hm. {BOTH}", FinishReason.STOP))
+    fleet = FakeFleet(in_pieces(f"Hm. {BOTH}", FinishReason.STOP))
     text = tiny_text()
     async with surface(fleet, text=text) as server:
         answer = await server.post(path, {**ASKS[path], "stream": is_streamed})
         prompt = await text.decode(fleet.generations[0].request.prompt_ids)
+        shown = (await server.post("/api/show", {"model": MODEL})).json
     said, told, end = read(answer)
-    assert (said.strip(), told, end) == ("Hm.", TOLD, ENDS[reason])
+    assert (said.strip(), told, end) == ("Hm.", TOLD, ENDS[path])
+    assert "tools" in shown["capabilities"]
     assert prompt.startswith("[system]# Tools")
     assert prompt.endswith("[user]hi[assistant]")
     assert '{"name": "weather"' in prompt
-
-
-@pytest.mark.parametrize("is_streamed", [False, True])
-async def test_calls_come_as_calls_of_ollama(is_streamed: bool) -> None:
-    fleet = FakeFleet(saying(BOTH, FinishReason.STOP))
-    async with surface(fleet, text=tiny_text()) as server:
-        asked = {"model": MODEL, **BODY, "stream": is_streamed}
-        answer = await server.post(OLLAMA, asked)
-        shown = (await server.post("/api/show", {"model": MODEL})).json
-    messages = [json.loads(line)["message"] for line in answer.body.splitlines()]
-    assert not "".join(message["content"] for message in messages)
-    called = [c["function"] for m in messages for c in m.get("tool_calls", ())]
-    assert [json.dumps(one["arguments"]) for one in called] == TOLD
-    assert "tools" in shown["capabilities"]
 
 
 async def test_the_model_may_answer_and_each_call_keeps_to_its_schema() -> None:
@@ -130,7 +129,7 @@ async def test_an_answer_that_has_to_have_a_form_has_it() -> None:
 async def test_an_answer_that_ends_within_a_call_is_no_text() -> None:
     async with surface(text=tiny_text()) as server:
         for cut in (BOTH.index("{"), BOTH.index("ther"), BOTH.index("nn")):
-            server.fleet.script = saying(BOTH[:cut])
+            server.fleet.script = in_pieces(BOTH[:cut])
             said, told, reason = of_chat(await server.post(CHAT, BODY))
             assert (said, reason) == ("", "length")
             assert all(TOLD[0].startswith(one) and one != TOLD[0] for one in told)

@@ -15,7 +15,7 @@ from server.api.ollama.schema import OllamaChat, OllamaEmbed, OllamaGenerate
 from server.api.openai.embeddings import EmbeddingFields, RerankRequest, ScoreRequest
 from server.api.openai.responses_schema import InputTokensRequest, ResponseCreate
 from server.api.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest, StrictModel
-from server.text.scanning import MAX_CONTAINERS, MAX_VALUES
+from server.text.tool_forms.scanning import MAX_CONTAINERS, MAX_VALUES
 from triolet.errors import RequestError
 
 json_values = st.recursive(

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from server.api.served_models import ModelTable
 from server.tenants.accounts import NANOS, limits_of
-from server.tenants.memory_store import MemoryStore
-from server.tenants.quotas import QuotaObserver, Quotas, SpendWatch
+from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
+from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
 from server.text.model_files import EmbeddingModel
 from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeText, fake_model
@@ -316,7 +316,7 @@ async def test_a_tenant_s_limits_count_over_all_models_and_each_has_its_prices()
     config, watch = QuotaConfig(), SpendWatch(QuotaObserver())
     prices = {MODEL: Prices(prompt=1e6), CODE: Prices(prompt=1e9)}
     store = MemoryStore(config, watch)
-    quotas = Quotas(config, store, watch, QuotaObserver(), prices.__getitem__)
+    quotas = Quotas(store, watch, QuotaObserver(), prices.__getitem__)
     fleets = {"fleet": ChargingFleet(quotas), "code_fleet": ChargingFleet(quotas)}
     async with two_models(**fleets, tenancy=tenancy, quotas=quotas) as models:
         for name, expected in ((MODEL, 200), (CODE, 200), (CODE, 200), (MODEL, 429)):
@@ -333,8 +333,7 @@ async def test_a_tenant_s_limits_count_over_all_models_and_each_has_its_prices()
 
 async def test_one_socket_asks_several_models() -> None:
     async with two_models() as models:
-        socket = await open_socket(models.server)
-        async with socket.client.stream:
+        async with await open_socket(models.server) as socket:
             for name in (CODE, MODEL):
                 await socket.send({"type": "response.create", "model": name, "input": "hi"})
                 events = await socket.until("response.completed")

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from tests.server.api.test_messages import CALL, COUNT, PATH, WEATHER, ask
-from tests.server.support.fakes import FakeFleet
+from tests.server.support.fakes import FakeFleet, saying
 from tests.server.support.surface import surface
 
-if TYPE_CHECKING:
-    from tests.server.support.fakes import FakeGeneration
-
-
-def call(generation: FakeGeneration) -> None:
-    for piece in ("Let me see. ", CALL[:30], CALL[30:45], CALL[45:]):
-        generation.say(piece)
-    generation.finish()
+call = saying("Let me see. ", CALL[:30], CALL[30:45], CALL[45:])
 
 
 async def test_calls_of_tools_are_blocks_whole_and_streamed() -> None:

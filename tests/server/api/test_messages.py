@@ -6,23 +6,24 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import trio
 
-from server.api.anthropic.messages import PING, MessageStream, message_error
+from server.api.anthropic.messages import MessageStream, message_error
 from server.contract.generation import (
-    CancelReason,
     Failed,
     Finished,
     FinishReason,
     GenerationRequest,
     Usage,
 )
-from tests.server.support.fakes import MAX_MODEL_LEN, FakeFleet, FakeGeneration, by_hand, delta
+from tests.server.support.fakes import (
+    MAX_MODEL_LEN,
+    FakeFleet,
+    delta,
+    saying,
+)
 from tests.server.support.surface import (
     MODEL,
-    PATIENCE_S,
     named_sse_events,
-    request_bytes,
     surface,
 )
 from triolet.errors import RequestError, deadline_exceeded, no_worker, overloaded
@@ -359,21 +360,6 @@ async def test_errors_of_every_kind_have_the_form() -> None:
     assert busy.headers["retry-after"]
 
 
-async def test_silence_is_filled_with_pings_and_leaving_is_noticed() -> None:
-    fleet = FakeFleet(by_hand)
-    async with surface(fleet, keep_alive_s=0.01) as server:
-        client = await server.connect()
-        async with client.stream:
-            body = json.dumps(ask(stream=True)).encode()
-            await client.send(request_bytes("POST", PATH, body=body))
-            for _ in range(3):
-                await client.until(PING)
-            generation = await fleet.nth(0)
-        with trio.fail_after(PATIENCE_S):
-            await generation.was_cancelled.wait()
-    assert generation.cancelled[0] is CancelReason.CLIENT_GONE
-
-
 async def test_what_is_counted_is_what_is_sent() -> None:
     prompt = {name: ask(system="Be kind.")[name] for name in ("model", "messages", "system")}
     async with surface() as server:
@@ -385,10 +371,6 @@ async def test_what_is_counted_is_what_is_sent() -> None:
 
 
 async def test_a_stop_sequence_is_named() -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("so ")
-        generation.push(Finished(FinishReason.STOP, generation.usage, "END"))
-
-    async with surface(FakeFleet(script)) as server:
+    async with surface(FakeFleet(saying("so ", stop="END"))) as server:
         message = (await server.post(PATH, ask(stop_sequences=["END"]))).json
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")

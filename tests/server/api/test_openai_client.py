@@ -11,8 +11,8 @@ import trio.testing
 
 from server.contract.generation import CancelReason, FinishReason
 from tests.lazily import lazily
-from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
-from tests.server.support.surface import MODEL, PATIENCE_S, surface
+from tests.server.support.fakes import FakeFleet, by_hand, saying
+from tests.server.support.surface import MODEL, surface
 from triolet.errors import deadline_exceeded, no_worker, overloaded
 
 if TYPE_CHECKING:
@@ -149,11 +149,7 @@ async def test_it_gets_typed_errors(
 async def test_a_failure_of_a_whole_answer_is_a_typed_error(
     error: RequestError, status: int
 ) -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("half")
-        generation.fail(error)
-
-    async with surface(FakeFleet(script)) as server:
+    async with surface(FakeFleet(saying("half", error=error))) as server:
         with pytest.raises(openai.InternalServerError) as caught:
             await with_client(
                 server, lambda client: client.chat.completions.create(model=MODEL, messages=HI)
@@ -162,11 +158,7 @@ async def test_a_failure_of_a_whole_answer_is_a_typed_error(
 
 
 async def test_a_failure_in_a_stream_raises() -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("half")
-        generation.fail(no_worker("the worker died"))
-
-    async with surface(FakeFleet(script)) as server:
+    async with surface(FakeFleet(saying("half", error=no_worker("the worker died")))) as server:
         with pytest.raises(openai.APIError, match="the worker died"):
             await with_client(
                 server,
@@ -206,8 +198,7 @@ async def test_closing_its_stream_cancels() -> None:
 
     async with surface(fleet) as server:
         await with_client(server, use)
-        with trio.fail_after(PATIENCE_S):
-            await (await fleet.nth(0)).was_cancelled.wait()
+        await (await fleet.nth(0)).cancellations()
     assert fleet.generations[0].cancelled == [CancelReason.CLIENT_GONE]
 
 

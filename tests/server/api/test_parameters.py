@@ -89,8 +89,7 @@ async def test_the_model_s_recommendations_fill_in_what_a_request_leaves_out() -
     async with surface(defaults=RECOMMENDED) as server:
         await server.post(CHAT, {"messages": HI})
         await server.post(COMPLETIONS, {"prompt": "hi"})
-        socket = await open_socket(server)
-        async with socket.client.stream:
+        async with await open_socket(server) as socket:
             await socket.send({"type": "response.create", "input": "hi"})
             shown = (await socket.event())["response"]
         await server.fleet.nth(2)

@@ -189,8 +189,7 @@ async def test_who_has_spent_its_budget_shall_not_try_again(world: World) -> Non
 
 
 async def test_a_websocket_says_its_limits_and_refuses_answer_by_answer(world: World) -> None:
-    socket = await open_socket(world.server, OF_ALICE)
-    async with socket.client.stream:
+    async with await open_socket(world.server, OF_ALICE) as socket:
         assert socket.headers["x-ratelimit-limit-requests"] == "4"
         for number in range(5):
             await socket.send({"type": "response.create", "input": "Hi", "store": False})

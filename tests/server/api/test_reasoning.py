@@ -493,8 +493,7 @@ async def test_a_socket_resumes_reasoning_and_remembers_it() -> None:
     fleet, text = thinking()
     create = {"type": "response.create", "model": MODEL, "input": "hi", "resumable": True}
     async with surface(fleet, text=text) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
+        async with await open_socket(server) as socket:
             await socket.send(create)
             uncut = await socket.until("response.completed")
             last = uncut[-1]["response"]
@@ -502,8 +501,7 @@ async def test_a_socket_resumes_reasoning_and_remembers_it() -> None:
             await socket.send(create | {"previous_response_id": last["id"]})
             await socket.until("response.completed")
         for cut in (2, 5, 9):
-            socket = await open_socket(server)
-            async with socket.client.stream:
+            async with await open_socket(server) as socket:
                 resume = {"type": "response.resume", "response_id": last["id"]}
                 await socket.send(resume | {"sequence_number": cut})
                 assert await socket.until("response.completed") == uncut[cut + 1 :]

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import trio
 
 from server.api.openai.responses_events import (
     ResponseEvents,
@@ -16,18 +15,17 @@ from server.api.openai.responses_events import (
 )
 from server.api.openai.responses_schema import ResponseRequest
 from server.api.schemas import read_request
-from server.api.stream import KEEP_ALIVE
 from server.contract.generation import (
-    CancelReason,
     Failed,
     Finished,
     FinishReason,
     GenerationRequest,
     Usage,
 )
-from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta
-from tests.server.support.surface import CONFIG, MODEL, PATIENCE_S, request_bytes, surface
-from triolet.errors import no_worker, overloaded
+from tests.server.api.test_messages import NESTED
+from tests.server.support.fakes import FakeFleet, delta, saying
+from tests.server.support.surface import CONFIG, MODEL, surface
+from triolet.errors import no_worker
 from triolet.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -50,12 +48,6 @@ ORDER = [
     "response.output_item.done",
     "response.completed",
 ]
-
-
-NESTED: dict[str, Any] = {}
-"""Deeper than any schema may be."""
-for _ in range(50):
-    NESTED = {"items": NESTED}
 
 
 WEATHER: dict[str, Any] = {
@@ -157,51 +149,10 @@ async def test_a_whole_answer_is_the_last_event_of_a_stream() -> None:
 
 
 async def test_the_length_limit_is_a_detail_of_an_incomplete_response() -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("cut")
-        generation.finish(FinishReason.LENGTH)
-
-    async with surface(FakeFleet(script)) as server:
+    async with surface(FakeFleet(saying("cut", reason=FinishReason.LENGTH))) as server:
         whole = (await server.post(PATH, ask())).json
     assert whole["status"] == "incomplete"
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
-
-
-async def test_a_failure_is_an_event_of_a_stream_and_a_status_of_a_whole_answer() -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("half")
-        generation.fail(no_worker("the worker died"))
-
-    async with surface(FakeFleet(script)) as server:
-        whole = await server.post(PATH, ask())
-        events = events_of(await server.post(PATH, ask(stream=True)))
-    assert (whole.status, whole.error["code"]) == (503, "no_worker")
-    assert events[-1]["type"] == "response.failed"
-    error = events[-1]["response"]["error"]
-    assert (error["code"], error["type"]) == ("server_error", "no_worker")
-
-
-async def test_what_is_refused_for_now_is_no_stream() -> None:
-    fleet = FakeFleet()
-    fleet.refuse_with = overloaded("busy", 1.0)
-    async with surface(fleet) as server:
-        answer = await server.post(PATH, ask(stream=True))
-    assert answer.status == 503
-    assert answer.headers["retry-after"]
-
-
-async def test_silence_is_filled_and_a_client_that_leaves_is_noticed() -> None:
-    fleet = FakeFleet(by_hand)
-    async with surface(fleet, keep_alive_s=0.01) as server:
-        client = await server.connect()
-        async with client.stream:
-            body = b'{"input": "hi", "stream": true}'
-            await client.send(request_bytes("POST", PATH, body=body))
-            await client.until(KEEP_ALIVE)
-            generation = await fleet.nth(0)
-        with trio.fail_after(PATIENCE_S):
-            await generation.was_cancelled.wait()
-    assert generation.cancelled[0] is CancelReason.CLIENT_GONE
 
 
 async def test_logprobs_come_where_they_are_asked_for() -> None:
@@ -247,10 +198,7 @@ async def test_the_text_may_have_to_follow_a_schema_and_the_response_repeats_it(
     assert json.loads(second.text) == {"type": "object"}
 
 
-def call(generation: FakeGeneration) -> None:
-    for piece in ("Let me see. ", CALL[:30], CALL[30:45], CALL[45:]):
-        generation.say(piece)
-    generation.finish()
+call = saying("Let me see. ", CALL[:30], CALL[30:45], CALL[45:])
 
 
 async def test_calls_of_tools_are_items_whole_and_streamed() -> None:

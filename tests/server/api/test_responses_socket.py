@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from server.contract.generation import CancelReason, FinishReason
-from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
+from tests.server.support.fakes import FakeFleet, by_hand, saying
 from tests.server.support.surface import MODEL, PATIENCE_S, surface
 from tests.server.support.websocket import BINARY, PING, TEXT, Socket, frame_bytes, open_socket
 from triolet.errors import no_worker, overloaded
@@ -27,11 +27,9 @@ async def refused(socket: Socket, message: dict[str, Any] | str) -> dict[str, An
 
 
 async def test_an_answer_is_one_message_with_numbered_events() -> None:
-    async with surface() as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.send(create(instructions="be kind", max_output_tokens=9))
-            events = await socket.until("response.completed")
+    async with surface() as server, await open_socket(server) as socket:
+        await socket.send(create(instructions="be kind", max_output_tokens=9))
+        events = await socket.until("response.completed")
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert all("stream_id" not in event for event in events)
     first, last = events[0]["response"], events[-1]["response"]
@@ -52,30 +50,24 @@ async def test_an_answer_is_one_message_with_numbered_events() -> None:
 
 
 async def test_the_length_limit_makes_it_incomplete() -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("cut")
-        generation.finish(FinishReason.LENGTH)
-
-    async with surface(FakeFleet(script)) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.send(create())
-            last = (await socket.until("response.incomplete"))[-1]["response"]
+    async with (
+        surface(FakeFleet(saying("cut", reason=FinishReason.LENGTH))) as server,
+        await open_socket(server) as socket,
+    ):
+        await socket.send(create())
+        last = (await socket.until("response.incomplete"))[-1]["response"]
     assert last["incomplete_details"] == {"reason": "max_output_tokens"}
     assert last["output"][0]["status"] == last["status"] == "incomplete"
 
 
 async def test_a_failure_is_one_terminal_event() -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say("half")
-        generation.fail(no_worker("the worker died"))
-
-    async with surface(FakeFleet(script)) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.send(create())
-            last = (await socket.until("response.failed"))[-1]["response"]
-            again = await refused(socket, create(previous_response_id=last["id"]))
+    async with (
+        surface(FakeFleet(saying("half", error=no_worker("the worker died")))) as server,
+        await open_socket(server) as socket,
+    ):
+        await socket.send(create())
+        last = (await socket.until("response.failed"))[-1]["response"]
+        again = await refused(socket, create(previous_response_id=last["id"]))
     assert last["status"] == "failed"
     assert last["error"] == {
         "code": "server_error",
@@ -88,40 +80,36 @@ async def test_a_failure_is_one_terminal_event() -> None:
 
 async def test_a_refused_submission_is_an_error_and_the_socket_lives() -> None:
     fleet = FakeFleet()
-    async with surface(fleet) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            fleet.refuse_with = overloaded("busy", 1.0)
-            event = await refused(socket, create(stream_id="lane-1"))
-            assert (event["status"], event["stream_id"]) == (503, "lane-1")
-            fleet.refuse_with = None
-            await socket.send(create())
-            await socket.until("response.completed")
+    async with surface(fleet) as server, await open_socket(server) as socket:
+        fleet.refuse_with = overloaded("busy", 1.0)
+        event = await refused(socket, create(stream_id="lane-1"))
+        assert (event["status"], event["stream_id"]) == (503, "lane-1")
+        fleet.refuse_with = None
+        await socket.send(create())
+        await socket.until("response.completed")
 
 
 @pytest.mark.parametrize("by", ["response_id", "lane", "default lane"])
 async def test_a_cancel_ends_the_answer_with_what_was_said(by: str) -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.send(create(**({"stream_id": "a"} if by == "lane" else {})))
-            generation = await fleet.nth(0)
-            generation.say("so far")
-            response_id = (await socket.event())["response"]["id"]
-            await socket.until("response.output_text.delta")
-            target: dict[str, str] = {}
-            if by == "response_id":
-                target = {"response_id": response_id}
-            elif by == "lane":
-                target = {"stream_id": "a"}
-            await socket.send({"type": "response.cancel", **target})
-            last = (await socket.until("response.incomplete"))[-1]["response"]
-            # Crossing messages are no error: the next event is of the next answer.
-            await socket.send({"type": "response.cancel", "response_id": response_id})
-            fleet.script = lambda generation: generation.finish()
-            await socket.send(create())
-            assert (await socket.event())["type"] == "response.created"
+    async with surface(fleet) as server, await open_socket(server) as socket:
+        await socket.send(create(**({"stream_id": "a"} if by == "lane" else {})))
+        generation = await fleet.nth(0)
+        generation.say("so far")
+        response_id = (await socket.event())["response"]["id"]
+        await socket.until("response.output_text.delta")
+        target: dict[str, str] = {}
+        if by == "response_id":
+            target = {"response_id": response_id}
+        elif by == "lane":
+            target = {"stream_id": "a"}
+        await socket.send({"type": "response.cancel", **target})
+        last = (await socket.until("response.incomplete"))[-1]["response"]
+        # Crossing messages are no error: the next event is of the next answer.
+        await socket.send({"type": "response.cancel", "response_id": response_id})
+        fleet.script = lambda generation: generation.finish()
+        await socket.send(create())
+        assert (await socket.event())["type"] == "response.created"
     assert generation.cancelled[0] is CancelReason.STOPPED
     assert last["status"] == "cancelled"
     assert last["output"][0]["content"][0]["text"] == "so far"
@@ -129,54 +117,51 @@ async def test_a_cancel_ends_the_answer_with_what_was_said(by: str) -> None:
 
 async def test_answers_of_one_lane_queue_and_lanes_run_side_by_side() -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            for lane in ("a", "a", "b"):
-                await socket.send(create(stream_id=lane))
-            first, second = await fleet.nth(0), await fleet.nth(1)
-            created = [e for e in [await socket.event() for _ in range(8)] if "response" in e]
-            assert {event["stream_id"] for event in created} == {"a", "b"}
-            assert len(fleet.generations) == 2
-            by_lane = {"a": first, "b": second}
-            by_lane["b"].finish()
-            assert (await socket.until("response.completed"))[-1]["stream_id"] == "b"
-            by_lane["a"].finish()
-            assert (await socket.until("response.completed"))[-1]["stream_id"] == "a"
-            (await fleet.nth(2)).finish()
-            assert (await socket.until("response.completed"))[-1]["stream_id"] == "a"
+    async with surface(fleet) as server, await open_socket(server) as socket:
+        for lane in ("a", "a", "b"):
+            await socket.send(create(stream_id=lane))
+        first, second = await fleet.nth(0), await fleet.nth(1)
+        created = [e for e in [await socket.event() for _ in range(8)] if "response" in e]
+        assert {event["stream_id"] for event in created} == {"a", "b"}
+        assert len(fleet.generations) == 2
+        by_lane = {"a": first, "b": second}
+        by_lane["b"].finish()
+        assert (await socket.until("response.completed"))[-1]["stream_id"] == "b"
+        by_lane["a"].finish()
+        assert (await socket.until("response.completed"))[-1]["stream_id"] == "a"
+        (await fleet.nth(2)).finish()
+        assert (await socket.until("response.completed"))[-1]["stream_id"] == "a"
 
 
 async def test_answers_at_once_and_waiting_are_bounded() -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet, ws_max_streams=2, ws_max_queued=1) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            for lane in ("a", "b", "c"):
-                await socket.send(create(stream_id=lane))
-            await fleet.nth(1)
-            await socket.send(create(stream_id="d"))
+    async with (
+        surface(fleet, ws_max_streams=2, ws_max_queued=1) as server,
+        await open_socket(server) as socket,
+    ):
+        for lane in ("a", "b", "c"):
+            await socket.send(create(stream_id=lane))
+        await fleet.nth(1)
+        await socket.send(create(stream_id="d"))
+        event = await socket.event()
+        while event["type"] != "error":
             event = await socket.event()
-            while event["type"] != "error":
-                event = await socket.event()
-            assert (event["status"], event["stream_id"]) == (429, "d")
-            assert event["error"]["code"] == "websocket_stream_limit_reached"
-            assert len(fleet.generations) == 2
-            fleet.generations[0].finish()
-            await fleet.nth(2)
+        assert (event["status"], event["stream_id"]) == (429, "d")
+        assert event["error"]["code"] == "websocket_stream_limit_reached"
+        assert len(fleet.generations) == 2
+        fleet.generations[0].finish()
+        await fleet.nth(2)
 
 
 async def test_a_conversation_goes_on_from_an_earlier_answer() -> None:
     async with surface() as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
+        async with await open_socket(server) as socket:
             await socket.send(create(input="one", instructions="only once"))
             first = (await socket.until("response.completed"))[-1]["response"]["id"]
             await socket.send(create(input="two", previous_response_id=first))
             await socket.until("response.completed")
             unknown = await refused(socket, create(previous_response_id="resp_0"))
-        other = await open_socket(server)
-        async with other.client.stream:
+        async with await open_socket(server) as other:
             elsewhere = await refused(other, create(previous_response_id=first))
     prompt = bytes(server.fleet.generations[1].request.prompt_ids).decode()
     assert prompt == "user: one\nassistant: Hello there\nuser: two\nassistant:"
@@ -184,14 +169,12 @@ async def test_a_conversation_goes_on_from_an_earlier_answer() -> None:
 
 
 async def test_a_turn_may_be_warmed_and_then_be_built_upon() -> None:
-    async with surface() as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.send(create(input="one", generate=False))
-            events = await socket.until("response.completed")
-            warmed = events[-1]["response"]
-            await socket.send(create(input="two", previous_response_id=warmed["id"]))
-            await socket.until("response.completed")
+    async with surface() as server, await open_socket(server) as socket:
+        await socket.send(create(input="one", generate=False))
+        events = await socket.until("response.completed")
+        warmed = events[-1]["response"]
+        await socket.send(create(input="two", previous_response_id=warmed["id"]))
+        await socket.until("response.completed")
     assert [event["type"] for event in events] == [
         "response.created",
         "response.in_progress",
@@ -206,25 +189,19 @@ async def test_a_turn_may_be_warmed_and_then_be_built_upon() -> None:
 async def test_a_call_of_a_tool_is_answered_on_the_same_socket() -> None:
     call = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
 
-    def script(generation: FakeGeneration) -> None:
-        generation.say(call)
-        generation.finish()
-
     tools = [{"type": "function", "name": "weather"}]
-    async with surface(FakeFleet(script)) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.send(create(tools=tools))
-            first = (await socket.until("response.completed"))[-1]["response"]
-            (item,) = first["output"]
-            result = {
-                "type": "function_call_output",
-                "call_id": item["call_id"],
-                "output": "warm",
-            }
-            more = create(input=[result], tools=tools, previous_response_id=first["id"])
-            await socket.send(more)
-            await socket.until("response.completed")
+    async with surface(FakeFleet(saying(call))) as server, await open_socket(server) as socket:
+        await socket.send(create(tools=tools))
+        first = (await socket.until("response.completed"))[-1]["response"]
+        (item,) = first["output"]
+        result = {
+            "type": "function_call_output",
+            "call_id": item["call_id"],
+            "output": "warm",
+        }
+        more = create(input=[result], tools=tools, previous_response_id=first["id"])
+        await socket.send(more)
+        await socket.until("response.completed")
     prompt = bytes(server.fleet.generations[1].request.prompt_ids).decode()
     call_id = item["call_id"]
     assert prompt == (
@@ -246,22 +223,18 @@ async def test_earlier_answers_may_be_sent_back_as_they_came() -> None:
         },
         {"role": "user", "content": "go on"},
     ]
-    async with surface() as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.send(create(input=history))
-            await socket.until("response.completed")
+    async with surface() as server, await open_socket(server) as socket:
+        await socket.send(create(input=history))
+        await socket.until("response.completed")
     prompt = bytes(server.fleet.generations[0].request.prompt_ids).decode()
     assert prompt == "system: be kind\nuser: hi\nassistant: yes\nuser: go on\nassistant:"
 
 
 async def test_logprobs_come_where_they_are_asked_for() -> None:
     asked = create(include=["message.output_text.logprobs"], top_logprobs=1)
-    async with surface() as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.send(asked)
-            last = (await socket.until("response.completed"))[-1]["response"]
+    async with surface() as server, await open_socket(server) as socket:
+        await socket.send(asked)
+        last = (await socket.until("response.completed"))[-1]["response"]
     scored = last["output"][0]["content"][0]["logprobs"]
     assert "".join(token["token"] for token in scored) == "Hello there"
     assert scored[0]["top_logprobs"][0]["token"] == "H"
@@ -305,29 +278,24 @@ async def test_logprobs_come_where_they_are_asked_for() -> None:
 async def test_what_is_wrong_is_an_error_event_that_names_it(
     message: dict[str, Any] | str, param: str | None
 ) -> None:
-    async with surface() as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            event = await refused(socket, message)
-            assert (event["status"], event["error"]["param"]) == (400, param)
-            await socket.send(create())
-            await socket.until("response.completed")
+    async with surface() as server, await open_socket(server) as socket:
+        event = await refused(socket, message)
+        assert (event["status"], event["error"]["param"]) == (400, param)
+        await socket.send(create())
+        await socket.until("response.completed")
 
 
 async def test_binary_messages_and_empty_ones_are_refused() -> None:
-    async with surface() as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            for message in (frame_bytes(BINARY, b"{}"), frame_bytes(BINARY), frame_bytes(TEXT)):
-                await socket.client.send(message)
-                assert (await socket.event())["status"] == 400
+    async with surface() as server, await open_socket(server) as socket:
+        for message in (frame_bytes(BINARY, b"{}"), frame_bytes(BINARY), frame_bytes(TEXT)):
+            await socket.client.send(message)
+            assert (await socket.event())["status"] == 400
 
 
 async def test_leaving_cancels_every_answer() -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
+        async with await open_socket(server) as socket:
             for lane in "abc":
                 await socket.send(create(stream_id=lane))
             generations = [await fleet.nth(index) for index in range(3)]
@@ -363,15 +331,13 @@ async def test_a_drain_lets_answers_finish_and_then_says_goodbye() -> None:
 
 async def test_a_socket_is_told_of_a_successor_and_served_until_the_drain() -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            server.services.state.hand_over()
-            assert (await socket.until("notice"))[-1]["code"] == "draining"
-            await socket.send(create())
-            generation = await fleet.nth(0)
-            generation.say("still here")
-            generation.finish()
-            await socket.until("response.completed")
-            server.services.state.drain()
-            assert (await socket.frame()).close_code == 1001
+    async with surface(fleet) as server, await open_socket(server) as socket:
+        server.services.state.hand_over()
+        assert (await socket.until("notice"))[-1]["code"] == "draining"
+        await socket.send(create())
+        generation = await fleet.nth(0)
+        generation.say("still here")
+        generation.finish()
+        await socket.until("response.completed")
+        server.services.state.drain()
+        assert (await socket.frame()).close_code == 1001

@@ -9,9 +9,11 @@ import pytest
 
 from server.app import build_app
 from server.jobs.runner import InnerRequest
-from server.tenants.memory_store import MemoryStore
-from server.tenants.quotas import QuotaObserver, Quotas, SpendWatch
+from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
+from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
+from tests.server.api.test_claims import BODIES as CLAIMED
+from tests.server.api.test_claims import CHAT, HEADERS, KEY
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import Answer, Surface, surface
 from tests.server.support.tenants import tenant, tenants_of
@@ -20,16 +22,7 @@ from triolet.config import QuotaConfig
 from triolet.service_class import Scheduling, ServiceClass
 from triolet.tenants.plans import Plan, Prices
 
-KEY: Final = "sk-triolet-alice"
-HEADERS: Final = {"Authorization": f"Bearer {KEY}"}
-CHAT: Final = {"messages": [{"role": "user", "content": "hi"}]}
-BODIES: Final[dict[str, dict[str, Any]]] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/responses": {"input": "hi"},
-    "/v1/messages": CHAT | {"max_tokens": 4, "model": "demo"},
-    "/v1/embeddings": {"input": "hi"},
-}
+BODIES: Final[dict[str, dict[str, Any]]] = {**CLAIMED, "/v1/embeddings": {"input": "hi"}}
 GOLD: Final = Plan(
     "gold",
     weight=4.0,
@@ -158,24 +151,22 @@ async def test_who_names_no_length_gets_what_the_plan_allows() -> None:
 
 async def test_a_change_counts_on_an_open_websocket_from_the_next_message_on() -> None:
     who = tenancy()
-    async with surface(tenancy=who) as server:
-        socket = await open_socket(server, HEADERS)
-        async with socket.client.stream:
+    async with surface(tenancy=who) as server, await open_socket(server, HEADERS) as socket:
+        await socket.send({"type": "response.create", "input": "hi"})
+        await socket.until("response.completed")
+        who.replace(tenants_of(tenant("alice", KEY, plan=Plan("basic", weight=7.0))))
+        await socket.send({"type": "response.create", "input": "hi"})
+        await socket.until("response.completed")
+        assert [one.weight for one in schedulings(server)] == [4.0, 7.0]
+        for change, status in (
+            (tenant("alice", KEY, is_disabled=True), 403),
+            (tenant("alice", "another"), 401),
+        ):
+            who.replace(tenants_of(change))
             await socket.send({"type": "response.create", "input": "hi"})
-            await socket.until("response.completed")
-            who.replace(tenants_of(tenant("alice", KEY, plan=Plan("basic", weight=7.0))))
-            await socket.send({"type": "response.create", "input": "hi"})
-            await socket.until("response.completed")
-            assert [one.weight for one in schedulings(server)] == [4.0, 7.0]
-            for change, status in (
-                (tenant("alice", KEY, is_disabled=True), 403),
-                (tenant("alice", "another"), 401),
-            ):
-                who.replace(tenants_of(change))
-                await socket.send({"type": "response.create", "input": "hi"})
-                event = await socket.event()
-                assert (event["type"], event.get("status")) == ("error", status)
-            assert len(server.fleet.generations) == 2
+            event = await socket.event()
+            assert (event["type"], event.get("status")) == ("error", status)
+        assert len(server.fleet.generations) == 2
 
 
 class ShuttingText(FakeText):
@@ -209,9 +200,7 @@ async def test_who_is_shut_out_while_the_request_is_read_begins_nothing(path: st
 
 async def test_of_several_servers_each_lets_a_tenant_have_its_part() -> None:
     config, watch = QuotaConfig(servers=2), SpendWatch(QuotaObserver())
-    quotas = Quotas(
-        config, MemoryStore(config, watch), watch, QuotaObserver(), lambda model: Prices()
-    )
+    quotas = Quotas(MemoryStore(config, watch), watch, QuotaObserver(), lambda model: Prices())
     async with surface(tenancy=tenancy(), quotas=quotas) as server:
         for path in BODIES:
             assert (await post(server, path)).status == 200

@@ -118,19 +118,20 @@ async def test_an_answer_that_is_not_stored_holds_nothing_of_its_request(
     store: bool | None,
 ) -> None:
     config = StoredResponsesConfig() if store is None else KEPT
-    async with surface(FakeFleet(by_hand), responses=config) as server:
-        client = await server.connect()
-        async with client.stream:
-            body = json.dumps(ask(stream=True, store=store, input="a question of its own"))
-            await client.send(request_bytes("POST", PATH, body=body.encode()))
-            generation = await server.fleet.nth(0)
-            generation.say("so far")
-            await client.until(b"so far")
-            gc.collect()
-            held = [one for one in gc.get_objects() if isinstance(one, InputItem)]
-            assert not [item for item in held if item.content == "a question of its own"]
-            generation.finish()
-            await client.until(b"response.completed")
+    async with (
+        surface(FakeFleet(by_hand), responses=config) as server,
+        await server.connect() as client,
+    ):
+        body = json.dumps(ask(stream=True, store=store, input="a question of its own"))
+        await client.send(request_bytes("POST", PATH, body=body.encode()))
+        generation = await server.fleet.nth(0)
+        generation.say("so far")
+        await client.until(b"so far")
+        gc.collect()
+        held = [one for one in gc.get_objects() if isinstance(one, InputItem)]
+        assert not [item for item in held if item.content == "a question of its own"]
+        generation.finish()
+        await client.until(b"response.completed")
 
 
 async def test_without_the_option_every_error_says_how_to_switch_it_on() -> None:
@@ -310,8 +311,7 @@ async def test_a_failed_stream_and_a_cut_answer_are_stored_as_they_ended() -> No
 async def test_a_websocket_and_http_share_what_is_stored() -> None:
     async with surface(responses=KEPT) as server:
         over_http = await created(server)
-        socket = await open_socket(server)
-        async with socket.client.stream:
+        async with await open_socket(server) as socket:
             create = {"type": "response.create", **ask(previous_response_id=over_http["id"])}
             await socket.send(create)
             stored = (await socket.until("response.completed"))[-1]["response"]

@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.text.scanning import MAX_CONTAINERS, parsed_arguments
-from server.text.tool_calls import HERMES, LLAMA
+from server.text.tool_forms.scanning import MAX_CONTAINERS, parsed_arguments
 from server.text.tool_forms.table import QWEN3_CODER
-from tests.server.support.fakes import FakeFleet, FakeText
+from server.text.tool_forms.tool_calls import HERMES, LLAMA
+from tests.server.support.fakes import FakeFleet, FakeText, saying
 from tests.server.support.surface import surface
 from triolet.grammar import build_tokenizer, compile_grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from llguidance import LLTokenizer
 
-    from server.text.tool_calls import ToolForm
-    from tests.server.support.fakes import FakeGeneration
+    from server.text.tool_forms.tool_calls import ToolForm
     from triolet.sampling import Grammar
 
 CHAT = "/v1/chat/completions"
@@ -51,16 +48,6 @@ NAMED = {"type": "function", "function": {"name": "clock"}}
 @pytest.fixture(scope="module")
 def tokenizer() -> LLTokenizer:
     return build_tokenizer((DEMO / "tokenizer.json").read_text(encoding="utf-8"), (1,))
-
-
-def saying(*texts: str) -> Callable[[FakeGeneration], None]:
-    """Return a script that says this and stops."""
-
-    def script(generation: FakeGeneration) -> None:
-        generation.say(*texts)
-        generation.finish()
-
-    return script
 
 
 def accepts(tokenizer: LLTokenizer, grammar: Grammar, text: str) -> bool:

@@ -97,16 +97,13 @@ async def test_a_refusal_is_read_by_a_client_that_has_sent_its_request_already()
         await busy.send(CHAT)
         assert (await busy.head())[0] == 200
         for _ in range(20):
-            client = await server.connect(OTHER)
-            async with client.stream:
+            async with await server.connect(OTHER) as client:
                 assert await asked(client, CHAT) == 503
 
 
 async def shown_client(server: Surface, data: bytes, *, is_websocket: bool = False) -> str | None:
     """Return the client's address as a route sees it."""
-    client = await server.connect()
-    async with client.stream:
-        await client.send(data)
+    async with await server.sent(data) as client:
         if not is_websocket:
             return (await client.answer()).body.decode()
         assert (await client.head())[0] == 101
@@ -151,9 +148,7 @@ async def test_a_trusted_proxy_names_the_client_and_nobody_else_does(
     async with surface() as server:
         assert await shown_client(server, forged) == "127.0.0.1"
         assert await shown_client(server, upgrade, is_websocket=True) == "127.0.0.1"
-        client = await server.connect()
-        async with client.stream:
-            await client.send(preamble("192.0.2.7") + get)
+        async with await server.sent(preamble("192.0.2.7") + get) as client:
             answer = await client.answer()
             assert answer.status == 400
             assert "--trusted-proxies" in answer.error["message"]
@@ -169,18 +164,15 @@ async def test_a_trusted_proxy_names_the_client_and_nobody_else_does(
 async def test_a_client_that_a_proxy_calls_local_is_not_from_here() -> None:
     audit = request_bytes("GET", "/fleet/audit", headers={"X-Forwarded-For": "127.0.0.1"})
     for trusted in ((), HERE):
-        async with surface(trusted_proxies=trusted) as server:
-            client = await server.connect()
-            async with client.stream:
-                assert await asked(client, audit) == 403
+        async with surface(trusted_proxies=trusted) as server, await server.connect() as client:
+            assert await asked(client, audit) == 403
     async with surface(trusted_proxies=HERE) as server:
         for data, status in (
             (preamble("127.0.0.1") + AUDIT, 403),
             (preamble("192.0.2.8") + AUDIT, 403),
             (preamble("192.0.2.8", command=0x20) + AUDIT, 200),
         ):
-            client = await server.connect()
-            async with client.stream:
+            async with await server.connect() as client:
                 assert await asked(client, data) == status
 
 
@@ -212,19 +204,17 @@ async def test_connections_by_proxy_protocol_count_for_their_client() -> None:
 
 
 async def test_a_preamble_drop_by_drop_ends_with_the_deadline_of_a_head() -> None:
-    async with surface(trusted_proxies=HERE, header_timeout_s=0.2) as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(PROXY_SIGNATURE[:5])
-            assert await client.is_closed()
+    async with (
+        surface(trusted_proxies=HERE, header_timeout_s=0.2) as server,
+        await server.sent(PROXY_SIGNATURE[:5]) as client,
+    ):
+        assert await client.is_closed()
 
 
 async def test_a_malformed_preamble_closes_the_connection() -> None:
-    async with surface(trusted_proxies=HERE) as server:
-        client = await server.connect()
-        async with client.stream:
-            assert await asked(client, PROXY_SIGNATURE + b"\x11\x11\x00\x0c" + bytes(12)) == 400
-            assert await client.is_closed()
+    async with surface(trusted_proxies=HERE) as server, await server.connect() as client:
+        assert await asked(client, PROXY_SIGNATURE + b"\x11\x11\x00\x0c" + bytes(12)) == 400
+        assert await client.is_closed()
 
 
 async def test_an_open_websocket_is_not_idle() -> None:

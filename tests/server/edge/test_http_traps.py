@@ -15,13 +15,12 @@ from server.contract.generation import CancelReason
 from server.edge.tcp import GOODBYE_TIMEOUT_S
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, by_hand
-from tests.server.support.surface import PATIENCE_S, RawClient, request_bytes, surface
+from tests.server.support.surface import PATIENCE_S, request_bytes, surface
 from triolet.config import ServerConfig
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from tests.server.support.surface import Surface
 
 GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CLOSE = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -35,20 +34,12 @@ def chat(**more: object) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "hi"}], **more}
 
 
-async def sent(server: Surface, data: bytes) -> RawClient:
-    client = await server.connect()
-    await client.send(data)
-    return client
-
-
 async def test_a_connection_is_used_again() -> None:
-    async with surface() as server:
-        client = await server.connect()
-        async with client.stream:
-            for request in (GET, post(chat()), post(chat(stream=True)), GET, GET):
-                await client.send(request)
-                assert (await client.answer()).status == 200
-            assert server.edge.connections == 1
+    async with surface() as server, await server.connect() as client:
+        for request in (GET, post(chat()), post(chat(stream=True)), GET, GET):
+            await client.send(request)
+            assert (await client.answer()).status == 200
+        assert server.edge.connections == 1
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -61,29 +52,39 @@ async def test_connection_close_is_heeded(is_streamed: bool) -> None:
                 "POST", "/v1/chat/completions", body=body, headers={"Connection": "close"}
             ),
         ):
-            client = await sent(server, request)
-            async with client.stream:
+            async with await server.sent(request) as client:
                 assert (await client.answer()).status == 200
                 assert await client.is_closed()
 
 
-async def test_http_1_0_gets_its_answer_and_the_end() -> None:
-    async with surface() as server:
-        client = await sent(server, b"GET /version HTTP/1.0\r\n\r\n")
-        async with client.stream:
-            assert (await client.answer()).status == 200
-            assert await client.is_closed()
+@pytest.mark.parametrize(
+    ("data", "statuses"),
+    [
+        (b"GET /version HTTP/1.0\r\n\r\n", [200]),
+        (GET + b"GET /version HTTP/1.1\nHost: a\n\n", [200, 400]),
+        (
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+            [400],
+        ),
+    ],
+    ids=["http-1.0", "second-request", "broken-chunk"],
+)
+async def test_the_last_answer_of_a_connection_is_followed_by_its_end(
+    data: bytes, statuses: list[int]
+) -> None:
+    async with surface() as server, await server.sent(data) as client:
+        assert [(await client.answer()).status for _ in statuses] == statuses
+        assert await client.is_closed()
 
 
 async def test_an_idle_connection_is_closed_after_its_time_and_not_before() -> None:
-    async with surface(idle_connection_s=0.1) as server:
-        client = await server.connect()
-        async with client.stream:
-            began = trio.current_time()
-            await client.send(GET)
-            await client.answer()
-            assert await client.is_closed()
-            assert trio.current_time() - began >= 0.1
+    async with surface(idle_connection_s=0.1) as server, await server.connect() as client:
+        began = trio.current_time()
+        await client.send(GET)
+        await client.answer()
+        assert await client.is_closed()
+        assert trio.current_time() - began >= 0.1
 
 
 def test_idle_connections_outlive_those_of_load_balancers() -> None:
@@ -92,7 +93,7 @@ def test_idle_connections_outlive_those_of_load_balancers() -> None:
 
 async def test_a_connection_that_its_client_closed_is_not_kept_for_the_idle_time() -> None:
     async with surface(idle_connection_s=60) as server:
-        client = await sent(server, GET)
+        client = await server.sent(GET)
         await client.answer()
         await client.stream.aclose()
         await server.all_connections_closed()
@@ -105,11 +106,11 @@ async def test_a_connection_that_its_client_closed_is_not_kept_for_the_idle_time
 async def test_http_2_is_not_spoken(headers: str) -> None:
     upgrade = f"GET /version HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n".encode()
     async with surface() as server:
-        client = await sent(server, upgrade)
-        async with client.stream:
+        async with await server.sent(upgrade) as client:
             assert (await client.answer()).json["version"]
-        client = await sent(server, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
-        async with client.stream:
+        async with await server.sent(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+        ) as client:
             answer = await client.answer()
             assert (answer.status, answer.error["code"]) == (505, "http_version_not_supported")
             assert await client.is_closed()
@@ -133,62 +134,50 @@ async def test_http_2_is_not_spoken(headers: str) -> None:
     ids=["bare-lf", "absolute", "smuggling", "many", "large", "no-host", "version"],
 )
 async def test_a_refused_head_gets_one_answer_and_the_end(head: bytes, status: int) -> None:
-    async with surface() as server:
-        client = await sent(server, head)
-        async with client.stream:
-            answer = await client.answer()
-            assert (answer.status, answer.headers["connection"]) == (status, "close")
-            assert answer.error["message"]
-            assert await client.is_closed()
-
-
-async def test_a_broken_chunk_ends_the_connection() -> None:
-    head = (
-        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n"
-    )
-    async with surface() as server:
-        client = await sent(server, head + b"zz\r\n")
-        async with client.stream:
-            assert (await client.answer()).status == 400
-            assert await client.is_closed()
+    async with surface() as server, await server.sent(head) as client:
+        answer = await client.answer()
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+        assert answer.error["message"]
+        assert await client.is_closed()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", [b"", b"G", b"GET /version HTTP/1.1\r\nHost: "])
 async def test_a_slow_head_is_ended(begin: bytes) -> None:
-    async with surface(header_timeout_s=0.2) as server:
-        client = await sent(server, begin) if begin else await server.connect()
-        async with client.stream:
-            if begin:
-                assert (await client.answer()).error["code"] == "request_timeout"
-            assert await client.is_closed()
+    async with (
+        surface(header_timeout_s=0.2) as server,
+        await server.sent(begin) if begin else await server.connect() as client,
+    ):
+        if begin:
+            assert (await client.answer()).error["code"] == "request_timeout"
+        assert await client.is_closed()
 
 
 @pytest.mark.slow
 async def test_drops_of_a_head_do_not_win_time() -> None:
-    async with surface(header_timeout_s=0.3) as server:
-        client = await sent(server, GET)
-        async with client.stream, trio.open_nursery() as nursery:
-            await client.answer()
+    async with (
+        surface(header_timeout_s=0.3) as server,
+        await server.sent(GET) as client,
+        trio.open_nursery() as nursery,
+    ):
+        await client.answer()
 
-            async def drip() -> None:
-                for byte in b"GET /version HTTP/1.1\r\n" + b"X: " + b"y" * 10_000:
-                    await client.send(bytes([byte]))
-                    await trio.sleep(0.02)
-                pytest.fail("each drop won time")
+        async def drip() -> None:
+            for byte in b"GET /version HTTP/1.1\r\n" + b"X: " + b"y" * 10_000:
+                await client.send(bytes([byte]))
+                await trio.sleep(0.02)
+            pytest.fail("each drop won time")
 
-            nursery.start_soon(drip)
-            assert (await client.answer()).status == 408
-            nursery.cancel_scope.cancel()
+        nursery.start_soon(drip)
+        assert (await client.answer()).status == 408
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow
 async def test_a_slow_body_is_ended() -> None:
     async with surface(body_grace_s=0.2, body_min_bytes_per_s=1000) as server:
         request = post(chat())
-        client = await sent(server, request[:-5])
-        async with client.stream:
+        async with await server.sent(request[:-5]) as client:
             answer = await client.answer()
             assert (answer.status, answer.error["code"]) == (408, "request_timeout")
             assert await client.is_closed()
@@ -199,13 +188,14 @@ async def test_a_slow_body_is_ended() -> None:
 async def test_a_body_with_a_steady_rate_is_not_ended(mock_clock: MockClock) -> None:
     body = json.dumps(chat(stop="x" * 60, metadata={"pad": "x" * 400})).encode()
     request = request_bytes("POST", "/v1/chat/completions", body=body)
-    async with surface(body_grace_s=0.2, body_min_bytes_per_s=500) as server:
-        client = await server.connect()
-        async with client.stream:
-            for start in range(0, len(request), 100):
-                await client.send(request[start : start + 100])
-                await pass_time(mock_clock, 0.05)
-            assert (await client.answer()).status == 200
+    async with (
+        surface(body_grace_s=0.2, body_min_bytes_per_s=500) as server,
+        await server.connect() as client,
+    ):
+        for start in range(0, len(request), 100):
+            await client.send(request[start : start + 100])
+            await pass_time(mock_clock, 0.05)
+        assert (await client.answer()).status == 200
 
 
 @pytest.mark.parametrize("pieces", ["together", "apart", "in the middle"])
@@ -213,39 +203,28 @@ async def test_requests_behind_one_another_are_answered_in_turn(pieces: str) -> 
     fleet = FakeFleet(by_hand)
     requests = [post(chat()), post(chat(stream=True)), GET, CLOSE]
     data = b"".join(requests)
-    async with surface(fleet) as server:
-        client = await server.connect()
-        async with client.stream:
-            if pieces == "together":
-                await client.send(data)
-            elif pieces == "apart":
-                for request in requests:
-                    await client.send(request)
-            else:
-                await client.send(data[:-20])
-            first = await fleet.nth(0)
-            assert len(fleet.generations) == 1
-            first.say("one")
-            first.finish()
-            assert (await client.answer()).json["choices"][0]["message"]["content"] == "one"
-            second = await fleet.nth(1)
-            second.say("two")
-            second.finish()
-            assert b"two" in (await client.answer()).body
-            assert (await client.answer()).json["version"]
-            if pieces == "in the middle":
-                await client.send(data[-20:])
-            assert (await client.answer()).headers["connection"] == "close"
-            assert await client.is_closed()
-
-
-async def test_a_second_request_is_guarded_like_the_first() -> None:
-    async with surface() as server:
-        client = await sent(server, GET + b"GET /version HTTP/1.1\nHost: a\n\n")
-        async with client.stream:
-            assert (await client.answer()).status == 200
-            assert (await client.answer()).status == 400
-            assert await client.is_closed()
+    async with surface(fleet) as server, await server.connect() as client:
+        if pieces == "together":
+            await client.send(data)
+        elif pieces == "apart":
+            for request in requests:
+                await client.send(request)
+        else:
+            await client.send(data[:-20])
+        first = await fleet.nth(0)
+        assert len(fleet.generations) == 1
+        first.say("one")
+        first.finish()
+        assert (await client.answer()).json["choices"][0]["message"]["content"] == "one"
+        second = await fleet.nth(1)
+        second.say("two")
+        second.finish()
+        assert b"two" in (await client.answer()).body
+        assert (await client.answer()).json["version"]
+        if pieces == "in the middle":
+            await client.send(data[-20:])
+        assert (await client.answer()).headers["connection"] == "close"
+        assert await client.is_closed()
 
 
 @pytest.mark.slow
@@ -272,16 +251,14 @@ async def test_a_client_faster_than_our_bookkeeping_is_answered(whole: bool) -> 
 
 async def test_a_client_that_floods_behind_its_request_is_cut() -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet) as server:
-        client = await sent(server, post(chat()))
-        async with client.stream:
-            generation = await fleet.nth(0)
-            with trio.fail_after(PATIENCE_S):
-                try:
-                    while True:
-                        await client.send(b"x" * 65536)
-                except trio.BrokenResourceError:
-                    await generation.was_cancelled.wait()
+    async with surface(fleet) as server, await server.sent(post(chat())) as client:
+        generation = await fleet.nth(0)
+        with trio.fail_after(PATIENCE_S):
+            try:
+                while True:
+                    await client.send(b"x" * 65536)
+            except trio.BrokenResourceError:
+                await generation.was_cancelled.wait()
     assert generation.cancelled == [CancelReason.CLIENT_GONE]
 
 
@@ -293,8 +270,7 @@ async def test_connections_beyond_the_limit_are_told() -> None:
             for client in (first, second):
                 await client.send(post(chat(stream=True)))
                 assert (await client.head())[0] == 200
-            third = await server.connect()
-            async with third.stream:
+            async with await server.connect() as third:
                 answer = await third.answer()
                 assert (answer.status, answer.error["code"]) == (503, "overloaded")
                 assert await third.is_closed()
@@ -305,12 +281,13 @@ async def test_connections_beyond_the_limit_are_told() -> None:
 async def test_expect_continue_is_answered_before_the_body() -> None:
     request = post(chat())
     head, _, body = request.partition(b"\r\n\r\n")
-    async with surface() as server:
-        client = await sent(server, head + b"\r\nExpect: 100-continue\r\n\r\n")
-        async with client.stream:
-            assert (await client.head())[0] == 100
-            await client.send(body)
-            assert (await client.answer()).status == 200
+    async with (
+        surface() as server,
+        await server.sent(head + b"\r\nExpect: 100-continue\r\n\r\n") as client,
+    ):
+        assert (await client.head())[0] == 100
+        await client.send(body)
+        assert (await client.answer()).status == 200
 
 
 @pytest.mark.parametrize("status", [404, 413, 415])
@@ -333,12 +310,13 @@ async def test_a_client_that_is_still_sending_sees_why_it_is_refused(status: int
 
 
 async def test_a_client_that_never_stops_sending_is_cut() -> None:
-    async with surface(max_body_bytes=1000) as server:
-        client = await sent(server, b"POST /tokenize HTTP/1.1\r\nContent-Length: 9999\r\n\r\n")
-        async with client.stream:
-            assert (await client.answer()).status == 413
-            assert await client.is_closed()
-            await server.all_connections_closed(GOODBYE_TIMEOUT_S + PATIENCE_S)
+    async with (
+        surface(max_body_bytes=1000) as server,
+        await server.sent(b"POST /tokenize HTTP/1.1\r\nContent-Length: 9999\r\n\r\n") as client,
+    ):
+        assert (await client.answer()).status == 413
+        assert await client.is_closed()
+        await server.all_connections_closed(GOODBYE_TIMEOUT_S + PATIENCE_S)
 
 
 @pytest.mark.slow
@@ -351,8 +329,7 @@ async def test_a_stream_may_be_longer_than_quart_lets_answers_be(
     fleet = FakeFleet(by_hand)
     async with surface(fleet, keep_alive_s=0.05) as server:
         request = post(chat(stream=True))
-        client = await sent(server, request[:-5])
-        async with client.stream:
+        async with await server.sent(request[:-5]) as client:
             await trio.sleep(0.15)  # a slow body: its bounds are ours too
             await client.send(request[-5:])
             generation = await fleet.nth(0)
@@ -376,7 +353,7 @@ async def test_hundreds_of_dropped_streams_leave_nothing() -> None:
     async with surface(fleet) as server:
 
         async def drop(index: int) -> None:
-            client = await sent(server, post(chat(stream=index % 2 == 0, n=1 + index % 3)))
+            client = await server.sent(post(chat(stream=index % 2 == 0, n=1 + index % 3)))
             if index % 2 == 0:
                 await client.head()
             await client.stream.aclose()

@@ -22,7 +22,7 @@ from server.edge.tcp import PatchedTCPServer
 from server.edge.websocket import PatchedWSStream
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import request_bytes, small_window, surface, until
-from tests.server.support.websocket import CLOSE, PATH, Socket, frame_bytes, handshake
+from tests.server.support.websocket import CLOSE, PATH, Socket, begin, frame_bytes, handshake
 from triolet.errors import RequestError
 
 if TYPE_CHECKING:
@@ -79,20 +79,6 @@ async def read_to_the_end(client: RawClient) -> None:
     await trio.aclose_forcefully(client.stream)
 
 
-async def begin_stream(server: Surface, client: RawClient) -> FakeGeneration:
-    await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
-    await client.head()
-    return server.fleet.generations[-1]
-
-
-async def begin_answer(server: Surface, client: RawClient) -> FakeGeneration:
-    count = len(server.fleet.generations)
-    await client.send(handshake())
-    await client.head()
-    await Socket(client, {}).send({"type": "response.create", "input": "hi"})
-    return await server.fleet.nth(count)
-
-
 async def read_nothing(generation: FakeGeneration) -> None:
     """Let a client be given more than any kernel takes for it, until it is cut."""
 
@@ -110,7 +96,7 @@ async def ask_for_health(server: Surface) -> None:
 
 async def read_a_stream(server: Surface) -> None:
     client = await server.connect()
-    generation = await begin_stream(server, client)
+    generation = await begin(server, client, "sse")
     generation.say("hello")
     generation.finish()
     await client.until(b"[DONE]")
@@ -119,7 +105,7 @@ async def read_a_stream(server: Surface) -> None:
 
 async def leave_a_stream(server: Surface) -> None:
     client = await server.connect()
-    generation = await begin_stream(server, client)
+    generation = await begin(server, client, "sse")
     generation.say("hello")
     await client.stream.aclose()
     await generation.was_cancelled.wait()
@@ -127,13 +113,13 @@ async def leave_a_stream(server: Surface) -> None:
 
 async def stall_a_stream(server: Surface) -> None:
     client = await small_window(server)
-    await read_nothing(await begin_stream(server, client))
+    await read_nothing(await begin(server, client, "sse"))
     await read_to_the_end(client)
 
 
 async def close_a_socket(server: Surface) -> None:
     client = await server.connect()
-    generation = await begin_answer(server, client)
+    generation = await begin(server, client, "ws")
     generation.say("hello")
     generation.finish()
     await Socket(client, {}).until("response.completed")
@@ -143,7 +129,7 @@ async def close_a_socket(server: Surface) -> None:
 
 async def leave_a_socket(server: Surface) -> None:
     client = await server.connect()
-    generation = await begin_answer(server, client)
+    generation = await begin(server, client, "ws")
     generation.say("hello")
     await client.stream.aclose()
     await generation.was_cancelled.wait()
@@ -151,7 +137,7 @@ async def leave_a_socket(server: Surface) -> None:
 
 async def stall_a_socket(server: Surface) -> None:
     client = await small_window(server)
-    await read_nothing(await begin_answer(server, client))
+    await read_nothing(await begin(server, client, "ws"))
     await read_to_the_end(client)
 
 
@@ -249,7 +235,7 @@ async def test_an_open_stream_holds_neither_its_request_nor_the_headers_of_its_a
     async with surface(FakeFleet(by_hand)) as server:
         with no_collector():
             client = await server.connect()
-            await begin_stream(server, client)
+            await begin(server, client, "sse")
             assert requests_and_headers() == []
             await client.stream.aclose()
 

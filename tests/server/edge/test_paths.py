@@ -13,17 +13,15 @@ from tests.server.support.surface import surface
 async def test_no_spelling_of_a_path_evades_the_checks_of_its_route(target: str) -> None:
     async with surface() as server:
         foreign = f"GET {target} HTTP/1.1\r\nHost: evil.example\r\n\r\n".encode()
-        client = await server.connect()
-        async with client.stream:
-            await client.send(foreign)
+        async with await server.sent(foreign) as client:
             answer = await client.answer()
             assert (answer.status, answer.error["code"]) == (403, "permission_denied")
 
 
 @pytest.mark.parametrize("target", ["//version", "/version/", "/./version", "/static/../version"])
 async def test_another_spelling_is_another_path(target: str) -> None:
-    async with surface() as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            assert (await client.answer()).status in {400, 404}
+    async with (
+        surface() as server,
+        await server.sent(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()) as client,
+    ):
+        assert (await client.answer()).status in {400, 404}

@@ -13,12 +13,12 @@ from trio.testing import wait_all_tasks_blocked
 from server.contract.generation import CancelReason, Delta
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import request_bytes, small_window, sse_events, surface
-from tests.server.support.websocket import Socket, handshake
+from tests.server.support.websocket import begin
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from tests.server.support.surface import RawClient
+    from tests.server.support.surface import RawClient, Surface
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 PIECES = 300
@@ -31,9 +31,9 @@ MARK = re.compile(rb"<(\d+)>")
 async def test_tokens_of_an_open_stream_take_the_short_way() -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet) as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
+        async with await server.sent(
+            request_bytes("POST", "/v1/chat/completions", body=BODY)
+        ) as client:
             await client.head()
             generation = await fleet.nth(0)
             await client.until(b'"content":""')
@@ -51,8 +51,7 @@ async def test_tokens_of_an_open_stream_take_the_short_way() -> None:
 async def test_a_client_of_old_gets_a_body_without_chunks() -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet) as server:
-        client = await server.connect()
-        async with client.stream:
+        async with await server.connect() as client:
             request = request_bytes("POST", "/v1/chat/completions", body=BODY)
             await client.send(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
             await client.head()
@@ -75,16 +74,8 @@ async def test_what_does_not_fit_arrives_once_and_in_order(kind: str) -> None:
     """The kernel takes a part of some piece, then nothing, then there is room again and again."""
     fleet = FakeFleet(by_hand)
     async with surface(fleet) as server, trio.open_nursery() as nursery:
-        client = await small_window(server)
-        async with client.stream:
-            if kind == "ws":
-                await client.send(handshake())
-                await client.head()
-                await Socket(client, {}).send({"type": "response.create", "input": "hi"})
-            else:
-                await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
-                await client.head()
-            generation = await fleet.nth(0)
+        async with await small_window(server) as client:
+            generation = await begin(server, client, kind)
 
             async def talk() -> None:
                 for number in range(PIECES):
@@ -101,11 +92,9 @@ async def test_what_does_not_fit_arrives_once_and_in_order(kind: str) -> None:
         assert server.edge.writes["direct"] > 0
 
 
-async def fill(client: RawClient, fleet: FakeFleet) -> None:
+async def fill(client: RawClient, server: Surface) -> None:
     """Begin a stream and give it more than the kernel takes."""
-    await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
-    await client.head()
-    generation = await fleet.nth(0)
+    generation = await begin(server, client, "sse")
     for _ in range(PIECES):
         generation.push(Delta("x" * 4096, ()))
     generation.finish()
@@ -117,30 +106,26 @@ async def test_the_servers_own_standstill_is_not_held_against_a_reader(
     mock_clock: MockClock,
 ) -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet, stall_timeout_s=10.0) as server:
-        client = await small_window(server)
-        async with client.stream:
-            await fill(client, fleet)
-            for _ in range(5):
-                mock_clock.jump(100.0)
-                await wait_all_tasks_blocked()
-            received = await client.until(b"data: [DONE]\n\n")
-            assert received.count(b"x") >= PIECES * 4096
+    async with surface(fleet, stall_timeout_s=10.0) as server, await small_window(server) as client:
+        await fill(client, server)
+        for _ in range(5):
+            mock_clock.jump(100.0)
+            await wait_all_tasks_blocked()
+        received = await client.until(b"data: [DONE]\n\n")
+        assert received.count(b"x") >= PIECES * 4096
 
 
 @pytest.mark.slow
 async def test_a_reader_that_reads_nothing_all_the_while_is_cut(mock_clock: MockClock) -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet, stall_timeout_s=10.0) as server:
-        client = await small_window(server)
-        async with client.stream:
-            await fill(client, fleet)
-            for _ in range(10):
-                mock_clock.jump(1.0)
-                await wait_all_tasks_blocked()
-            assert fleet.generations[0].cancelled == []
-            # A jump counts as no more than the wait that it ends, and the first waits are short.
-            for _ in range(FIRST_WAITS):
-                mock_clock.jump(1.0)
-                await wait_all_tasks_blocked()
-            assert fleet.generations[0].cancelled == [CancelReason.STALLED]
+    async with surface(fleet, stall_timeout_s=10.0) as server, await small_window(server) as client:
+        await fill(client, server)
+        for _ in range(10):
+            mock_clock.jump(1.0)
+            await wait_all_tasks_blocked()
+        assert fleet.generations[0].cancelled == []
+        # A jump counts as no more than the wait that it ends, and the first waits are short.
+        for _ in range(FIRST_WAITS):
+            mock_clock.jump(1.0)
+            await wait_all_tasks_blocked()
+        assert fleet.generations[0].cancelled == [CancelReason.STALLED]

@@ -14,7 +14,7 @@ from server.edge.tcp import CUT_AFTER_STALL_S
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import PATIENCE_S, request_bytes, small_window, surface
-from tests.server.support.websocket import Socket, handshake
+from tests.server.support.websocket import begin
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -52,11 +52,8 @@ async def talk(generation: FakeGeneration) -> None:
 async def test_a_stalled_stream_is_cut_and_others_go_on() -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet, stall_timeout_s=STALL_S) as server, trio.open_nursery() as nursery:
-        stalled = await small_window(server)
-        async with stalled.stream:
-            await stalled.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
-            await stalled.head()
-            generation = await fleet.nth(0)
+        async with await small_window(server) as stalled:
+            generation = await begin(server, stalled, "sse")
             nursery.start_soon(talk, generation)
             began = trio.current_time()
             with trio.fail_after(CUT_S + PATIENCE_S):
@@ -75,12 +72,13 @@ async def test_a_stalled_whole_answer_is_cut() -> None:
         generation.finish()
 
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
-    async with surface(FakeFleet(script), stall_timeout_s=STALL_S) as server:
-        stalled = await small_window(server)
-        async with stalled.stream:
-            await stalled.send(request_bytes("POST", "/v1/chat/completions", body=body))
-            await server.fleet.nth(0)
-            await server.all_connections_closed(CUT_S + PATIENCE_S)
+    async with (
+        surface(FakeFleet(script), stall_timeout_s=STALL_S) as server,
+        await small_window(server) as stalled,
+    ):
+        await stalled.send(request_bytes("POST", "/v1/chat/completions", body=body))
+        await server.fleet.nth(0)
+        await server.all_connections_closed(CUT_S + PATIENCE_S)
 
 
 async def test_a_slow_but_steady_reader_gets_everything(mock_clock: MockClock) -> None:
@@ -91,35 +89,35 @@ async def test_a_slow_but_steady_reader_gets_everything(mock_clock: MockClock) -
         generation.finish()
 
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
-    async with surface(FakeFleet(script), stall_timeout_s=STALL_S) as server:
-        slow = await small_window(server)
-        async with slow.stream:
-            await slow.send(request_bytes("POST", "/v1/chat/completions", body=body))
-            _, headers = await slow.head()
-            began = trio.current_time()
-            wanted = int(headers["content-length"])
-            got = 0
-            while got < wanted:
-                got += len(await slow.exactly(min(16_384, wanted - got)))
-                await pass_time(mock_clock, 0.02)
-            assert got == wanted
-            assert trio.current_time() - began > CUT_S
+    async with (
+        surface(FakeFleet(script), stall_timeout_s=STALL_S) as server,
+        await small_window(server) as slow,
+    ):
+        await slow.send(request_bytes("POST", "/v1/chat/completions", body=body))
+        _, headers = await slow.head()
+        began = trio.current_time()
+        wanted = int(headers["content-length"])
+        got = 0
+        while got < wanted:
+            got += len(await slow.exactly(min(16_384, wanted - got)))
+            await pass_time(mock_clock, 0.02)
+        assert got == wanted
+        assert trio.current_time() - began > CUT_S
 
 
 async def test_a_stalled_websocket_is_cut() -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet, stall_timeout_s=STALL_S) as server, trio.open_nursery() as nursery:
-        client = await small_window(server)
-        async with client.stream:
-            await client.send(handshake())
-            await client.head()
-            await Socket(client, {}).send({"type": "response.create", "input": "hi"})
-            generation = await fleet.nth(0)
-            nursery.start_soon(talk, generation)
-            with trio.fail_after(CUT_S + PATIENCE_S):
-                await generation.was_cancelled.wait()
-            assert generation.cancelled == [CancelReason.STALLED]
-            await server.all_connections_closed()
+    async with (
+        surface(fleet, stall_timeout_s=STALL_S) as server,
+        trio.open_nursery() as nursery,
+        await small_window(server) as client,
+    ):
+        generation = await begin(server, client, "ws")
+        nursery.start_soon(talk, generation)
+        with trio.fail_after(CUT_S + PATIENCE_S):
+            await generation.was_cancelled.wait()
+        assert generation.cancelled == [CancelReason.STALLED]
+        await server.all_connections_closed()
 
 
 @pytest.mark.parametrize("kind", ["sse", "ws"])
@@ -128,20 +126,10 @@ async def test_a_client_that_the_kernel_gives_up_is_stalled_too(kind: str) -> No
     fleet = FakeFleet(by_hand)
     async with surface(fleet, stall_timeout_s=30.0) as server, trio.open_nursery() as nursery:
         server.listening.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_USER_TIMEOUT, 200)
-        client = await small_window(server)
-        async with client.stream:
-            if kind == "ws":
-                await client.send(handshake())
-                await client.head()
-                await Socket(client, {}).send({"type": "response.create", "input": "hi"})
-            else:
-                await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
-                await client.head()
-            generation = await fleet.nth(0)
+        async with await small_window(server) as client:
+            generation = await begin(server, client, kind)
             nursery.start_soon(talk, generation)
-            with trio.fail_after(PATIENCE_S):
-                await generation.was_cancelled.wait()
-            assert generation.cancelled == [CancelReason.STALLED]
+            assert await generation.cancellations() == [CancelReason.STALLED]
 
 
 async def test_stalled_readers_do_not_hold_up_the_end_of_the_server() -> None:

@@ -43,14 +43,12 @@ CREATE = {"type": "response.create", "input": "hi"}
 
 async def test_compression_is_not_negotiated() -> None:
     offer = {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"}
-    async with surface() as server:
-        socket = await open_socket(server, offer)
-        async with socket.client.stream:
-            assert "sec-websocket-extensions" not in socket.headers
-            bomb = zlib.compress(b"a" * 1_000_000)
-            await socket.client.send(frame_bytes(TEXT, bomb, rsv=4))
-            assert (await socket.frame()).close_code == 1002
-            assert await socket.client.is_closed()
+    async with surface() as server, await open_socket(server, offer) as socket:
+        assert "sec-websocket-extensions" not in socket.headers
+        bomb = zlib.compress(b"a" * 1_000_000)
+        await socket.client.send(frame_bytes(TEXT, bomb, rsv=4))
+        assert (await socket.frame()).close_code == 1002
+        assert await socket.client.is_closed()
 
 
 @pytest.mark.parametrize(
@@ -74,23 +72,19 @@ async def test_compression_is_not_negotiated() -> None:
     ],
 )  # fmt: skip
 async def test_a_broken_protocol_is_closed_with_its_code(frames: bytes, code: int) -> None:
-    async with surface() as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.client.send(frames)
-            assert (await socket.frame()).close_code == code
-            assert await socket.client.is_closed()
+    async with surface() as server, await open_socket(server) as socket:
+        await socket.client.send(frames)
+        assert (await socket.frame()).close_code == code
+        assert await socket.client.is_closed()
 
 
 @pytest.mark.parametrize("opcode", [TEXT, BINARY])
 async def test_a_message_beyond_the_bound_is_1009(opcode: int) -> None:
-    async with surface(ws_max_message_bytes=1000) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.client.send(frame_bytes(opcode, b"x" * 600, fin=False))
-            await socket.client.send(frame_bytes(CONTINUATION, b"x" * 600, fin=False))
-            assert (await socket.frame()).close_code == 1009
-            assert await socket.client.is_closed()
+    async with surface(ws_max_message_bytes=1000) as server, await open_socket(server) as socket:
+        await socket.client.send(frame_bytes(opcode, b"x" * 600, fin=False))
+        await socket.client.send(frame_bytes(CONTINUATION, b"x" * 600, fin=False))
+        assert (await socket.frame()).close_code == 1009
+        assert await socket.client.is_closed()
 
 
 @pytest.mark.parametrize("kind", ["fragments", "pings", "pongs", "messages"])
@@ -102,26 +96,24 @@ async def test_a_flood_is_1008(kind: str) -> None:
         "messages": frame_bytes(TEXT, b"{}") * 1000,
     }[kind]
     frames_per_s = 500 if kind == "messages" else 50
-    async with surface(ws_max_frames_per_s=frames_per_s, ws_max_messages_per_s=20) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.client.send(flood)
-            while (frame := await socket.frame()).opcode in {TEXT, PONG}:
-                pass
-            assert frame.close_code == 1008
+    async with (
+        surface(ws_max_frames_per_s=frames_per_s, ws_max_messages_per_s=20) as server,
+        await open_socket(server) as socket,
+    ):
+        await socket.client.send(flood)
+        while (frame := await socket.frame()).opcode in {TEXT, PONG}:
+            pass
+        assert frame.close_code == 1008
 
 
 async def test_a_close_behind_unread_messages_is_noticed() -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
+        async with await open_socket(server) as socket:
             await socket.send(CREATE)
             generation = await fleet.nth(0)
             await socket.client.send(frame_bytes(TEXT, b"{}") * 30)
-        with trio.fail_after(PATIENCE_S):
-            await generation.was_cancelled.wait()
-        assert generation.cancelled == [CancelReason.CLIENT_GONE]
+        assert await generation.cancellations() == [CancelReason.CLIENT_GONE]
         await server.all_connections_closed()
 
 
@@ -138,8 +130,7 @@ async def test_a_close_of_a_client_that_reads_nothing_is_noticed() -> None:
                 generation.say("x" * 100_000)
             await trio.testing.wait_all_tasks_blocked(0.05)
             await socket.client.send(frame_bytes(CLOSE, struct.pack("!H", 1000)))
-            with trio.fail_after(PATIENCE_S):
-                await generation.was_cancelled.wait()
+            await generation.cancellations()
         assert generation.cancelled == [CancelReason.CLIENT_GONE]
 
 
@@ -151,39 +142,37 @@ async def test_nonsense_from_a_client_that_reads_nothing_ends_its_socket() -> No
             fleet, stall_timeout_s=30.0, ws_max_frames_per_s=1e6, ws_max_messages_per_s=1e6
         ) as server,
         trio.open_nursery() as nursery,
+        await small_window(server) as client,
     ):
-        client = await small_window(server)
-        async with client.stream:
-            await client.send(handshake())
-            await client.head()
-            await client.send(frame_bytes(TEXT, json.dumps(CREATE).encode()))
-            generation = await fleet.nth(0)
+        await client.send(handshake())
+        await client.head()
+        await client.send(frame_bytes(TEXT, json.dumps(CREATE).encode()))
+        generation = await fleet.nth(0)
 
-            async def babble() -> None:
-                while True:
-                    await client.send(frame_bytes(TEXT, b'{"type": "?"}') * 100)
+        async def babble() -> None:
+            while True:
+                await client.send(frame_bytes(TEXT, b'{"type": "?"}') * 100)
 
-            nursery.start_soon(babble)
-            with trio.fail_after(PATIENCE_S):
-                await generation.was_cancelled.wait()
-            nursery.cancel_scope.cancel()
-            assert generation.cancelled == [CancelReason.CLIENT_GONE]
+        nursery.start_soon(babble)
+        await generation.cancellations()
+        nursery.cancel_scope.cancel()
+        assert generation.cancelled == [CancelReason.CLIENT_GONE]
 
 
 @pytest.mark.slow
 async def test_a_peer_without_pongs_is_closed_and_what_it_began_is_freed() -> None:
     fleet = FakeFleet(by_hand)
-    async with surface(fleet, ws_ping_s=0.05, ws_pong_timeout_s=0.2) as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
-            await socket.send(CREATE)
-            generation = await fleet.nth(0)
-            with trio.fail_after(PATIENCE_S):
-                while (frame := await socket.frame()).opcode in {TEXT, PING}:
-                    pass
-            assert frame.close_code == 1001
-            with trio.fail_after(PATIENCE_S):
-                await generation.was_cancelled.wait()
+    async with (
+        surface(fleet, ws_ping_s=0.05, ws_pong_timeout_s=0.2) as server,
+        await open_socket(server) as socket,
+    ):
+        await socket.send(CREATE)
+        generation = await fleet.nth(0)
+        with trio.fail_after(PATIENCE_S):
+            while (frame := await socket.frame()).opcode in {TEXT, PING}:
+                pass
+        assert frame.close_code == 1001
+        await generation.cancellations()
 
 
 @pytest.mark.slow
@@ -198,8 +187,7 @@ async def test_a_peer_with_pongs_is_not(mock_clock: MockClock) -> None:
                 await pass_time(mock_clock, 0.05)
 
         nursery.start_soon(let_time_pass)
-        socket = await open_socket(server)
-        async with socket.client.stream:
+        async with await open_socket(server) as socket:
             for _ in range(15):
                 frame = await socket.frame()
                 assert frame.opcode == PING
@@ -211,8 +199,7 @@ async def test_a_peer_with_pongs_is_not(mock_clock: MockClock) -> None:
 
 async def test_a_client_s_close_is_answered() -> None:
     async with surface() as server:
-        socket = await open_socket(server)
-        async with socket.client.stream:
+        async with await open_socket(server) as socket:
             await socket.client.send(frame_bytes(CLOSE, struct.pack("!H", 1000)))
             assert (await socket.frame()).close_code == 1000
             assert await socket.client.is_closed()
@@ -233,15 +220,12 @@ async def test_a_client_s_close_is_answered() -> None:
 async def test_a_foreign_or_broken_handshake_is_refused(
     headers: dict[str, str], status: int
 ) -> None:
-    async with surface() as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(handshake(headers))
-            answer = await client.answer()
-            assert answer.status == status
-            if status == 403:
-                assert answer.error["code"] == "permission_denied"
-            assert await client.is_closed()
+    async with surface() as server, await server.sent(handshake(headers)) as client:
+        answer = await client.answer()
+        assert answer.status == status
+        if status == 403:
+            assert answer.error["code"] == "permission_denied"
+        assert await client.is_closed()
 
 
 async def test_the_page_s_own_origin_may_connect() -> None:
@@ -295,6 +279,5 @@ async def test_an_answer_to_a_socket_that_was_reset_ends() -> None:
         for _ in range(1000):
             generation.say("text")
         await socket.client.stream.aclose()
-        with trio.fail_after(PATIENCE_S):
-            await generation.was_cancelled.wait()
+        await generation.cancellations()
         assert (await server.request("GET", "/health/live")).status == 200

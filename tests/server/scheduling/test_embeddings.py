@@ -76,23 +76,17 @@ def test_inputs_leave_no_lines_in_the_log_at_level_info() -> None:
     assert not [line for line in lines if line["log_level"] == "info"]
 
 
-def test_only_a_part_of_the_prompt_credit_is_under_way() -> None:
+@pytest.mark.parametrize(("token_credit", "num_begun"), [(None, 5), (100, 1)])
+def test_only_a_part_of_the_prompt_credit_is_under_way_or_one_input_that_is_larger(
+    token_credit: int | None, num_begun: int
+) -> None:
     world = World()
+    world.prefill.token_credit = token_credit or world.prefill.token_credit
+    world.greet(world.worker(world.prefill))
     inputs = submit(world, [request(n, "x" * 500) for n in range(20)])
     world.deliver()
-    assert len(world.prefill.inputs) == 5
+    assert len(world.prefill.inputs) == num_begun
     assert world.worker(world.prefill).waiting_tokens == 0
-    world.settle()
-    check_done(world, inputs)
-
-
-def test_one_that_is_larger_than_that_part_goes_alone() -> None:
-    world = World()
-    world.prefill.token_credit = 100
-    world.greet(world.worker(world.prefill))
-    inputs = submit(world, [request(n, "x" * 500) for n in range(3)])
-    world.deliver()
-    assert len(world.prefill.inputs) == 1
     world.settle()
     check_done(world, inputs)
 

@@ -14,9 +14,9 @@ from server.contract.generation import Finished
 from server.scheduling.members import MemberFile, by_model
 from server.scheduling.workers import Worker
 from triolet.config import AdapterConfig, ServedModelConfig, ToolParser
+from triolet.config.members import MAX_MEMBERS, Member, Members, read_members, written_members
 from triolet.errors import ConfigError, RequestError
 from triolet.ids import Role
-from triolet.members import MAX_MEMBERS, Member, Members, read_members, written_members
 
 from .fake_processes import FakeProcess
 from .fakes import FakeDecode, completion_ids, make_request
@@ -254,7 +254,7 @@ async def test_the_last_good_file_stays_in_force(tmp_path: Path) -> None:
         path.chmod(0o666)
         path.write_bytes(written_members(both))
         with capture_logs() as lines:
-            await trio.sleep(6 * POLL_S)
+            await until(lambda: bool(lines))
         assert used == [one]
         assert ["others may have written it" in line["reason"] for line in lines] == [True]
         path.chmod(0o644)

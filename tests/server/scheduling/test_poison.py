@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.scheduling.recovery import CLEARING_TOKENS, PoisonDetector, Quarantine
+from server.scheduling.poison import CLEARING_TOKENS, PoisonDetector
+from server.scheduling.recovery import Quarantine
 from triolet.config import RecoveryConfig
 from triolet.ids import Role
 from triolet.service_class import Scheduling

@@ -7,8 +7,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.scheduling.recovery import BrokenPaths
-from server.scheduling.routing import TOKENS_PER_STREAM, Need, choose_pair, counted_tokens
+from server.scheduling.routing import (
+    TOKENS_PER_STREAM,
+    BrokenPaths,
+    Need,
+    choose_pair,
+    counted_tokens,
+)
 from server.scheduling.workers import PrefixChain, PrefixIndex
 from triolet.config import RecoveryConfig
 from triolet.ids import AttemptKey

@@ -153,13 +153,19 @@ def test_the_only_worker_is_never_left_out() -> None:
     assert reader.token_ids == completion_ids(0, 16)
 
 
-def test_a_restarted_worker_begins_with_a_clean_record() -> None:
+@pytest.mark.parametrize(("has_restarted", "state"), [(True, "closed"), (False, "open")])
+def test_a_restarted_worker_begins_with_a_clean_record_and_the_same_life_does_not(
+    has_restarted: bool, state: str
+) -> None:
     world = World(num_decodes=2)
     bad = world.worker(world.decode)
     trip(world, world.decode)
-    world.crash(bad)
+    if has_restarted:
+        world.crash(bad)
+    else:
+        world.requests.lost(bad, "link_gone", world.now)
     world.greet(bad)
-    assert bad.breaker.state.value == "closed"
+    assert bad.breaker.state.value == state
 
 
 def test_a_return_says_how_long_the_worker_was_away_and_a_loss_what_it_cost() -> None:
@@ -178,15 +184,6 @@ def test_a_return_says_how_long_the_worker_was_away_and_a_loss_what_it_cost() ->
     world.now += 0.5
     world.greet(one)
     assert seen.joined[1:] == [None], "a farewell is no loss"
-
-
-def test_the_same_life_does_not_become_better_by_greeting_again() -> None:
-    world = World(num_decodes=2)
-    bad = world.worker(world.decode)
-    trip(world, world.decode)
-    world.requests.lost(bad, "link_gone", world.now)
-    world.greet(bad)
-    assert bad.breaker.state.value == "open"
 
 
 def test_a_step_that_fails_counts_once_however_many_were_in_it() -> None:

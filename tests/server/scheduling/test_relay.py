@@ -128,16 +128,6 @@ def test_logprobs_nobody_asked_for_are_not_shown() -> None:
     assert event.logprobs == ()
 
 
-def test_the_first_tokens_may_come_with_scores_that_end_there() -> None:
-    relay = relay_of(sampling=SamplingParams(max_tokens=9, scored_tokens=2))
-    for place in range(3):
-        relay.push(TokenRow(RID, 0, place, 0x61 + place, -2.0), now=0.0)
-    [event] = relay.mailbox.take(now=9.0)
-    assert isinstance(event, Delta)
-    assert (event.text, len(event.token_ids)) == ("abc", 3)
-    assert [score.logprob for score in event.logprobs] == [-2.0, -2.0]
-
-
 def as_it_is(scores: Scores) -> TokenLogprob:
     return TokenLogprob(scores.token_id, "", b"", scores.logprob)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.scheduling.recovery import BrokenPaths
 from server.scheduling.routing import (
+    BrokenPaths,
     DecodeRates,
     Need,
     PrefillRates,

@@ -29,8 +29,8 @@ from server.scheduling.status import OverloadStatus
 from server.text.model_files import SamplingDefaults
 from server.text.special_tokens import ChatPrompt
 from server.text.tokenizer import with_parsed_arguments
-from server.text.tool_calls import HERMES
 from server.text.tool_forms.generic import ToolSupport
+from server.text.tool_forms.tool_calls import HERMES
 from transport.frames import Capacity, Load
 from triolet.audit import FleetAudit, ServerAudit
 from triolet.errors import RequestError, invalid_request
@@ -45,14 +45,16 @@ if TYPE_CHECKING:
     from server.scheduling.links import Links
     from server.tenants.quotas import Quotas
     from server.text.grammars import Grammars
-    from server.text.reasoning import Reasoner
     from server.text.tokenizer import Conversation, TextModel
-    from server.text.tool_calls import ToolForm
+    from server.text.tool_forms.reasoning import Reasoner
+    from server.text.tool_forms.tool_calls import ToolForm
     from triolet.config import ServerConfig
     from triolet.control_protocol import ModelState
     from triolet.sampling import Grammar
     from triolet.service_class import Scheduling
 
+PATIENCE_S = 60.0
+"""Nothing here takes a second; the machine may have other things to do."""
 MAX_MODEL_LEN = 4096
 CAPACITY = Capacity(
     num_blocks=256,
@@ -113,6 +115,12 @@ class FakeGeneration:
     def has_events(self) -> bool:
         return bool(self._events)
 
+    async def cancellations(self) -> list[CancelReason]:
+        """Wait for the first cancel; return the reasons."""
+        with trio.fail_after(PATIENCE_S):
+            await self.was_cancelled.wait()
+        return self.cancelled
+
     def bind(self, on_filled: Callable[[], None]) -> None:
         self._on_filled = on_filled
         if self._events:
@@ -133,8 +141,7 @@ class FakeGeneration:
     def say(self, *texts: str) -> None:
         """Push texts."""
         for text in texts:
-            has_scores = self._request.sampling.scores(self._num_tokens)
-            self.push(delta(text, logprobs=has_scores))
+            self.push(delta(text, logprobs=self._request.sampling.logprobs is not None))
 
     def finish(self, reason: FinishReason = FinishReason.STOP) -> None:
         """Push the good end."""
@@ -221,6 +228,22 @@ def answer_hello(generation: FakeGeneration) -> None:
     """The script of a fleet that was told nothing else."""
     generation.say("Hello", " there")
     generation.finish()
+
+
+def saying(
+    *texts: str,
+    reason: FinishReason = FinishReason.STOP,
+    stop: str | None = None,
+    error: RequestError | None = None,
+) -> Callable[[FakeGeneration], None]:
+    """Return a script that says some texts and then ends, well or with an error."""
+
+    def script(generation: FakeGeneration) -> None:
+        generation.say(*texts)
+        end = Finished(reason, generation.usage, stop_string=stop)
+        generation.push(end if error is None else Failed(error, generation.usage))
+
+    return script
 
 
 class FakeRun:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import structlog
 import trio
@@ -20,6 +20,7 @@ from server.metrics.metrics import Metrics
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from server.text.processes import at_once
+from tests.server.support.fakes import PATIENCE_S as PATIENCE_S
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText, fake_services
 from triolet.config import ServerConfig
 
@@ -44,10 +45,6 @@ CONFIG = ServerConfig(
     decode_addresses=(),
     port=0,
 )
-PATIENCE_S = 60.0
-"""Nothing here takes a second; the machine may have other things to do."""
-
-
 LOOK_S: Final = 0.005
 """Something that is waited for is looked at when all tasks have been at rest for this long, or
 have gone on for this long: to look between any two of their steps would take a core all along."""
@@ -82,6 +79,12 @@ class Surface:
         stream = await trio.open_tcp_stream("127.0.0.1", self.port, local_address=source)
         return RawClient(stream)
 
+    async def sent(self, data: bytes, source: str | None = None) -> RawClient:
+        """Open a connection and write some bytes on it."""
+        client = await self.connect(source)
+        await client.send(data)
+        return client
+
     async def request(
         self,
         method: str,
@@ -91,9 +94,9 @@ class Surface:
         headers: dict[str, str] | None = None,
     ) -> Answer:
         """Send one request on a connection of its own and read the whole answer."""
-        client = await self.connect()
-        async with client.stream:
-            await client.send(request_bytes(method, path, body=body, headers=headers))
+        async with await self.sent(
+            request_bytes(method, path, body=body, headers=headers)
+        ) as client:
             return await client.answer()
 
     async def post(
@@ -178,11 +181,17 @@ def request_bytes(
 
 
 class RawClient:
-    """Bytes to and from the server."""
+    """Bytes to and from the server; closed at the end of its block."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._buffer = bytearray()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stream.aclose()
 
     async def send(self, data: bytes) -> None:
         await self.stream.send_all(data)

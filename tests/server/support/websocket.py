@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from tests.server.support.surface import request_bytes
 
 if TYPE_CHECKING:
+    from tests.server.support.fakes import FakeGeneration
     from tests.server.support.surface import RawClient, Surface
 
 TEXT, BINARY, CLOSE, PING, PONG = 0x1, 0x2, 0x8, 0x9, 0xA
@@ -45,11 +48,17 @@ def frame_bytes(
 
 
 class Socket:
-    """An open WebSocket."""
+    """An open WebSocket; closed at the end of its block."""
 
     def __init__(self, client: RawClient, headers: dict[str, str]) -> None:
         self.client = client
         self.headers = headers
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.stream.aclose()
 
     async def send(self, message: dict[str, Any] | str) -> None:
         """Send a text message."""
@@ -102,3 +111,17 @@ async def open_socket(server: Surface, headers: dict[str, str] | None = None) ->
     status, answer = await client.head()
     assert status == 101
     return Socket(client, answer)
+
+
+async def begin(server: Surface, client: RawClient, kind: str) -> FakeGeneration:
+    """Begin a streamed answer, as events ("sse") or on a WebSocket ("ws")."""
+    count = len(server.fleet.generations)
+    if kind == "ws":
+        await client.send(handshake())
+        await client.head()
+        await Socket(client, {}).send({"type": "response.create", "input": "hi"})
+    else:
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True})
+        await client.send(request_bytes("POST", "/v1/chat/completions", body=body.encode()))
+        await client.head()
+    return await server.fleet.nth(count)

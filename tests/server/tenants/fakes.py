@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.tenants.quotas import QuotaObserver, SpendWatch
+from server.tenants.memory_store import QuotaObserver, SpendWatch
 
 
 class RecordingObserver(SpendWatch):

@@ -11,8 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from server.tenants.accounts import Account, Ask, Limits
-from server.tenants.local_share import LocalShare
+from server.tenants.accounts import Ask, Limits, Settlement
 from server.tenants.redis_calls import RedisCalls, StoreGone, with_calls
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
@@ -90,12 +89,21 @@ async def test_one_standstill_is_one_failure(autojump_clock: trio.abc.Clock) -> 
     assert not store.is_well
 
 
-def test_servers_that_hear_nothing_of_one_another_share_what_is_left_of_a_budget() -> None:
-    local, limits = LocalShare(), Limits(budget=100)
-    seen = Account(0.0, 0.0, 0, 40, 0)
-    local.open("t", limits, 3, seen, "2031-07")
-    for number, is_taken in ((1, True), (2, False)):
-        verdict = local.reserve(Ask(f"{number}", "t", 1, 20), "2031-07", 0.0)
+class Spent:
+    """Calls that say that a tenant has spent 40."""
+
+    async def call(self, script: str, *arguments: str | float) -> list[str]:
+        return ["", "0", "0", "0", "0", "40", "0"]
+
+
+async def test_servers_that_hear_nothing_of_one_another_share_what_is_left_of_a_budget() -> None:
+    store = RedisStore(QuotaConfig(limits="redis://h", servers=3), RecordingObserver(), "a")
+    store._calls = Spent()  # type: ignore[assignment]
+    assert (await store.account("t", Limits(budget=100))).spent == 40
+    store._calls = None
+    for number, budget, is_taken in ((1, 100, True), (2, 100, False), (3, 160, True)):
+        verdict = await store.reserve(Ask(f"{number}", "t", 1, 20), Limits(budget=budget))
         assert (verdict.refused_by is None) is is_taken
-    local.open("t", Limits(budget=160), 3, None, "2031-07")
-    assert local.reserve(Ask("3", "t", 1, 20), "2031-07", 0.0).refused_by is None
+    store.settle(Settlement("1", "t", Limits(budget=100), 1, 5))
+    account = await store.account("t", Limits(budget=100))
+    assert (account.spent, account.used_tokens, account.in_flight) == (45, 1, 1)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from server.text.template import ChatTemplate
-from server.text.tool_calls import HERMES, MISTRAL
 from server.text.tool_forms import generic
 from server.text.tool_forms.generic import GENERIC, ToolSupport, with_tools_in_words
 from server.text.tool_forms.table import HARMONY
+from server.text.tool_forms.tool_calls import HERMES, MISTRAL
 from tests.server.tiny_text import TEMPLATE, tiny_text
 
 from .tool_cases import MARKERS, joined
 
 if TYPE_CHECKING:
-    from server.text.tool_calls import ToolForm
+    from server.text.tool_forms.tool_calls import ToolForm
 
 TOOL = {"type": "function", "function": {"name": "get-it", "description": "a “thing” 色"}}
 CALLS = [("get-it", {"x": [1, "]"], "word": MARKERS}), ("f_2", {})]

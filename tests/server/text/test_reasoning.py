@@ -10,7 +10,8 @@ import pytest
 
 from server.contract.generation import Delta, FinishReason, GenerationRequest
 from server.scheduling.output import Relay, RelayEnd
-from server.text.reasoning import (
+from server.text.tool_forms.python_calls import PythonForm
+from server.text.tool_forms.reasoning import (
     THINK,
     Reasoner,
     ReasoningPlan,
@@ -19,7 +20,7 @@ from server.text.reasoning import (
     marked,
     reader_of,
 )
-from server.text.tool_calls import (
+from server.text.tool_forms.tool_calls import (
     HERMES,
     MISTRAL,
     Arguments,
@@ -29,7 +30,6 @@ from server.text.tool_calls import (
     Text,
     ToolForm,
 )
-from server.text.tool_forms.python_calls import PythonForm
 from server.text.tool_forms.xml_calls import XmlForm
 from tests.server.tiny_text import EOS_ID, TEMPLATE, tiny_text
 from transport.frames import TokenRow

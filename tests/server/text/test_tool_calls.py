@@ -7,7 +7,9 @@ import random
 
 import pytest
 
-from server.text.tool_calls import (
+from server.text.tool_forms.repeats import OnceEach
+from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER, form_of
+from server.text.tool_forms.tool_calls import (
     GRANITE,
     HERMES,
     LLAMA,
@@ -20,8 +22,6 @@ from server.text.tool_calls import (
     Text,
     ToolForm,
 )
-from server.text.tool_forms.repeats import OnceEach
-from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER, form_of
 from server.text.tool_forms.typed_values import MAX_LITERAL_CHARS, python_json
 from triolet.config import ToolParser
 

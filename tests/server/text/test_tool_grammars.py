@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.text.tool_calls import (
+from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER
+from server.text.tool_forms.tool_calls import (
     GRANITE,
     HERMES,
     LLAMA,
@@ -19,7 +20,6 @@ from server.text.tool_calls import (
     CallSchema,
     UnenforceableSchemaError,
 )
-from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER
 from tests.server.tiny_text import PAD_ID, tiny_tokenizer
 from triolet.grammar import build_tokenizer, compile_grammar
 from triolet.sampling import Grammar, GrammarKind
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
     from tokenizers import Tokenizer
 
-    from server.text.tool_calls import ToolForm
+    from server.text.tool_forms.tool_calls import ToolForm
 
 ARGUMENTS: dict[str, Any] = {
     "type": "object",

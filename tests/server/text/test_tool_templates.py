@@ -9,9 +9,9 @@ import pytest
 
 from server.contract.generation import Delta, GenerationRequest
 from server.scheduling.output import Relay
-from server.text.tool_calls import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PHI
 from server.text.tool_forms.generic import ToolSupport
 from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER
+from server.text.tool_forms.tool_calls import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PHI
 from tests.server.tiny_text import tiny_text
 from transport.frames import TokenRow
 from triolet.sampling import SamplingParams
@@ -19,7 +19,7 @@ from triolet.sampling import SamplingParams
 from .tool_cases import MARKERS, SCHEMAS, joined
 
 if TYPE_CHECKING:
-    from server.text.tool_calls import ToolForm
+    from server.text.tool_forms.tool_calls import ToolForm
 
 TOOL_TURN = (
     "{% for m in messages %}{% if not m.tool_calls %}[{{ m.role }}]{{ m.content }}{% else %}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from server.text.tool_calls import (
+from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER
+from server.text.tool_forms.tool_calls import (
     GRANITE,
     HERMES,
     LLAMA,
@@ -18,12 +19,11 @@ from server.text.tool_calls import (
     Reasoning,
     Text,
 )
-from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from server.text.tool_calls import Piece, PieceReader, ToolForm
+    from server.text.tool_forms.tool_calls import Piece, PieceReader, ToolForm
 
 Calls = list[tuple[str, object]]
 MARKERS: Final = (

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ops.cli import main
-from ops.model_directory import demo_model_path
 from ops.models.adapters import with_adapters
+from ops.models.model_directory import demo_model_path
 from ops.settings.sources import Sources
 from store.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from store.layout import ModelStore

@@ -6,17 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import trio
 
-from server.contract.generation import CancelReason, FinishReason
+from server.contract.generation import FinishReason
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.clock import pass_time
-from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeGeneration, by_hand
-from tests.server.support.surface import MODEL, PATIENCE_S, request_bytes, surface
+from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeGeneration, by_hand, saying
+from tests.server.support.surface import MODEL, request_bytes, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.tiny_text import tiny_text
-from triolet.errors import RequestError, overloaded
 from triolet.tenants.plans import Plan
 
 if TYPE_CHECKING:
@@ -185,31 +183,11 @@ async def test_a_format_is_a_grammar(wanted: Any) -> None:  # noqa: ANN401
     assert json.loads(first.text) == wants
 
 
-@pytest.mark.parametrize(
-    "cut", ["Hm. <tool_call>", 'Hm. <tool_call>\n{"na', f"Hm. {CALL.rpartition('2')[0]}"]
-)
-async def test_a_call_that_is_cut_is_never_text(cut: str) -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say(cut)
-        generation.finish(FinishReason.LENGTH)
-
-    body = CHAT | {"tools": [TOOL]}
-    async with surface(FakeFleet(script)) as server:
-        parts = lines(await server.post("/api/chat", body))
-        whole = (await server.post("/api/chat", body | WHOLE)).json
-    assert "".join(part["message"]["content"] for part in parts).strip() == "Hm."
-    assert whole["message"]["content"].strip() == "Hm."
-    assert whole["done_reason"] == parts[-1]["done_reason"] == "length"
-    assert not any("tool_calls" in part["message"] for part in [*parts, whole])
-
-
 async def test_a_call_whose_arguments_are_broken_is_none_to_run() -> None:
-    def script(generation: FakeGeneration) -> None:
-        generation.say('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>')
-        generation.finish()
-
     body = CHAT | {"tools": [TOOL]}
-    async with surface(FakeFleet(script)) as server:
+    async with surface(
+        FakeFleet(saying('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>'))
+    ) as server:
         parts = lines(await server.post("/api/chat", body))
         whole = (await server.post("/api/chat", body | WHOLE)).json
     assert not any("tool_calls" in part["message"] for part in [*parts, whole])
@@ -271,54 +249,21 @@ async def test_the_name_of_a_tool_reaches_the_template_with_its_result() -> None
     assert prompts == ["user//hi;tool/add/3;"] * 2
 
 
-async def test_an_error_in_a_stream_is_its_last_line() -> None:
-    def break_off(generation: FakeGeneration) -> None:
-        generation.say("Hel")
-        generation.fail(RequestError("the worker is gone", status=503, code="no_worker"))
-
-    async with surface(FakeFleet(break_off)) as server:
-        parts = lines(await server.post("/api/chat", CHAT))
-        whole = await server.post("/api/chat", CHAT | WHOLE)
-    assert parts[0]["message"]["content"] == "Hel"
-    assert parts[-1] == {"error": "the worker is gone"}
-    assert (whole.status, whole.json) == (503, {"error": "the worker is gone"})
-
-
-async def test_a_refusal_says_when_to_come_back() -> None:
-    async with surface() as server:
-        server.fleet.refuse_with = overloaded("no room", retry_after_s=1.0)
-        answer = await server.post("/api/generate", TEXT)
-    assert (answer.status, answer.json) == (503, {"error": "no room"})
-    assert int(answer.headers["retry-after"]) >= 1
-
-
-async def test_a_client_that_leaves_ends_its_answer() -> None:
-    async with surface(FakeFleet(by_hand)) as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(request_bytes("POST", "/api/chat", body=json.dumps(CHAT).encode()))
-            (generation,) = [await server.fleet.nth(0)]
-            generation.say("Hel")
-            await client.head()
-            assert json.loads(await client.chunk())["message"]["content"] == "Hel"
-        with trio.fail_after(PATIENCE_S):
-            await generation.was_cancelled.wait()
-    assert generation.cancelled[0] is CancelReason.CLIENT_GONE
-
-
 async def test_a_silence_is_filled_with_a_line_without_text(mock_clock: MockClock) -> None:
-    async with surface(FakeFleet(by_hand)) as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(request_bytes("POST", "/api/chat", body=json.dumps(CHAT).encode()))
-            generation = await server.fleet.nth(0)
-            await client.head()
-            await pass_time(mock_clock, server.services.config.keep_alive_s)
-            part = json.loads(await client.chunk())
-            assert (part["message"]["content"], part["done"]) == ("", False)
-            generation.say("Hi")
-            generation.finish(FinishReason.LENGTH)
-            said = [json.loads(line) for line in (await client.chunk()).splitlines()]
+    async with (
+        surface(FakeFleet(by_hand)) as server,
+        await server.sent(
+            request_bytes("POST", "/api/chat", body=json.dumps(CHAT).encode())
+        ) as client,
+    ):
+        generation = await server.fleet.nth(0)
+        await client.head()
+        await pass_time(mock_clock, server.services.config.keep_alive_s)
+        part = json.loads(await client.chunk())
+        assert (part["message"]["content"], part["done"]) == ("", False)
+        generation.say("Hi")
+        generation.finish(FinishReason.LENGTH)
+        said = [json.loads(line) for line in (await client.chunk()).splitlines()]
     assert (said[0]["message"]["content"], said[-1]["done_reason"]) == ("Hi", "length")
 
 

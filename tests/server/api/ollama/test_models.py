@@ -11,7 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from engine.preflight.tensors import tensor_shapes
-from ops.model_directory import demo_model_path
+from ops.models.model_directory import demo_model_path
 from server.text.model_files import EmbeddingModel, ModelCard, TextFiles, read_model_card
 from server.text.tokenizer import TextModel
 from store.gguf.directory import gguf_directory
@@ -105,9 +105,7 @@ async def test_models_are_not_managed_here(action: str) -> None:
 
 async def test_clients_find_a_server_that_speaks_their_api() -> None:
     async with surface() as server:
-        client = await server.connect()
-        async with client.stream:
-            await client.send(request_bytes("HEAD", "/"))
+        async with await server.sent(request_bytes("HEAD", "/")) as client:
             assert (await client.head())[0] == 200
         version = (await server.request("GET", "/api/version")).json["version"]
         nothing = await server.request("GET", "/api/nothing")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from .config import MAX_MODELS, ServedModelConfig
-from .errors import ConfigError
-from .ids import Role
-from .units import KIB
+from ..errors import ConfigError
+from ..ids import Role
+from ..units import KIB
+from .models import MAX_MODELS, ServedModelConfig
 
 MAX_MEMBERS = 1024
 """Of one file: a server keeps a connection with each."""

@@ -6,18 +6,16 @@ Pure.
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from .errors import ConfigError
+from ..config import AUTO
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from .config import AutoConfig
-    from .tenants.plans import Tenants
-
-AUTO: Final = "auto"
-"""The name by which a request leaves the model open."""
+    from ..config import AutoConfig
+    from .plans import Tenants
 
 
 def require_models(config: AutoConfig, models: Collection[str], aliases: Iterable[str]) -> None:

@@ -27,8 +27,8 @@ from triolet.config import AUTO_BACKEND, LOOKUP, NO_GUESSES, TemplateConfig
 from triolet.errors import ConfigError, ModelError
 from triolet.home import expanded
 
-from .models.fetch import is_kept, kept_file
-from .models.known import AUTO, DEMO, KNOWN, SMOLLM2
+from .fetch import is_kept, kept_file
+from .known import AUTO, DEMO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

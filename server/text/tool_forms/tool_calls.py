@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from triolet.sampling import JSON_WHITESPACE
 
@@ -209,7 +209,15 @@ class CallRules(NamedTuple):
 ANY_TEXT: Final = r"TEXT: /(.|\n)*/"
 
 
-class ToolForm(Protocol):
+class CallsRead(Protocol):
+    """How calls in the completions of one request are read."""
+
+    def reader(self) -> PieceReader:
+        """Return a reader of one completion."""
+        ...
+
+
+class ToolForm(CallsRead, Protocol):
     """How the models of one family write calls."""
 
     @property
@@ -218,12 +226,10 @@ class ToolForm(Protocol):
         ...
 
     def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolForm:
-        """Return the form for a request with these tools: schemas of arguments by name."""
-        ...
-
-    def reader(self) -> PieceReader:
-        """Return a reader of one completion."""
-        ...
+        """Return the form for a request with these tools: schemas of arguments by name. It is the
+        form itself where calls tell the types of their values."""
+        del schemas
+        return self
 
     def rules(self, rules: CallRules) -> list[str]:
         """Return the Lark rules, `start` among them, of completions that keep to `rules`.
@@ -242,7 +248,7 @@ def argument_json(schema: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonForm:
+class JsonForm(ToolForm):
     """Calls that are JSON objects with the tool's name and its arguments.
 
     Attributes:
@@ -268,11 +274,6 @@ class JsonForm:
         """See ToolForm."""
         more = (CALL_ID, self.name_end) if self.name_end else ()
         return {marker: marker for marker in (*self.openings, self.closing, *more) if marker}
-
-    def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> Self:
-        """Return the form itself: JSON tells the types of its values."""
-        del schemas
-        return self
 
     def reader(self) -> JsonCallReader:
         """See ToolForm."""

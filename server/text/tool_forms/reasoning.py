@@ -16,7 +16,7 @@ from triolet.errors import ModelError
 from triolet.sampling import ReasoningTokens
 
 from .scanning import overlap
-from .tool_calls import Piece, PieceReader, Reasoning, Text, ToolForm
+from .tool_calls import CallsRead, Piece, PieceReader, Reasoning, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -334,7 +334,7 @@ class PlainText:
         return []
 
 
-def reader_of(form: ToolForm | None, thinking: Thinking | None = None) -> PieceReader:
+def reader_of(form: CallsRead | None, thinking: Thinking | None = None) -> PieceReader:
     """Return what reads a completion.
 
     Args:

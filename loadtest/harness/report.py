@@ -1,4 +1,4 @@
-"""The machine that a benchmark ran on, and its result: table, JSON, plot, ratios of its goals."""
+"""The machine that a benchmark ran on, and its result: table, JSON, ratios of its goals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from ..harness.progress import announce
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
 
 
 _INTERESTING: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -44,9 +46,6 @@ def describe(threads: int) -> dict[str, Any]:
 
 BENCH: Final = Path(__file__).parents[2] / "build" / "bench"
 TABLE_WIDTH: Final = 170
-BAR_HEIGHT: Final = 16
-BAR_WIDTH: Final = 480
-LABEL_WIDTH: Final = 320
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,6 @@ class Report:
       rows: measurements, all with the same fields.
       ratios: by name.
       skipped: peers that did not run, and why.
-      plotted: the fields of a row that label its bar, and the one that is its length.
       more: further tables by name; written under their names.
       title: of the table of rows; its name if empty.
     """
@@ -102,12 +100,11 @@ class Report:
     rows: list[dict[str, Any]]
     ratios: dict[str, Ratio]
     skipped: dict[str, str]
-    plotted: tuple[tuple[str, ...], str]
     more: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     title: str = ""
 
     def write(self, folder: Path) -> Path:
-        """Write NAME.json and NAME.svg; return the former's path."""
+        """Write NAME.json and return its path."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
         fields = {
@@ -118,9 +115,6 @@ class Report:
             **self.more,
         }
         path.write_text(json.dumps(fields, indent=1) + "\n")
-        labels, length = self.plotted
-        bars = [(" ".join(str(row[name]) for name in labels), row[length]) for row in self.rows]
-        (folder / f"{self.name}.svg").write_text(plot(f"{self.name}: {length}", bars))
         return path
 
     def show(self, console: Console) -> None:
@@ -154,6 +148,23 @@ def finish(report: Report, console: Console | None = None) -> int:
     return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1
 
 
+def run_bench(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], Report],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Read the command line, say what is measured, measure it, and finish.
+
+    Args:
+      parser: of the program, which it describes.
+      run: measures.
+      arguments: of the program; None for those of this process.
+    """
+    options = parser.parse_args(arguments)
+    announce(parser.description)
+    return finish(run(options))
+
+
 def line_of(row: Mapping[str, object]) -> str:
     """Return a row of a table as a line of progress."""
     return ", ".join(f"{name} {show_value(value)}" for name, value in row.items())
@@ -166,24 +177,3 @@ def show_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
     return str(value)
-
-
-def plot(title: str, bars: Sequence[tuple[str, float]]) -> str:
-    """Return horizontal bars as SVG."""
-    longest = max(length for _, length in bars)
-    lines = [f'<text x="4" y="14" font-weight="bold">{escape(title)}</text>']
-    for index, (label, length) in enumerate(bars):
-        top = 24 + index * (BAR_HEIGHT + 4)
-        width = BAR_WIDTH * length / longest
-        lines += [
-            f'<text x="{LABEL_WIDTH - 6}" y="{top + 12}" text-anchor="end">{escape(label)}</text>',
-            f'<rect x="{LABEL_WIDTH}" y="{top}" width="{width:.1f}" height="{BAR_HEIGHT}" '
-            'fill="#4a7ab5"/>',
-            f'<text x="{LABEL_WIDTH + width + 4:.1f}" y="{top + 12}">{length:,.0f}</text>',
-        ]
-    height = 28 + len(bars) * (BAR_HEIGHT + 4)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LABEL_WIDTH + BAR_WIDTH + 80}" '
-        f'height="{height}" font-family="sans-serif" font-size="12">\n' + "\n".join(lines) + "\n"
-        "</svg>\n"
-    )

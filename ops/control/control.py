@@ -1,0 +1,353 @@
+"""One fleet's control: moves what the controller decides between supervisor, servers and journal.
+
+Decisions are written down before they are acted upon. Everything that is asked of the supervisor
+may be asked again, so that a process that was killed at any moment is followed by one that goes on.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+import trio
+
+from triolet.config import SEPARATOR
+from triolet.control_protocol import Activity, Wake
+from triolet.errors import AuditLogError
+
+from ..audit.events import Outcome
+from ..supervisor.model_status import ModelState as SupervisedState
+from .auditing import audit, is_ordered
+from .changes import Changes
+from .memory import forget_pages, has_files, held_bytes
+from .model_states import RUNNING
+from .models import WorkerSeen, WorkersSeen
+from .operations import Conflict, Operation, Status, Wanted
+from .server_channel import ServerChannel
+from .supervisor_client import SupervisorClient, SupervisorFailed
+from .worker_seconds import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from triolet.config import ControlConfig
+    from triolet.control_protocol import ModelNews, Said
+
+    from ..supervisor.model_status import ModelStatus
+    from ..supervisor.supervisor_socket import Models
+    from .controller import Controller, Step
+    from .journal import Journal
+    from .models import Model
+
+log = structlog.get_logger(__name__)
+
+ID_BYTES: Final = 6
+SUPERVISOR: Final = "supervisor"
+JOURNAL: Final = "journal"
+ACCOUNT_S: Final = 10.0
+"""How often worker-seconds are written down. A process that is killed loses none of them: the
+supervisor tells the next one."""
+
+
+def wall() -> float:
+    """Return the seconds since the epoch."""
+    return time.time()
+
+
+class Control:
+    """One fleet's control.
+
+    Args:
+      config: of the fleet.
+      journal: open.
+      controller: decides.
+      supervisor: starts and ends workers.
+      nursery: for what operations do.
+
+    Attributes:
+      config: as given.
+      controller: as given.
+      account: worker-seconds.
+      channel: to servers.
+      run_id: of the fleet, as the supervisor last said; empty before it did.
+      changes: models that are added and dropped.
+    """
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        journal: Journal,
+        controller: Controller,
+        supervisor: SupervisorClient,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.config = config
+        self.controller = controller
+        self.account = journal.account()
+        self.channel = ServerChannel(self._hear, self.news)
+        self._journal = journal
+        self._supervisor = supervisor
+        self._nursery = nursery
+        self._written: tuple[object, ...] = ()
+        self._accounted_at = 0.0
+        self._troubles: dict[str, str] = {}
+        self.run_id = ""
+        self.changes = Changes(
+            config, controller, supervisor, self._settle, self._forget, wall, nursery
+        )
+
+    def news(self) -> tuple[ModelNews, ...]:
+        """Return what servers are told."""
+        seconds = self.account.by_model()
+        return tuple(
+            msgspec.structs.replace(one, worker_seconds=seconds.get(one.name, {}))
+            for one in self.controller.outlook.news(trio.current_time())
+        )
+
+    def draw_id(self) -> str:
+        """Return an id for an operation."""
+        return new_id()
+
+    def order(self, name: str, wanted: Wanted, actor: str, operation_id: str) -> Operation:
+        """Take an order, and begin what follows from it.
+
+        Raises:
+          UnknownModel: there is no such model.
+          NoRoom: it cannot be loaded, however long it waits.
+          Conflict: the model is being added or dropped.
+        """
+        self.changes.require_free(name)
+        now = trio.current_time()
+        operation = self.controller.order(name, wanted, actor, now, wall(), operation_id)
+        self._settle()
+        return operation
+
+    def change(
+        self, name: str, wanted: Wanted, actor: str, operation_id: str, settings: str = ""
+    ) -> Operation:
+        """Begin to add or drop a model, or to change its adapters, once that is written down.
+
+        Args:
+          name: of the model.
+          wanted: which of these.
+          actor: gives the order.
+          operation_id: of the operation.
+          settings: of the operation.
+
+        Raises:
+          Conflict: it cannot be now, or could not be written down.
+          UnknownModel: there is none to drop.
+        """
+        self.changes.require(name, wanted)
+        if not self.run_id:
+            raise Conflict("the supervisor of this fleet does not answer; try again in a minute")
+        operation = Operation(
+            operation_id, name, wanted, actor, wall(), settings=settings, run=self.run_id
+        )
+        self.controller.changed[operation.id] = operation
+        self._write()
+        if operation.id in self.controller.changed:
+            del self.controller.changed[operation.id]
+            raise Conflict(
+                f"the journal cannot be written: {self._troubles[JOURNAL]}; make room, and try "
+                "again"
+            )
+        self.changes.begin(operation)
+        return operation
+
+    def _forget(self, name: str) -> None:
+        self.account.note_dropped(lambda one: one != name)
+        try:
+            self._journal.forget(name)
+        except sqlite3.Error as error:
+            self._note_trouble(JOURNAL, str(error))
+
+    def operation(self, operation_id: str) -> Operation | None:
+        """Return an operation, or None if there is none or it was long ago."""
+        return self.controller.changed.get(operation_id) or self._journal.operation(operation_id)
+
+    async def look(self) -> None:
+        """Ask the supervisor for its workers, and look for the files of models without any."""
+        asked_at = trio.current_time()
+        try:
+            listed = await self._supervisor.models()
+        except SupervisorFailed as error:
+            self._note_trouble(SUPERVISOR, str(error))
+            return
+        self._note_trouble(SUPERVISOR, "")
+        self.run_id = listed.run
+        self.changes.note_listed(listed, asked_at)
+        self.controller.note_workers(seen(listed.models), asked_at, trio.current_time(), wall())
+        for name, model in list(self.controller.models.items()):
+            if not model.pids:
+                are_there = await trio.to_thread.run_sync(has_files, model.config)
+                self.controller.note_files(name, are_there=are_there, now=trio.current_time())
+        self._meter(listed)
+        self._settle()
+        await self._measure(lambda model: not model.is_measured)
+
+    async def measure(self) -> None:
+        """Measure the memory of every model with workers that are ready."""
+        await self._measure(lambda model: True)
+
+    async def _measure(self, is_wanted: Callable[[Model], bool]) -> None:
+        for name, model in list(self.controller.models.items()):
+            pids = model.pids
+            if model.state not in RUNNING or not pids or not is_wanted(model):
+                continue
+            size_bytes = await trio.to_thread.run_sync(held_bytes, pids)
+            if model.pids == pids:
+                self.controller.note_size(name, size_bytes)
+
+    async def run(self) -> None:
+        """Look, measure and let time pass until cancelled."""
+        self._nursery.start_soon(_repeat, self.look, self.config.poll_s)
+        self._nursery.start_soon(_repeat, self.measure, self.config.measure_s)
+        while True:
+            self._settle()
+            await trio.sleep(self.config.tick_s)
+
+    def _hear(self, said: Said) -> None:
+        now = trio.current_time()
+        match said:
+            case Activity():
+                self.controller.note_activity(said, now)
+            case Wake(model):
+                if model not in self.changes.under_way:
+                    self.controller.wake(model, now, wall())
+        self._settle()
+
+    def _settle(self) -> None:
+        """Decide, write down, tell, and begin the steps."""
+        steps = self.controller.tick(trio.current_time(), wall())
+        self._write()
+        for step in steps:
+            self._nursery.start_soon(self._do, step)
+
+    def _write(self) -> None:
+        """Write down what has changed, and tell servers."""
+        control = self.controller
+        changed = list(control.changed.values())
+        models = tuple((m.config.name, m.state, m.size_bytes) for m in control.models.values())
+        if not changed and models == self._written:
+            return
+        self.channel.publish()
+        try:
+            self._journal.write(changed, control.models.values(), control.load_times.seconds)
+        except sqlite3.Error as error:
+            # Requests wait for these models. The journal matters to the next process only.
+            self._note_trouble(JOURNAL, str(error))
+            return
+        self._note_trouble(JOURNAL, "")
+        self._written = models
+        control.changed.clear()
+        for operation in changed:
+            if operation.is_over:
+                log.info("operation_over", **operation.shown)
+                if is_ordered(operation):
+                    self._nursery.start_soon(self._audit_end, operation)
+
+    async def _do(self, step: Step) -> None:
+        """Let the supervisor do a step."""
+        operation, failure = step.operation, None
+        model = self.controller.models.get(operation.model)
+        if model is None:
+            return  # it was dropped meanwhile, and the operation has its end
+        do = self._supervisor.start_model if step.is_start else self._supervisor.stop_model
+        try:
+            with trio.fail_after(self.config.operation_timeout_s):
+                tell = partial(self.controller.note_progress, operation)
+                await do(operation.model, tell)
+        except trio.TooSlowError:
+            failure = f"the supervisor was not done after {self.config.operation_timeout_s:g} s"
+        except SupervisorFailed as error:
+            failure = str(error)
+        if failure is None and operation.wanted is Wanted.UNLOAD:
+            await trio.to_thread.run_sync(forget_pages, model.config)
+        self.controller.step_done(operation, failure, trio.current_time(), wall())
+        self._settle()
+        if step.is_start:
+            await self.look()
+
+    async def _audit_end(self, operation: Operation) -> None:
+        is_done = operation.status is Status.DONE
+        digest = self._digest(operation) if is_done else ""
+        try:
+            await audit(
+                operation.wanted,
+                operation.subject,
+                operation.actor,
+                operation.id,
+                Outcome.DONE if is_done else Outcome.FAILED,
+                after=digest,
+            )
+        except AuditLogError as error:
+            log.error("audit_end_not_recorded", request_id=operation.id, error=str(error))
+
+    def _digest(self, operation: Operation) -> str:
+        """Return the digest of what an operation has added; empty where it has none."""
+        model = self.controller.models.get(operation.model)
+        if model is None:
+            return ""
+        if operation.wanted is Wanted.LOAD_ADAPTER:
+            adapter = operation.subject.rpartition(SEPARATOR)[2]
+            return model.config.adapters.get(adapter, "")
+        return model.config.digest if operation.wanted is Wanted.ADD else ""
+
+    def _meter(self, listed: Models) -> None:
+        """Take in worker-seconds."""
+        models = self.controller.models
+        told = {
+            Version(one.name, models[one.name].config.digest): one.worker_seconds
+            for one in listed.models
+            if one.name in models
+        }
+        self.account.note_dropped({one.name for one in listed.models}.__contains__)
+        self.account.note(listed.run, told)
+        now = trio.current_time()
+        if now - self._accounted_at >= ACCOUNT_S:
+            self._accounted_at = now
+            self.write_account()
+
+    def write_account(self) -> None:
+        """Write worker-seconds down."""
+        try:
+            self._journal.write_account(self.account)
+        except sqlite3.Error as error:
+            self._note_trouble(JOURNAL, str(error))
+
+    def _note_trouble(self, what: str, reason: str) -> None:
+        """Log a trouble when it begins; without a reason it is over."""
+        if reason and reason != self._troubles.get(what):
+            log.warning("control_in_trouble", part=what, reason=reason)
+        self._troubles[what] = reason
+
+
+def seen(listed: Iterable[ModelStatus]) -> dict[str, WorkersSeen]:
+    """Return the workers of each model as the supervisor lists them."""
+    return {
+        model.name: WorkersSeen(
+            tuple(
+                WorkerSeen(w.name, w.role, w.pid, w.is_ready, w.gpu_memory) for w in model.workers
+            ),
+            is_there=model.state not in (SupervisedState.STOPPED, SupervisedState.FAILED),
+            failure=model.failure,
+        )
+        for model in listed
+    }
+
+
+async def _repeat(work: Callable[[], Awaitable[None]], every_s: float) -> None:
+    while True:
+        await work()
+        await trio.sleep(every_s)
+
+
+def new_id() -> str:
+    """Return an id for an operation."""
+    return secrets.token_hex(ID_BYTES)

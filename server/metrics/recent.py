@@ -1,0 +1,94 @@
+"""What was counted in the last seconds, for the status of the fleet and its dashboard."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from triolet.config import ServerConfig
+
+    from .metrics import Metrics
+
+GROWING: Final = (
+    "requests_accepted",
+    "requests_rejected",
+    "attempts_failed",
+    "prompt_tokens",
+    "cached_prompt_tokens",
+)
+LATENCIES: Final = {
+    "ttft": "time_to_first_token_seconds",
+    "itl": "inter_token_latency_seconds",
+    "queue": "queue_seconds",
+}
+
+
+class RecentFigures:
+    """Counters and histograms as they were in the last seconds.
+
+    Args:
+      metrics: that count.
+      config: how long, and how often they are looked at.
+    """
+
+    def __init__(self, metrics: Metrics, config: ServerConfig) -> None:
+        self._metrics = metrics
+        self._sample_s = config.sample_s
+        num_samples = 1 + round(config.recent_s / config.sample_s)
+        self._samples: deque[dict[str, Any]] = deque(maxlen=num_samples)
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            self.sample()
+            await trio.sleep(self._sample_s)
+
+    def sample(self) -> None:
+        """Keep the figures of this moment."""
+        self._samples.append(grown(self._metrics) | {"at_s": trio.current_time()})
+
+    def since_then(self) -> dict[str, Any]:
+        """Return by how much everything grew since the oldest sample, and how long ago that was."""
+        now = grown(self._metrics) | {"at_s": trio.current_time()}
+        then = self._samples[0] if self._samples else now
+        return {
+            "seconds": now["at_s"] - then["at_s"],
+            "counters": {
+                name: value - then["counters"][name] for name, value in now["counters"].items()
+            },
+            "latencies": {
+                name: {
+                    "bounds_s": histogram["bounds_s"],
+                    "totals": [
+                        a - b
+                        for a, b in zip(
+                            histogram["totals"], then["latencies"][name]["totals"], strict=True
+                        )
+                    ],
+                }
+                for name, histogram in now["latencies"].items()
+            },
+        }
+
+
+def grown(metrics: Metrics) -> dict[str, Any]:
+    """Return counters and histograms that only grow, as they are now."""
+    figures = metrics.figures()
+    return {
+        "counters": {name: sum(figures[name].values()) for name in GROWING},
+        "latencies": {name: _histogram(figures[own]) for name, own in LATENCIES.items()},
+    }
+
+
+def _histogram(buckets: Mapping[str, float]) -> dict[str, list[float]]:
+    """Return finite upper bounds in s, and how many were at most that; last, how many in all."""
+    finite = {bound: total for bound, total in buckets.items() if bound != "+Inf"}
+    return {
+        "bounds_s": [float(bound) for bound in finite],
+        "totals": [*finite.values(), buckets.get("+Inf", 0.0)],
+    }

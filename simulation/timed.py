@@ -1,0 +1,112 @@
+"""The timed engine: real pool, ledger and prefix cache, on a device whose steps take given time.
+
+A test or a benchmark puts it in the place of `worker.entry.LocalEngine`. Steps are computed, unless
+tokens are given; they can be held before they begin. Loads torch.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from triolet.config import EngineConfig
+from triolet.units import MILLISECONDS
+from worker.local_engine import LocalEngine
+
+from .modelled import paced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engine.batch import Sampled, StepRow
+    from engine.load import Engine
+    from engine.pace import Pace
+    from worker.local_engine import Cores
+
+    from .modelled import StepCost
+
+    Tokens = Callable[[Sequence[StepRow]], list[Sampled | None]]
+
+FED_AHEAD_S: Final = 5 * MILLISECONDS
+"""A step that is asked for so soon after the one before begins where that ended, as on a device
+that is told its next step while it computes: what the host takes in between, which depends on who
+else uses it, does not change what the fleet can do."""
+
+
+class Gate(Protocol):
+    """Stands before a device."""
+
+    def pass_step(self, num_rows: int) -> None:
+        """Let a step pass, hold it, or raise in its place."""
+        ...
+
+    def check_device(self) -> None:
+        """Raise if the device takes no more work."""
+        ...
+
+
+class TimedEngine(LocalEngine):
+    """See the file's head.
+
+    Args:
+      loaded: the model.
+      cores: see LocalEngine.
+      cost: what a step takes, at least; None for as long as it computes.
+      tokens: what rows get without being computed; those that become vectors are computed all the
+        same. None computes all.
+      gate: before the device.
+    """
+
+    def __init__(
+        self,
+        loaded: Engine,
+        cores: Cores | None = None,
+        *,
+        cost: StepCost | None = None,
+        tokens: Tokens | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        super().__init__(loaded, cores)
+        self._cost = cost
+        self._tokens = tokens
+        self._gate = gate
+        self._busy_until = 0.0
+
+    @property
+    def pace(self) -> Pace:
+        """What was measured, or what the cost makes of it where nothing is computed."""
+        real = super().pace
+        if self._cost is None or self._tokens is None:
+            return real
+        config = EngineConfig(
+            target_step_s=real.target_s,
+            max_num_batched_tokens=real.most_tokens,
+            prompt_chunk_tokens=real.chunk_tokens,
+        )
+        return paced(self._cost, config)
+
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        """Return what a step gives when it is due."""
+        if self._gate is not None:
+            self._gate.pass_step(len(rows))
+        if self._cost is not None:
+            now = time.monotonic()
+            began_at = self._busy_until if now - self._busy_until < FED_AHEAD_S else now
+            self._busy_until = began_at + self._cost.of(rows)
+        sampled = self._compute(rows)
+        time.sleep(max(0.0, self._busy_until - time.monotonic()))
+        return sampled
+
+    def check_device(self) -> None:
+        """Wait for the device, which may be lost."""
+        if self._gate is not None:
+            self._gate.check_device()
+        super().check_device()
+
+    def _compute(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        if self._tokens is None:
+            return super().step(rows)
+        pooled = [row for row in rows if row.pool is not None]
+        if pooled:
+            super().step(pooled)
+        return self._tokens(rows)

@@ -1,0 +1,42 @@
+"""How much code each top folder may have, in statements: budgets.toml has one number for each.
+
+Docstrings and lines of comments are not counted: nobody saves statements by explaining less.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+from .test_layout import ROOT, listed, nodes_of
+
+BUDGETS = Path(__file__).with_name("budgets.toml")
+
+
+def statements(path: Path) -> int:
+    """Return the statements of a file, but expressions that are only a constant: docstrings."""
+    return sum(
+        not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for kind, nodes in nodes_of(path).items()
+        if issubclass(kind, ast.stmt)
+        for node in nodes
+    )
+
+
+def test_folders_keep_their_budgets() -> None:
+    budgets: dict[str, int] = tomllib.loads(BUDGETS.read_text(encoding="utf-8"))
+    spent: Counter[str] = Counter()
+    for path in listed():
+        folder, *rest = path.relative_to(ROOT).parts
+        if rest:
+            spent[folder] += statements(path)
+    assert spent.keys() == budgets.keys()
+    table = [f"{'folder':<12}{'statements':>12}{'budget':>10}{'difference':>12}"]
+    table += [
+        f"{folder:<12}{number:>12}{budgets[folder]:>10}{number - budgets[folder]:>+12}"
+        for folder, number in sorted(spent.items())
+    ]
+    over = [folder for folder, number in spent.items() if number > budgets[folder]]
+    assert not over, "\n".join([f"{', '.join(over)}: delete, or raise the number", *table])
