@@ -24,6 +24,11 @@ class ConfigError(TrioletError):
     """A setting that cannot work. The text names the field, its value and what is allowed."""
 
 
+class SettingError(ConfigError, ValueError):
+    """A field of a config type has a value that it may not have. A ValueError, so that msgspec says
+    which object of a document it is in."""
+
+
 class ModelError(ConfigError):
     """A model directory that is missing, broken or of an unsupported kind."""
 

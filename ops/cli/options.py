@@ -9,7 +9,6 @@ import inspect
 import re
 from enum import StrEnum
 from pathlib import Path as FilePath
-from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -17,8 +16,6 @@ from typing import (
     Final,
     NamedTuple,
     TypeAlias,
-    Union,
-    get_args,
     get_origin,
 )
 
@@ -37,6 +34,7 @@ from ..settings.form import (
     require_model_name,
     show,
     value_at,
+    without_none,
 )
 from ..settings.sources import Sources, read_settings
 
@@ -300,12 +298,11 @@ def option_name(name: str) -> str:
 
 
 def _parameter(name: str, option: Named) -> inspect.Parameter:
-    kind = leaves()[option.path]
-    if get_origin(kind) in (Union, UnionType):
-        kind = next(one for one in get_args(kind) if one is not NoneType)
+    kind: Any = without_none(leaves()[option.path])
+    origin: object = get_origin(kind)
     is_size = kind is int and option.path[-1].endswith("_bytes")
     default: Any = None
-    if get_origin(kind) is tuple or name == MODEL_NAME:
+    if origin is tuple or name == MODEL_NAME:
         kind = list[str] | None
     elif kind is bool:
         default = False
@@ -314,7 +311,7 @@ def _parameter(name: str, option: Named) -> inspect.Parameter:
     declarations = (option_name(name),) if kind is bool else ()
     shown = option.default or shown_default(option.path)
     annotation = Annotated[
-        kind,  # type: ignore[valid-type]
+        kind,
         # One line each, so that the help fits on a screen.
         typer.Option(
             *declarations,

@@ -24,6 +24,7 @@ from triolet.control_protocol import ModelState
 from triolet.errors import AuditLogError, ConfigError
 
 from ..audit.events import Outcome, os_user
+from ..settings.conversion import converted
 from ..settings.form import require_model_name
 from .auditing import audit
 from .operations import (
@@ -265,8 +266,8 @@ async def _add(control: Control, actor: str) -> Response:
         )
     try:
         require_model_name(name)
-        model = msgspec.convert(asked, ModelConfig)
-    except (msgspec.ValidationError, ConfigError) as error:
+        model = converted(asked, ModelConfig)
+    except ConfigError as error:
         raise Refusal(400, "bad_request", str(error)) from None
     if actor != os_user():
         _require_references((model.ref, *model.adapters.values()))

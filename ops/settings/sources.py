@@ -1,40 +1,42 @@
 """Where settings come from: a file or a pipe, `--set`, named options; the later one counts.
 
-Every value remembers its origin, which errors and `triolet config show` name.
+Each value has its origin beside it, which errors and `triolet config show` name.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from triolet.config import AT, LOOKUP, NO_GUESSES, has_password
+from triolet.config import AT, AUTO, LOOKUP, NO_GUESSES, has_password
+from triolet.config.auto import GIVE_LADDER
 from triolet.errors import ConfigError
 from triolet.home import expanded
 from triolet.units import MIB
 
+from .conversion import GIVE_REF, Misfit, as_value, build, converted, from_text
 from .form import (
+    MODELS,
     STDIN,
-    Misfit,
     Settings,
-    build,
     dotted,
     find,
-    flatten,
-    from_text,
+    is_section,
     path_of,
-    reader,
+    shown,
     spread,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from triolet.ids import Role
 
@@ -78,20 +80,26 @@ class Sources:
     """Values by the paths of the objects' own fields, each with its origin, such as `--port`.
 
     Attributes:
+      given: each value that was given, with its path and origin, unchecked.
       values: what is set.
       origins: of each value.
+      written: the path that each value was given for.
       words: of the command line that mean them.
     """
 
+    given: list[tuple[FieldPath, Any, str]] = field(default_factory=list)
     values: dict[FieldPath, Any] = field(default_factory=dict)
     origins: dict[FieldPath, str] = field(default_factory=dict)
+    written: dict[FieldPath, FieldPath] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
 
     def add(self, path: FieldPath, value: Value, origin: str) -> None:
         """Set a field; what was set before gives way."""
+        self.given.append((path, value, origin))
         for own in spread(path):
             self.values[own] = value
             self.origins[own] = origin
+            self.written[own] = path
 
     def add_document(self, content: bytes, name: str) -> None:
         """Set what a document says, which is TOML or one object of JSON.
@@ -101,15 +109,29 @@ class Sources:
         """
         text = _text(content, name)
         table = _table(text, name)
+        # Sections for several objects first, so that one for a single object counts.
+        for section in sorted(table, key=lambda one: one not in ("worker", "link")):
+            self._add_table((section,), table[section], lambda path: f"{name}{_line(text, path)}")
+
+    def _add_table(
+        self, path: FieldPath, value: object, origin_of: Callable[[FieldPath], str]
+    ) -> None:
+        """Set a field, or all fields that a table of a section has."""
+        origin = origin_of(path)
         try:
-            # Sections for several objects first, so that one for a single object counts.
-            for section in sorted(table, key=lambda one: one not in ("worker", "link")):
-                for path, value in flatten({section: table[section]}):
-                    self.add(path, value, f"{name}{_line(text, path)}")
+            kind = find(path)
+            if not is_section(kind) and path != (MODELS,):
+                self.add(path, as_value(kind, value, path), origin)
+                return
+            if not isinstance(value, dict):
+                raise ConfigError(f"{dotted(path)} is {shown(value)}; allowed: a table")
+            if not value and (path == (AUTO,) or path[:-1] == (MODELS,)):
+                remedy = GIVE_LADDER if path == (AUTO,) else GIVE_REF
+                raise ConfigError(f"{dotted(path)} says nothing; {remedy}")
         except ConfigError as error:
-            named = re.match(r"[\w.-]+", str(error))
-            where = "" if named is None else _line(text, path_of(named[0]))
-            raise ConfigError(f"{name}{where}: {error}") from None
+            raise ConfigError(f"{origin}: {error}") from None
+        for name, inner in value.items():
+            self._add_table((*path, name), inner, origin_of)
 
     def add_assignments(self, given: Iterable[str]) -> None:
         """Set what `--set section.field=value` says.
@@ -137,7 +159,8 @@ class Sources:
         Raises:
           ConfigError: there is no such field, or it cannot be that.
         """
-        value = from_text(find(path), text, path)
+        kind = find(path)
+        value = as_value(kind, from_text(kind, text, path), path)
         if path[-1] == "limits" and has_password(text):
             raise ConfigError(
                 f"{dotted(path)} holds a password, which `ps` shows to every user; write the URL "
@@ -201,52 +224,61 @@ class Sources:
         Raises:
           ConfigError: the values cannot be together; the text names where they come from.
         """
+        for path, value, origin in self.given:
+            try:
+                converted(value, find(path), path)
+            except Misfit as error:
+                raise ConfigError(f"{error} ({origin})") from None
         values = dict(self.values)
         for path in _PATHS:
-            if values.get(path):
-                values[path] = str(expanded(Path(values[path])).absolute())
+            if given := values.get(path):
+                values[path] = str(expanded(Path(given)).absolute())
         limits = ("server", "tenants", "quotas", "limits")
         if values.get(limits, "").startswith(AT):
             values[limits] = f"{AT}{expanded(Path(values[limits][1:])).absolute()}"
-        _resolve_draft(values, ("decode", "speculation", "source"))
         try:
+            _resolve_draft(values, ("decode", "speculation", "source"))
             return build(values)
         except Misfit as error:
-            origins = dict.fromkeys(self.origins[one] for one in error.given if one in self.origins)
-            named = f" ({', '.join(origins)})" if origins else ""
-            raise ConfigError(f"{_as_written(str(error), self.values)}{named}") from None
+            raise ConfigError(self._explained(error)) from None
+
+    def _explained(self, error: Misfit) -> str:
+        """Return an error with the path as it was written, and with the origins of its values."""
+        path, depth = error.path, len(error.section)
+        of_section = [one for one in self.values if one[:depth] == error.section]
+        given = (
+            [one for one in error.given if one in self.values]
+            or [one for one in self.values if path[: len(one)] == one]
+            + [one for one in of_section if one[-1] in error.said]
+            or of_section
+        )
+        if not given:
+            return str(error)
+        own, written = given[0], self.written[given[0]]
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(own, path, strict=False))
+        shared = len(list(alike))
+        # A section for several objects has a shorter path than the objects' own fields.
+        shown_path = (*written[: shared + len(written) - len(own)], *path[shared:])
+        origins = ", ".join(dict.fromkeys(self.origins[one] for one in given))
+        return f"{dotted(shown_path)}{error.said} ({origins})"
 
     def origin(self, path: FieldPath) -> str:
         """Return where the value of a field comes from."""
         return self.origins.get(spread(path)[0], "default")
 
 
-def _as_written(message: str, values: Mapping[FieldPath, Any]) -> str:
-    """Return a message with sections for several objects where both objects have the value."""
-    name = message.partition(" ")[0].rstrip(":")
-    path = tuple(name.split("."))
-    if len(path) > 1 and path[1] == "link":
-        return message.replace(name, dotted(path[1:]), 1)
-    other = {"prefill": "decode", "decode": "prefill"}.get(path[0], "")
-    is_same = path in values and values[path] == values.get((other, *path[1:]))
-    is_common = bool(other) and (is_same or reader(path) is not None)
-    return message.replace(name, dotted(("worker", *path[1:])), 1) if is_common else message
-
-
 def _resolve_draft(values: dict[FieldPath, Any], path: FieldPath) -> None:
     """Make the directory of a draft model absolute.
 
     Raises:
-      ConfigError: it is none.
+      Misfit: it is none.
     """
     source = values.get(path)
     if source is None or source in (NO_GUESSES, LOOKUP):
         return
     if not (Path(source) / "config.json").is_file():
-        raise ConfigError(
-            f"{dotted(path)} is {source!r}; allowed: off, lookup, or the directory of a draft "
-            "model (there is no config.json)"
-        )
+        allowed = "off, lookup, or the directory of a draft model (there is no config.json)"
+        raise Misfit(path, f" is {source!r}; allowed: {allowed}")
     values[path] = str(Path(source).resolve())
 
 
@@ -309,12 +341,18 @@ def _text(content: bytes, name: str) -> str:
 def _table(text: str, name: str) -> dict[str, Any]:
     try:
         is_json = text.lstrip().startswith("{")
-        table = msgspec.json.decode(text) if is_json else tomllib.loads(text)
+        table = msgspec.json.decode(text) if is_json else tomllib.loads(text, parse_float=_finite)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is neither TOML nor JSON: {error}") from None
     if not isinstance(table, dict):
         raise ConfigError(f"{name} holds no sections")
     return table
+
+
+def _finite(text: str) -> float | str:
+    """Return a number; what is infinite or none stays text, which no field with numbers takes."""
+    number = float(text)
+    return number if math.isfinite(number) else text
 
 
 def _line(text: str, path: FieldPath) -> str:

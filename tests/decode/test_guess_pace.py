@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from decode.speculation import FIRST_LENGTH, GuessPace
 from triolet.config import SpeculationConfig
-from triolet.errors import ConfigError
 
 CONFIG = SpeculationConfig(max_guesses=8, pause_rows=4, max_pause_rows=16)
 
@@ -90,5 +90,5 @@ def test_a_pause_doubles_with_each_trial_that_fails_and_shrinks_with_one_that_ho
     [("max_guesses", 0), ("max_step_tokens", 1), ("min_ngram", 9), ("pause_rows", 0)],
 )
 def test_a_bound_that_cannot_be_is_refused(name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=name):
-        SpeculationConfig(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(msgspec.ValidationError, match=name):
+        msgspec.convert({name: value}, SpeculationConfig)

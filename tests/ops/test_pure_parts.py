@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.cli.word_wrap import WordWrap
+from ops.models.model_directory import with_pool_share
 from ops.models.several import each_model, name_of
 from ops.settings.form import Settings, of_role
 from ops.settings.sources import Sources
@@ -349,8 +350,9 @@ def test_nobody_lends_what_was_given_or_is_not_there(fleet: FleetPlan, cores: in
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"path": 1, "place": 0, "places": 1}'])
 def test_lending_that_is_not_understood_is_refused(text: str) -> None:
     sources = Sources()
+    sources.add_assignments([f"worker.lending={text}"])
     with pytest.raises(ConfigError, match=r"worker\.lending"):
-        sources.add_assignments([f"worker.lending={text}"])
+        sources.settings()
 
 
 def test_decode_workers_get_cores_of_their_own_where_they_are_asked_to() -> None:
@@ -472,3 +474,13 @@ def test_gpus_are_those_that_the_environment_leaves() -> None:
     assert gpu_names("3, GPU-a,", 8) == ("3", "GPU-a")
     assert gpu_names("", 8) == ()
     assert own_gpus("mps", ["a"], ("0",)) == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "share"),
+    [("cpu", 0, 0.0625), ("cpu", 4, 0.0625), ("cuda", 4, 0.25), ("cuda:1", 4, 0.0625)],
+)
+def test_workers_of_one_device_share_the_memory_of_pools(
+    device: str, num_gpus: int, share: float
+) -> None:
+    assert with_pool_share(EngineConfig(device=device), 8, num_gpus).kv_pool_memory_share == share

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from ops.settings.conversion import converted
 from ops.supervisor.restart_policy import Ending, GiveUp, Restart, RestartPolicy
 from triolet.config import SupervisorConfig
 from triolet.errors import ConfigError
@@ -103,5 +104,5 @@ def test_an_ending_reads_as_what_happened(ending: Ending, text: str) -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_control_is_not_tried_again_at_once_and_for_ever(seconds: float) -> None:
-    with pytest.raises(ConfigError, match=r"control_retry_s is .*; allowed: > 0"):
-        SupervisorConfig(control_retry_s=seconds)
+    with pytest.raises(ConfigError, match=r"^control_retry_s is .*; allowed: > 0"):
+        converted({"control_retry_s": seconds}, SupervisorConfig)

@@ -11,15 +11,23 @@ import pytest
 from ops.cli import main
 from ops.cli.options import NAMED, OTHER_NAMES, add_models, gather, new_form
 from ops.cli.show_config import reason
-from ops.models.model_directory import with_pool_share
-from ops.settings.form import MODELS, Settings, document, find, leaves, of_role, types_of
+from ops.settings.form import (
+    MODELS,
+    Settings,
+    document,
+    find,
+    leaves,
+    of_role,
+    spread,
+    types_of,
+    value_at,
+)
 from ops.settings.sources import Sources, read_settings
 from ops.supervisor.prepare import require_auto
 from tests.house.test_layout import ROOT
 from tests.packaging.shown import FENCED
 from triolet.config import (
     Dtype,
-    EngineConfig,
     LendingConfig,
     LinkConfig,
     MemorySharing,
@@ -85,22 +93,6 @@ def test_a_process_understands_all_that_its_supervisor_means(role: Role) -> None
         assert read.worker(role) == meant.worker(role)
 
 
-def test_the_later_source_counts() -> None:
-    file = (
-        '[server]\nport = 1\ntoken_window = 2\nhost = "127.0.0.2"\n[prefill.engine]\nthreads = 3\n'
-    )
-    found = settings("server.token_window=4", "server.port=5", file=file, port=6)
-    assert (found.server.host, found.server.token_window, found.server.port) == ("127.0.0.2", 4, 6)
-    assert (found.prefill.engine.threads, found.decode.engine.threads) == (3, None)
-    assert settings("worker.engine.threads=7", file=file).prefill.engine.threads == 7
-
-
-def test_a_section_of_one_kind_of_worker_counts_before_that_of_both_in_one_file() -> None:
-    file = "[decode.engine]\nthreads = 2\n[worker.engine]\nthreads = 5\n"
-    found = settings(file=file)
-    assert (found.prefill.engine.threads, found.decode.engine.threads) == (5, 2)
-
-
 @pytest.mark.parametrize(
     ("text", "path", "value"),
     [
@@ -115,11 +107,11 @@ def test_a_section_of_one_kind_of_worker_counts_before_that_of_both_in_one_file(
 def test_a_value_is_read_by_the_type_of_its_field(
     text: str, path: tuple[str, ...], value: object
 ) -> None:
-    sources = read_settings(None, [text])
-    own = [one for one in sources.values if one[-len(path) + 1 :] == path[1:]]
-    assert own
+    found = read_settings(None, [text]).settings()
     expected = ("10.0.0.0/8", "fd00::/8") if value is ... else value
-    assert all(sources.values[one] == expected for one in own)
+    read = [value_at(found, one) for one in spread(path)]
+    assert read == [expected] * len(read)
+    assert {type(one) for one in read} == {type(expected)}
 
 
 @pytest.mark.parametrize(
@@ -145,8 +137,11 @@ def test_a_value_is_read_by_the_type_of_its_field(
         ("server.port=true", "server.port is True; allowed: a whole number"),
         ("worker.engine.kv_pool_bytes=lots", "worker.engine.kv_pool_bytes: size 'lots'"),
         ("link.peer_timeout_s=0.1", "link.peer_timeout_s is 0.1; allowed: > 2 x"),
+        ("link.lease_ttl_s=1", "link.lease_ttl_s is 1.0; allowed: > peer_timeout_s (1.5)"),
+        ("server.link=1", "it is set by section [link]"),
         ("decode.engine.block_size=0", "decode.engine.block_size is 0"),
         ("worker.engine.block_size=0", "worker.engine.block_size is 0"),
+        ("decode.speculation.draft_pool_bytes=0", "draft_pool_bytes is 0; allowed: >= 1"),
         ("server.auto.ladder=a", "it is set by section [auto]"),
         ("auto.ladder=[]", "auto.ladder is []; allowed: 1 to 16 names of different models"),
         ("auto.ladder=a,b,a", "auto.ladder is ['a', 'b', 'a']; allowed: 1 to 16 names"),
@@ -155,7 +150,7 @@ def test_a_value_is_read_by_the_type_of_its_field(
         ("auto.completion_tokens=9", "auto.ladder is missing beside "),
         ('auto.limits=[{"model":"a"}]', "auto.ladder is missing beside "),
         ('auto.limits=[{"model":"a","context_tokens":1}]', "context_tokens is 1; allowed: >= 2"),
-        ('auto.limits=[{"tools":false}]', "allowed: a table that has model too"),
+        ('auto.limits=[{"tools":false}]', "allowed: a table that has model, "),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_argument(text: str, words: str) -> None:
@@ -169,30 +164,36 @@ def test_what_cannot_be_is_refused_with_the_argument(text: str, words: str) -> N
     ("file", "words"),
     [
         ("[server]\n\n[server.queue]\nfare = true\n", "triolet.toml, line 4: server.queue.fare"),
-        ("[server]\nport = 1\nqueue.fair = 3\n", "triolet.toml, line 3: server.queue.fair is 3"),
+        (
+            "[server]\nport = 1\nqueue.fair = 3\n",
+            "server.queue.fair is 3; allowed: true or false (triolet.toml, line 3)",
+        ),
         ("[server]\nport = 1\ntoken_window = 0\n", "is 0; allowed: >= 1 (triolet.toml, line 3)"),
         (
             "[server]\nrecent_s = inf\n",
-            "triolet.toml, line 2: server.recent_s is inf; allowed: a finite",
+            "server.recent_s is 'inf'; allowed: a number (triolet.toml, line 2)",
         ),
         ("[server]\nport = 1\nquue.fair = true\n", "line 3: server.quue is unknown; did you mean"),
         ("server.port = 1\nserver.quue.fair = true\n", "line 2: server.quue is unknown"),
-        ("[server]\nport.low = 1\n", "line 2: server.port is {'low': 1}; allowed"),
+        ("[server]\nport.low = 1\n", "server.port is {'low': 1}; allowed: a whole number, 0 to "),
         ("[server]\nport = 1\nno-such = 1\n", "line 3: server.no-such is unknown"),
         ("[server.queue]\n[server.quue.inner]\nfair = true\n", "line 2: server.quue is unknown"),
-        ("[server]\nqueue = { fair = 3 }\n", "line 2: server.queue.fair is 3"),
+        (
+            "[server]\nqueue = { fair = 3 }\n",
+            "fair is 3; allowed: true or false (triolet.toml, line 2)",
+        ),
         ("server = 3\n", "server is 3; allowed: a table"),
         ("[auto]\n", "auto says nothing; give ladder = "),
         (
             '[auto]\nladder = ["a"]\n[[auto.limits]]\nmodel = "a"\ntool = 1\n',
-            "allowed: a table of model, ",
+            "auto.limits.0.tool is unknown; did you mean auto.limits.0.tools?",
         ),
         (
             '[auto]\nladder = ["a"]\nlimits = [{ model = "a" }, { model = "a" }]\n',
             "auto.limits has a twice; each model has one table (triolet.toml, line 3)",
         ),
         ("[server\n", "triolet.toml is neither TOML nor JSON"),
-        ('{"server": {"port": "x"}}', "triolet.toml: server.port is 'x'"),
+        ('{"server": {"port": "x"}}', "allowed: a whole number, 0 to 65535 (triolet.toml)"),
     ],
 )
 def test_what_cannot_be_is_refused_with_file_and_line(file: str, words: str) -> None:
@@ -445,16 +446,6 @@ def test_a_role_takes_assignments_for_itself_and_for_all(role: Role) -> None:
     read_settings(None, said).refuse_for_role(role)
 
 
-@pytest.mark.parametrize(
-    ("device", "num_gpus", "share"),
-    [("cpu", 0, 0.0625), ("cpu", 4, 0.0625), ("cuda", 4, 0.25), ("cuda:1", 4, 0.0625)],
-)
-def test_workers_of_one_device_share_the_memory_of_pools(
-    device: str, num_gpus: int, share: float
-) -> None:
-    assert with_pool_share(EngineConfig(device=device), 8, num_gpus).kv_pool_memory_share == share
-
-
 def test_names_of_the_model_and_lists() -> None:
     found = settings(model_name=["a", "*", "b", "a"], trusted_proxies=["10.0.0.0/8,fd00::/8"])
     assert (found.server.model_name, found.server.model_aliases) == ("a", ("b", "*"))
@@ -537,7 +528,7 @@ def test_arguments_that_name_models_wrongly_are_refused(arguments: str, words: s
         ("", "models.chat.x=1", "", "models.chat.x is unknown; allowed: ref, aliases"),
         ("", "models=demo", "", "is no assignment; allowed"),
         ("a=demo", "models.a.decode=0", "", "models.a.decode is 0; allowed: 1 to 64 (--set models"),
-        ("a=demo", "models.a.keep_alive_s=0", "", "models.a.keep_alive_s is 0.0; allowed: > 0"),
+        ("a=demo", "models.a.keep_alive_s=0", "", "models.a.keep_alive_s is 0; allowed: > 0"),
         ("a=demo b=demo", "models.a.aliases=b", "", "models.a.aliases has 'b', which is a name of"),
         ("a=demo", "models.b.aliases=x", "", "models.b.ref is missing"),
     ],

@@ -130,7 +130,7 @@ def test_nothing_is_left_of_a_worker_that_was_killed(
 
 @pytest.mark.parametrize(("place", "places"), [(-1, 2), (2, 2), (0, 0), (0, 257)])
 def test_a_place_that_is_not_there_is_refused(place: int, places: int) -> None:
-    with pytest.raises(ConfigError, match="lending is place"):
+    with pytest.raises(ConfigError, match="lending is 'place"):
         LendingConfig("/x", place, places)
 
 

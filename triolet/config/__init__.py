@@ -14,7 +14,8 @@ from .auto import (
     require_ladder,
 )
 from .control import ControlConfig, ControlledModelConfig
-from .link import MAX_LENDERS, LinkConfig, MemorySharing, WireConfig, require
+from .limits import require
+from .link import MAX_LENDERS, LinkConfig, MemorySharing, WireConfig
 from .models import MAX_MODELS, ModelConfig, ServedModelConfig
 from .parsers import ReasoningParser, ToolParser
 from .responses import OF_CONNECTION, StoredResponsesConfig

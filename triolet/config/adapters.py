@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ..errors import ConfigError
+from ..errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +35,7 @@ class AdapterConfig:
     def __post_init__(self) -> None:
         require_adapter_names((self.name,))
         if not _DIGEST.fullmatch(self.digest):
-            raise ConfigError(
+            raise SettingError(
                 f"adapters has {self.name} with the digest {self.digest[:80]!r}; allowed: sha256: "
                 "and 64 hexadecimal digits; give the adapter by fleet.adapters, which digests it"
             )
@@ -45,11 +45,11 @@ def require_adapter_names(names: Iterable[str]) -> None:
     """Look whether adapters may have these names.
 
     Raises:
-      ConfigError: one may not be the name of an adapter.
+      SettingError: one may not be the name of an adapter.
     """
     for name in names:
         if not _NAME.fullmatch(name):
-            raise ConfigError(
+            raise SettingError(
                 f"adapters has {name[:80]!r}, which is no name of an adapter; allowed: 1 to 63 of "
                 "the characters a-z, A-Z, 0-9, '.', '_' and '-', a letter or digit first and last"
             )

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
-from ..errors import ConfigError
-from .link import require
+from msgspec import Meta
+
+from ..errors import SettingError
+from .limits import Count, require
 
 AUTO: Final = "auto"
 """The name by which a request leaves the model open."""
@@ -37,17 +39,13 @@ class ModelLimits:
 
     model: str
     """Its name."""
-    context_tokens: int | None = None
+    context_tokens: Annotated[int, Meta(ge=2)] | None = None
     """Prompt and completion together; None for all of the model's own context. Less keeps long
     requests from a model that answers them badly."""
     tools: bool = True
     """Whether it gets requests with tools."""
     structured_output: bool = True
     """Whether it gets requests that ask for a form, such as `response_format`."""
-
-    def __post_init__(self) -> None:
-        tokens = self.context_tokens
-        require(tokens is None or tokens >= 2, "context_tokens", tokens, ">= 2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +56,27 @@ class AutoConfig:
     """Names of models, the smallest first: the first that fits answers. None: `auto` is off."""
     wake: WakePolicy = IF_NEEDED
     """When a model without workers is woken. A load takes seconds, and the memory of others."""
-    completion_tokens: int = DEFAULT_COMPLETION_TOKENS
+    completion_tokens: Count = DEFAULT_COMPLETION_TOKENS
     """Room for the completion of a request that does not say how long it may be. A request for
     which no model has so much is given to the smallest with room for its prompt."""
     limits: tuple[ModelLimits, ...] = ()
     """What models are declared to take; one that is not in here takes everything."""
 
     def __post_init__(self) -> None:
-        tokens = self.completion_tokens
-        require(tokens >= 1, "completion_tokens", tokens, ">= 1")
         if self.ladder is None:
             is_set = {
                 "wake": self.wake is not IF_NEEDED,
-                "completion_tokens": tokens != DEFAULT_COMPLETION_TOKENS,
+                "completion_tokens": self.completion_tokens != DEFAULT_COMPLETION_TOKENS,
                 "limits": bool(self.limits),
             }
             if given := [name for name, one in is_set.items() if one]:
-                raise ConfigError(f"ladder is missing beside {', '.join(given)}; {GIVE_LADDER}")
+                raise SettingError(f"ladder is missing beside {', '.join(given)}; {GIVE_LADDER}")
             return
         require_ladder(self.ladder, "ladder")
         named = [one.model for one in self.limits]
         twice = sorted({name for name in named if named.count(name) > 1})
         if twice:
-            raise ConfigError(f"limits has {', '.join(twice)} twice; each model has one table")
+            raise SettingError(f"limits has {', '.join(twice)} twice; each model has one table")
 
     def limits_of(self, model: str) -> ModelLimits:
         """Return what a model is declared to take."""
@@ -95,7 +91,7 @@ def require_ladder(ladder: tuple[str, ...], what: str) -> None:
       what: it is called, in the error.
 
     Raises:
-      ConfigError: it is empty, too long, or has a model twice.
+      SettingError: it is empty, too long, or has a model twice.
     """
     allowed = f"1 to {MAX_RUNGS} names of different models, the smallest first"
     is_ladder = 0 < len(ladder) <= MAX_RUNGS and len(set(ladder)) == len(ladder)

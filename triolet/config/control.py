@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 (get_type_hints reads the annotations)
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from ..units import MILLISECONDS, SECONDS
-from .link import require
+from .limits import (  # noqa: TC001 (get_type_hints reads the annotations)
+    Count,
+    NotNegative,
+    Positive,
+    Share,
+)
 
 MAX_PORT: Final = 65_535
 
@@ -40,67 +47,51 @@ class ControlledModelConfig:
 class ControlConfig:
     """What decides about residency, and where it is reached."""
 
-    memory_bytes: int | None = None
+    memory_bytes: Count | None = None
     """For the workers of all models together; auto is `memory_share` of what this machine or its
     control group has left beside them at the start."""
-    memory_share: float = 0.8
+    memory_share: Share = 0.8
     """The rest is for the page cache, which holds the files of sleeping models, and for bursts of
     other programs."""
-    gpu_memory_share: float = 0.95
+    gpu_memory_share: Share = 0.95
     """Of each GPU's memory, for the workers of all models together; the rest is for steps whose
     buffers grow, and for other programs."""
-    min_residency_s: float = 60.0 * SECONDS
+    min_residency_s: NotNegative = 60.0 * SECONDS
     """A model that was loaded stays for so long, whatever others want: two models that take turns
     would otherwise only load."""
-    admin_port: int | None = None
+    admin_port: Annotated[int, Meta(ge=1, le=MAX_PORT)] | None = None
     """Port on 127.0.0.1 for the admin routes; none is the Unix socket alone. Every user of this
     machine reaches a port."""
     state_dir: str | None = None
     """Folder of the journal of operations and of measured load times; none is the fleet's own
     folder, which ends with the fleet."""
-    poll_s: float = 0.5 * SECONDS
+    poll_s: Positive = 0.5 * SECONDS
     """How often the supervisor is asked for its worker processes."""
-    measure_s: float = 30.0 * SECONDS
+    measure_s: Positive = 30.0 * SECONDS
     """How often the memory of workers is measured: the kernel walks all their pages for it, which
     takes milliseconds for each GiB."""
-    operation_timeout_s: float = 900.0 * SECONDS
+    operation_timeout_s: Positive = 900.0 * SECONDS
     """For one start or stop of a model's workers: large weights from a slow disk take minutes."""
-    room_timeout_s: float = 300.0 * SECONDS
+    room_timeout_s: Positive = 300.0 * SECONDS
     """A model that finds no room among busy ones for so long is given up, and its operation fails
     with what kept the memory."""
-    turn_after_s: float = 30.0 * SECONDS
+    turn_after_s: NotNegative = 30.0 * SECONDS
     """A load that waited for room so long comes before younger ones, which would take what it needs
     again and again; idle models then end for it one by one."""
-    turn_s: float = 90.0 * SECONDS
+    turn_s: NotNegative = 90.0 * SECONDS
     """For which it comes first: models that were loaded before are old enough then to be evicted,
     and a model that is never idle does not keep all others from loading."""
-    servers_s: float = 60.0 * SECONDS
+    servers_s: Positive = 60.0 * SECONDS
     """For servers to read a model that is added, and to say so; a tokenizer of 250,000 ids takes
     seconds on a busy machine."""
-    silence_s: float = 5.0 * SECONDS
+    silence_s: Positive = 5.0 * SECONDS
     """A server that says nothing for so long is taken for gone: five reports were lost."""
-    tick_s: float = 100 * MILLISECONDS
+    tick_s: Positive = 100 * MILLISECONDS
     """How often is looked for what time alone changes: residency, keep-alive, deadlines."""
-    server_drain_s: float = 30.0 * SECONDS
+    server_drain_s: NotNegative = 30.0 * SECONDS
     """For requests of a model that is dropped; `triolet serve` sets it to
     `server.drain_timeout_s`."""
     directory: str = ""
     """The fleet's own folder, with its sockets; `triolet serve` sets it."""
     models: tuple[ControlledModelConfig, ...] = ()
     """`triolet serve` sets it."""
-
-    def __post_init__(self) -> None:
-        waits = ("poll_s", "measure_s", "operation_timeout_s", "room_timeout_s", "servers_s")
-        for name in (*waits, "silence_s"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "> 0")
-        for name in ("turn_after_s", "turn_s", "server_drain_s"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), ">= 0")
-        require(self.tick_s > 0, "tick_s", self.tick_s, "> 0")
-        require(self.min_residency_s >= 0, "min_residency_s", self.min_residency_s, ">= 0")
-        require(0 < self.memory_share <= 1, "memory_share", self.memory_share, "above 0, up to 1")
-        share = self.gpu_memory_share
-        require(0 < share <= 1, "gpu_memory_share", share, "above 0, up to 1")
-        memory, port = self.memory_bytes, self.admin_port
-        require(memory is None or memory > 0, "memory_bytes", memory, "> 0")
-        is_port = port is None or 1 <= port <= MAX_PORT
-        require(is_port, "admin_port", port, f"1 to {MAX_PORT}")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
-from ..errors import ConfigError
+from msgspec import Meta
+
 from ..units import MIB, MILLISECONDS, SECONDS
+from .limits import Count, Positive, require
 
 
 class MemorySharing(StrEnum):
@@ -40,19 +43,13 @@ MAX_LENDERS = 256
 of its steps."""
 
 
-def require(is_allowed: bool, name: str, value: object, allowed: str) -> None:
-    """Raise a ConfigError that names field, value and remedy unless `is_allowed`."""
-    if not is_allowed:
-        raise ConfigError(f"{name} is {value!r}; allowed: {allowed}")
-
-
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
     """Deadlines and bounds of the protocol between processes (docs/protocol.md)."""
 
-    heartbeat_interval_s: float = 0.5 * SECONDS
+    heartbeat_interval_s: Positive = 0.5 * SECONDS
     """Both ways. Three fit into `peer_timeout_s`, so one lost or late frame is no death."""
-    load_report_interval_s: float = 20 * MILLISECONDS
+    load_report_interval_s: Positive = 20 * MILLISECONDS
     """When leases end their worker sends its load in the turn after that, but not sooner than
     this after its last heartbeat. A cancel is promised within 100 ms and takes 40 ms at p99: this
     leaves time to see it. A thousand ends in one turn are one report."""
@@ -72,17 +69,17 @@ class LinkConfig:
     """How often expired leases, deadlines and stalled clients are looked for."""
     hello_timeout_s: float = 5.0 * SECONDS
     """A peer that connects and does not say HELLO within this time is forgotten."""
-    kv_chunk_bytes: int = 1 * MIB
+    kv_chunk_bytes: Count = 1 * MIB
     """Payload per KV frame, rounded down to whole blocks (at least one): 1 MiB frames moved most
     bytes per second on tcp and ipc."""
-    kv_window_bytes: int = 16 * MIB
+    kv_window_bytes: Count = 16 * MIB
     """Bytes a sender may have under way to one decode worker: 16 chunks hide the round trip."""
     kv_ring_bytes: int = 64 * MIB
     """Host memory for KV that is computed but not yet acknowledged; full means prefill stops
     taking work."""
     kv_stall_s: float = 2.0 * SECONDS
     """A transfer that gains no credit for this long has lost its receiver."""
-    kv_retry_s: float = 1.0 * SECONDS
+    kv_retry_s: Positive = 1.0 * SECONDS
     """A chunk or manifest that is unanswered for this long is sent again: half of `kv_stall_s`, so
     that one lost frame does not end a transfer. Far above a round trip, so that a slow receiver is
     not sent everything twice."""
@@ -99,17 +96,17 @@ class LinkConfig:
     (a TOKENS frame of 256 rows is 12 KiB)."""
     kv_hwm: int = 256
     """Frames per KV pipe; the byte window is reached first, this is the second fence."""
-    dead_host_s: float = 3.0 * SECONDS
+    dead_host_s: Annotated[float, Meta(ge=1)] = 3.0 * SECONDS
     """A TCP connection to a host that answers nothing for so long is closed by the kernel, which
     gives back what it holds. The protocol's heartbeats find a dead peer before."""
     farewell_s: float = 2.0 * SECONDS
     """A worker that leaves waits this long for its servers to have heard it, which takes a busy
     machine a while; one that does not answer finds out by silence, as with a worker that died.
     Below what a supervisor waits before it kills."""
-    handshake_s: float = 5.0 * SECONDS
+    handshake_s: Positive = 5.0 * SECONDS
     """A connection with a longer handshake is closed: a stranger cannot hold one for nothing.
     The two round trips take milliseconds."""
-    redial_s: float = 2.0 * SECONDS
+    redial_s: Positive = 2.0 * SECONDS
     """A HELLO without an answer for this long is said again over a new connection: the old one may
     lead nowhere, although its peer lives. Four heartbeats, so that a busy worker is not redialled;
     doubled each time, up to `max_redial_s`."""
@@ -118,7 +115,7 @@ class LinkConfig:
     linger_s: float = 200 * MILLISECONDS
     """A closed link may still hand what was sent to the kernel for this long, so that last words
     (ENDED, GOODBYE) arrive; a peer that reads nothing holds up the end of a process no longer."""
-    local_reconnect_s: float = 30 * MILLISECONDS
+    local_reconnect_s: Annotated[float, Meta(ge=0.001)] = 30 * MILLISECONDS
     """Between two attempts to reach a process of this host that is not there, at random up to twice
     as long: how long a worker that has just begun to listen waits to be found. An attempt takes
     some 40 µs of a thread of its own, 0.1 % of a core for each worker that is away."""
@@ -130,52 +127,42 @@ class LinkConfig:
     """How KV travels."""
 
     def __post_init__(self) -> None:
-        require(
-            self.heartbeat_interval_s > 0, "heartbeat_interval_s", self.heartbeat_interval_s, "> 0"
-        )
-        require(
-            0 < self.load_report_interval_s <= self.heartbeat_interval_s,
-            "load_report_interval_s",
-            self.load_report_interval_s,
-            f"> 0 and <= heartbeat_interval_s ({self.heartbeat_interval_s})",
-        )
-        require(
-            self.peer_timeout_s > 2 * self.heartbeat_interval_s,
-            "peer_timeout_s",
-            self.peer_timeout_s,
-            f"> 2 x heartbeat_interval_s ({2 * self.heartbeat_interval_s})",
-        )
-        require(
-            0 < self.kv_retry_s < self.kv_stall_s,
-            "kv_retry_s",
-            self.kv_retry_s,
-            f"> 0 and < kv_stall_s ({self.kv_stall_s})",
-        )
-        require(
-            self.lease_ttl_s > self.peer_timeout_s,
-            "lease_ttl_s",
-            self.lease_ttl_s,
-            f"> peer_timeout_s ({self.peer_timeout_s})",
-        )
-        require(
-            0 < self.redial_s <= self.max_redial_s,
-            "redial_s",
-            self.redial_s,
-            f"> 0 and <= max_redial_s ({self.max_redial_s})",
-        )
-        require(
-            0.001 <= self.local_reconnect_s <= self.heartbeat_interval_s,
-            "local_reconnect_s",
-            self.local_reconnect_s,
-            f">= 0.001 and <= heartbeat_interval_s ({self.heartbeat_interval_s})",
-        )
-        require(self.handshake_s > 0, "handshake_s", self.handshake_s, "> 0")
-        require(self.dead_host_s >= 1.0, "dead_host_s", self.dead_host_s, ">= 1")
-        require(self.kv_chunk_bytes >= 1, "kv_chunk_bytes", self.kv_chunk_bytes, ">= 1")
-        require(self.kv_window_bytes >= 1, "kv_window_bytes", self.kv_window_bytes, ">= 1")
-        require(
-            self.kv_ring_bytes >= self.kv_chunk_bytes,
-            "kv_ring_bytes",
-            self.kv_ring_bytes,
-            f">= kv_chunk_bytes ({self.kv_chunk_bytes})",
-        )
+        heartbeat_s = self.heartbeat_interval_s
+        for name, is_allowed, allowed in (
+            (
+                "load_report_interval_s",
+                self.load_report_interval_s <= heartbeat_s,
+                f"> 0 and <= heartbeat_interval_s ({heartbeat_s})",
+            ),
+            (
+                "peer_timeout_s",
+                self.peer_timeout_s > 2 * heartbeat_s,
+                f"> 2 x heartbeat_interval_s ({2 * heartbeat_s})",
+            ),
+            (
+                "kv_retry_s",
+                self.kv_retry_s < self.kv_stall_s,
+                f"> 0 and < kv_stall_s ({self.kv_stall_s})",
+            ),
+            (
+                "lease_ttl_s",
+                self.lease_ttl_s > self.peer_timeout_s,
+                f"> peer_timeout_s ({self.peer_timeout_s})",
+            ),
+            (
+                "redial_s",
+                self.redial_s <= self.max_redial_s,
+                f"> 0 and <= max_redial_s ({self.max_redial_s})",
+            ),
+            (
+                "local_reconnect_s",
+                self.local_reconnect_s <= heartbeat_s,
+                f">= 0.001 and <= heartbeat_interval_s ({heartbeat_s})",
+            ),
+            (
+                "kv_ring_bytes",
+                self.kv_ring_bytes >= self.kv_chunk_bytes,
+                f">= kv_chunk_bytes ({self.kv_chunk_bytes})",
+            ),
+        ):
+            require(is_allowed, name, getattr(self, name), allowed)

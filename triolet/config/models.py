@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 (get_type_hints reads the annotations)
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from .adapters import AdapterConfig, require_adapter_names
-from .link import require
+from .limits import Positive, require
 from .parsers import ReasoningParser, ToolParser
 from .supervisor import MAX_WORKERS
 
@@ -31,9 +33,9 @@ class ModelConfig:
     """What `fleet.model` takes: a directory, a GGUF file, or a version of the store."""
     aliases: tuple[str, ...] = ()
     """Other names that requests may use for it: at most 16, each of at most 128 characters."""
-    prefill: int | None = None
+    prefill: Annotated[int, Meta(ge=0, le=MAX_WORKERS)] | None = None
     """Prefill workers; None for as many as `fleet.prefill`."""
-    decode: int | None = None
+    decode: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = None
     """Decode workers; None for as many as `fleet.decode`."""
     tool_parser: ToolParser = ToolParser.AUTO
     """As `server.tool_parser`, for this model; `auto` is what that says."""
@@ -43,19 +45,13 @@ class ModelConfig:
     """Whether its workers start with the fleet; otherwise with the first request for it."""
     pinned: bool = False
     """Whether its workers stay, whatever other models need."""
-    keep_alive_s: float | None = None
+    keep_alive_s: Positive | None = None
     """Its workers end after so long without a request; None keeps them until memory is needed."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters by name, each a directory as PEFT saves it or a version of the store; requests
     name `MODEL:ADAPTER`."""
 
     def __post_init__(self) -> None:
-        for name, least in (("prefill", 0), ("decode", 1)):
-            count = getattr(self, name)
-            allowed = f"{least} to {MAX_WORKERS}"
-            require(count is None or least <= count <= MAX_WORKERS, name, count, allowed)
-        keep_alive_s = self.keep_alive_s
-        require(keep_alive_s is None or keep_alive_s > 0, "keep_alive_s", keep_alive_s, "> 0")
         require_adapter_names(self.adapters)
         count = len(self.aliases)
         require(count <= MAX_ALIASES, "aliases", count, f"at most {MAX_ALIASES} names")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..units import MIB, SECONDS
-from .link import require
+from .limits import NotNegative  # noqa: TC001 (get_type_hints reads the annotations)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponsesConfig:
     """Responses that clients go on from by an id, or ask for again."""
 
-    ttl_s: float = 0 * SECONDS
+    ttl_s: NotNegative = 0 * SECONDS
     """For which a response is kept after its last use; 0 keeps none, because an operator has to
     want that conversations stay in memory after their clients have gone."""
     max_bytes: int = 64 * MIB
@@ -23,9 +23,6 @@ class StoredResponsesConfig:
     that holds most for its share loses its least recently used one. Some 40,000 short questions
     with answers; a client that sends its whole conversation each time has all of it stored each
     time."""
-
-    def __post_init__(self) -> None:
-        require(self.ttl_s >= 0, "ttl_s", self.ttl_s, ">= 0")
 
     @property
     def most_answer_bytes(self) -> int:

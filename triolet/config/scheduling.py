@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import SplitResult, urlsplit
 
-from ..errors import ConfigError
+from msgspec import Meta
+
+from ..errors import SettingError
 from ..service_class import ServiceClass
 from ..units import MILLISECONDS, SECONDS
+from .limits import (  # noqa: TC001 (get_type_hints reads the annotations)
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    Share,
+    ShareOrZero,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,47 +92,34 @@ class RoutingConfig:
     local_prefill: LocalPrefill = LocalPrefill.AUTO
     """Whether decode workers compute prompts themselves: `off`; `auto`, short ones, and all while
     no prefill worker is there; `always`."""
-    max_local_tokens: int = 256
+    max_local_tokens: CountOrZero = 256
     """Prompt tokens without KV beyond which a prefill worker computes, whatever the rates say: a
     rate is a guess about the next second, and a long prompt lasts longer than that."""
-    max_gap_growth: float = 0.5
+    max_gap_growth: NotNegative = 0.5
     """A prompt that decode computes beside running streams may lengthen a step by this share of
     it: gaps within one and a half of their usual length are what disaggregation is for."""
-    stream_weight: float = 0.25
+    stream_weight: NotNegative = 0.25
     """What a second that a running stream waits for its next token counts, beside one that a
     client waits for its first: readers are behind their streams, and do not see a short wait."""
-    prefill_grace_s: float = 1.0 * SECONDS
+    prefill_grace_s: NotNegative = 1.0 * SECONDS
     """How long after the last prefill worker was lost its return is waited for, before decode
     computes long prompts too: most of a restart on the same machine. It also covers the start, when
     decode may be met first."""
 
-    suspect_grace_s: float = 10.0 * SECONDS
+    suspect_grace_s: NotNegative = 10.0 * SECONDS
     """The same for a prompt that may be what the last one died of: a restart, slow ones included.
     Prefill has nothing but prompts to lose, decode has streams. For as long, a request that was
     struck alone waits to hear whether the processes of its workers have died."""
 
-    backlog_s: float = 250 * MILLISECONDS
+    backlog_s: NotNegative = 250 * MILLISECONDS
     """Of computing, by its own measured pace, that a prefill worker is given ahead, all servers
     together; the rest waits here, where classes, tenants and deadlines decide the order. Some
     steps, so that a worker never waits for the next prompt."""
 
-    overtaken_s: float = 1.0 * SECONDS
+    overtaken_s: NotNegative = 1.0 * SECONDS
     """A prompt that computes for longer is no reason to keep shorter ones back: the worker computes
     them beside it. Whatever is shorter is done in its turn, or those that come after it by their
     tenants' shares would be before it."""
-
-    def __post_init__(self) -> None:
-        for name, value in (
-            ("max_local_tokens", self.max_local_tokens),
-            ("max_gap_growth", self.max_gap_growth),
-            ("stream_weight", self.stream_weight),
-            ("prefill_grace_s", self.prefill_grace_s),
-            ("suspect_grace_s", self.suspect_grace_s),
-            ("backlog_s", self.backlog_s),
-            ("overtaken_s", self.overtaken_s),
-        ):
-            if value < 0:
-                raise ConfigError(f"{name} is {value!r}; allowed: >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,37 +129,25 @@ class QueueConfig:
     fair: bool = True
     """Classes, then tenants by weight, then deadlines. Without it: class, priority, arrival; limits
     of tenants at dispatch (`max_running`, `kv_share`) are not kept either."""
-    min_class_share: float = 0.05
+    min_class_share: ShareOrZero = 0.05
     """Of the tokens that higher classes are given, promised to a lower class while it waits. One
     request in twenty keeps it from starving for as long as a flood above it lasts, and costs the
     higher classes an eighth when all three lower ones wait."""
-    expected_completion_tokens: int = 256
+    expected_completion_tokens: Count = 256
     """Of a tenant without a completion so far, or as many as the request allows if these are fewer.
     The charge is settled by what was really used."""
-    completion_memory: float = 0.1
+    completion_memory: ShareOrZero = 0.1
     """How far one completion moves what is expected of the tenant's next one: ten settle it."""
 
-    head_start_tokens: int = 4096
+    head_start_tokens: CountOrZero = 4096
     """Tokens / weight by which a tenant that asks for less than its share may be ahead of tenants
     that ask for more: a few requests at once go before theirs, also on workers. Shares change by no
     more than this."""
 
-    spare_rows_share: float = 0.125
+    spare_rows_share: ShareOrZero = 0.125
     """Of all decode rows, left free by tenants with more than their share while other tenants have
     requests or had some just now: a tenant that asks seldom finds a row at once. With one tenant
     alone every row is used."""
-
-    def __post_init__(self) -> None:
-        for name in ("min_class_share", "completion_memory", "spare_rows_share"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ConfigError(f"{name} is {value!r}; allowed: 0 to 1")
-        if self.head_start_tokens < 0:
-            raise ConfigError(f"head_start_tokens is {self.head_start_tokens}; allowed: >= 0")
-        if self.expected_completion_tokens < 1:
-            raise ConfigError(
-                f"expected_completion_tokens is {self.expected_completion_tokens}; allowed: >= 1"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,24 +159,14 @@ class SloConfig:
     machine refuses no request that waiting would have served.
     """
 
-    critical_s: float = 10.0 * SECONDS
+    critical_s: Positive = 10.0 * SECONDS
     """People who were promised something notice ten seconds."""
-    default_s: float = 30.0 * SECONDS
+    default_s: Positive = 30.0 * SECONDS
     """As long as a browser's user waits, and a restart of workers may take."""
-    sheddable_s: float = 20.0 * SECONDS
+    sheddable_s: Positive = 20.0 * SECONDS
     """Below the default's: the class that is refused first should not wait longest for it."""
-    batch_s: float | None = None
+    batch_s: Positive | None = None
     """None: batches have hours, and wait as long as their own deadlines allow."""
-
-    def __post_init__(self) -> None:
-        for name, value in (
-            ("critical_s", self.critical_s),
-            ("default_s", self.default_s),
-            ("sheddable_s", self.sheddable_s),
-            ("batch_s", self.batch_s),
-        ):
-            if value is not None and value <= 0:
-                raise ConfigError(f"the TTFT SLO {name} is {value!r}; allowed: > 0")
 
     def of(self, service_class: ServiceClass) -> float | None:
         """Return the seconds of a class; None for no limit."""
@@ -221,7 +196,7 @@ class AdmissionConfig:
     """The same for new requests while refused ones are expected back and all of them return, but
     for critical ones and tenants below their share: the difference to `return_share` is kept for
     those that return. Half a full queue is enough for Poisson arrivals at `return_rate_share`."""
-    return_rate_share: float = 0.8
+    return_rate_share: Share = 0.8
     """Of the measured rate, at which refused requests are told to come back, shared by tenants by
     weight: arrivals are random, and a queue that is busy all the time grows with each chance."""
     max_expected_returns: int = 20_000
@@ -242,16 +217,12 @@ class AdmissionConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.new_request_share <= self.deadline_share:
-            raise ConfigError(
+            raise SettingError(
                 f"new_request_share is {self.new_request_share!r}; allowed: above 0 and at most "
                 f"deadline_share, {self.deadline_share!r}"
             )
-        if not 0 < self.return_rate_share <= 1:
-            raise ConfigError(
-                f"return_rate_share is {self.return_rate_share!r}; allowed: above 0 and at most 1"
-            )
         if not 0 < self.retry_jitter_least <= self.retry_jitter_most:
-            raise ConfigError(
+            raise SettingError(
                 f"retry_jitter_least and retry_jitter_most are {self.retry_jitter_least!r} and "
                 f"{self.retry_jitter_most!r}; allowed: above 0 and rising"
             )
@@ -276,7 +247,7 @@ class BrownoutConfig:
     critical_only_at: float = 0.5
     """Level 4, of the critical class's own pressure: half of its deadline is spent on waiting,
     which no lower class is worth."""
-    fall_share: float = 0.6
+    fall_share: Annotated[float, Meta(gt=0, lt=1)] = 0.6
     """A level is left below this share of where it began: a queue that is half full moves by a
     quarter within a second."""
     rise_after_s: float = 1.0 * SECONDS
@@ -294,13 +265,11 @@ class BrownoutConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.cap_sheddable_at <= self.pause_batch_at <= self.cap_default_at:
-            raise ConfigError(
+            raise SettingError(
                 "brownout levels 1 to 3 begin at "
                 f"{self.cap_sheddable_at}, {self.pause_batch_at}, {self.cap_default_at}; allowed: "
                 "above 0 and rising"
             )
-        if not 0 < self.fall_share < 1:
-            raise ConfigError(f"fall_share is {self.fall_share!r}; allowed: above 0 and below 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,12 +326,12 @@ class QuotaConfig:
     spend_file: str | None = None
     """Where a server with its accounts in memory writes down what tenants have spent; None for
     nowhere: a restart then forgets it. Servers on one port may share it."""
-    servers: int = 1
+    servers: Count = 1
     """That share the limits without Redis: each of them enforces its part. The kernel, not we,
     chooses the server of a connection, so only parts add up to the limit for certain."""
     flush_s: float = 1.0 * SECONDS
     """How often spend is written down: what a killed process may forget."""
-    call_timeout_s: float = 50 * MILLISECONDS
+    call_timeout_s: Positive = 50 * MILLISECONDS
     """For one round trip to Redis, which takes under a millisecond beside a server. A request that
     asks waits for it before its request is queued."""
     connect_timeout_s: float = 1.0 * SECONDS
@@ -378,15 +347,11 @@ class QuotaConfig:
     def __post_init__(self) -> None:
         is_url = self.limits != MEMORY and not self.limits.startswith(AT)
         if is_url and not _is_place(self.limits):
-            raise ConfigError(
+            raise SettingError(
                 f"limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
                 "redis://HOST[:PORT][/DB], rediss://…, unix:///PATH, without a query, or @FILE "
                 "with one of these"
             )
-        if not self.call_timeout_s > 0:
-            raise ConfigError(f"call_timeout_s is {self.call_timeout_s}; allowed: > 0")
-        if self.servers < 1:
-            raise ConfigError(f"servers is {self.servers}; allowed: >= 1")
 
     @property
     def is_shared(self) -> bool:

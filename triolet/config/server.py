@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
-from typing import Final
+from typing import Annotated, Final, Literal
 
-from ..errors import ConfigError
+from msgspec import Meta
+
+from ..errors import SettingError
 from ..loopback import is_loopback
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .auto import AutoConfig
-from .link import LinkConfig, require
+from .limits import Count, CountOrZero, NotNegative, Positive, require
+from .link import LinkConfig
 from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .parsers import ReasoningParser, ToolParser
 from .responses import StoredResponsesConfig
@@ -92,59 +95,42 @@ class TurnsConfig:
     """Lines for the processes that parse, render, tokenise and compile: one line for each tenant,
     or for each client address where there are no tenants (server/text/turns.py)."""
 
-    max_waiting: int = 4096
+    max_waiting: Count = 4096
     """Jobs that wait in all lines: as many as there may be connections."""
-    max_waiting_each: int = 1024
+    max_waiting_each: Count = 1024
     """Jobs of one tenant or address that wait: as many requests as one class may have queued. The
     next one gets a 429, and jobs of others do not notice."""
-    recent_s: float = 10.0 * SECONDS
+    recent_s: NotNegative = 10.0 * SECONDS
     """So long after the last job of any other key a key leaves one process free: a running job
     is not interrupted, and the largest conversations take a second. With one key alone all
     processes are used."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_waiting_each"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1")
-        if self.recent_s < 0:
-            raise ConfigError(f"recent_s is {self.recent_s}; allowed: >= 0")
 
 
 @dataclass(frozen=True, slots=True)
 class DoorConfig:
     """What is decided on a request before its body is read (server/api/door.py)."""
 
-    max_body_bytes: int = 256 * MIB
+    max_body_bytes: Count = 256 * MIB
     """Of all bodies that are being received, or wait to be parsed and tokenised: a sixteenth of a
     machine with 4 GiB. Beyond it a large body gets a 503 before it is read."""
-    max_body_bytes_each: int = 64 * MIB
+    max_body_bytes_each: Count = 64 * MIB
     """Of one tenant, or of one address where there are no tenants: four bodies of the largest size,
     and a quarter of `max_body_bytes`, so that four have to come together to fill it. Beyond it a
     large body gets a 429 before it is read."""
-    small_body_bytes: int = 64 * KIB
+    small_body_bytes: Count = 64 * KIB
     """Bodies up to here are counted and never refused, so that large ones keep no ordinary question
     out. As many as there may be connections hold 256 MiB."""
-    body_retry_s: float = 1.0 * SECONDS
+    body_retry_s: Positive = 1.0 * SECONDS
     """When to come again with a body for which there is no room: most arrive within a second."""
-    refusals_per_s: float = 20.0
+    refusals_per_s: Positive = 20.0
     """Requests of one tenant or address that are refused at the door at once, and in each second.
     More of them wait for their answer: a client that comes again the moment it is refused would
     take the event loop's time from others, at a millisecond a refusal."""
-    max_refusal_wait_s: float = 2.0 * SECONDS
+    max_refusal_wait_s: NotNegative = 2.0 * SECONDS
     """The longest that a refusal waits. Clients that heed `retry-after` wait that long anyway."""
-    refusals_logged_per_s: float = 10.0
+    refusals_logged_per_s: Positive = 10.0
     """Log lines about refused requests, at once and in each second, by the application and by the
     edge each: enough to see what a misconfigured client does, and 20 MB in an hour of attack."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_body_bytes_each", "small_body_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1")
-        for name in ("body_retry_s", "refusals_per_s", "refusals_logged_per_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: > 0")
-        if self.max_refusal_wait_s < 0:
-            raise ConfigError(f"max_refusal_wait_s is {self.max_refusal_wait_s}; allowed: >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +178,7 @@ class BatchConfig:
     others out. Without tenants there is no other to share with."""
     max_lines: int = 50_000
     """Of one batch: as many as the API's own."""
-    concurrency: int = 4
+    concurrency: Count = 4
     """Lines at once. More would fill rows that interactive requests want, and a line that is held
     back holds its blocks."""
     lease_s: float = 5.0 * SECONDS
@@ -220,9 +206,6 @@ class BatchConfig:
     def most_of(self, owner: str, most: int) -> int:
         """Return what one owner may have of a bound."""
         return max(1, int(most * self.owner_share)) if owner else most
-
-    def __post_init__(self) -> None:
-        require(self.concurrency >= 1, "concurrency", self.concurrency, ">= 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,18 +242,14 @@ class ResumeConfig:
 class ResponseCacheConfig:
     """Bounds of the response cache."""
 
-    max_bytes: int = 0
+    max_bytes: CountOrZero = 0
     """Of all answers of one server, tenants' shares of it as in their prefix caches; 0 keeps none,
     because an operator has to want that answers stay in memory after their clients have gone."""
-    ttl_s: float = 300 * SECONDS
+    ttl_s: NotNegative = 300 * SECONDS
     """An answer is the same for ever; this is how long a client's words may be found in memory."""
     max_answer_bytes: int = 256 * KIB
     """A longer one is not kept: some 7,000 tokens that come one by one, or 400 with 20
     alternatives each. Nor is one of more than an eighth of all."""
-
-    def __post_init__(self) -> None:
-        require(self.max_bytes >= 0, "max_bytes", self.max_bytes, ">= 0")
-        require(self.ttl_s >= 0, "ttl_s", self.ttl_s, ">= 0")
 
     @property
     def most_answer_bytes(self) -> int:
@@ -286,7 +265,7 @@ def _require_network(network: str) -> None:
         ip_network(network)
     except ValueError as error:
         allowed = "networks such as 10.0.0.0/8 or fd00::/8, separated by commas"
-        raise ConfigError(
+        raise SettingError(
             f"trusted_proxies holds {network!r}: {error}; allowed: {allowed}"
         ) from None
 
@@ -358,7 +337,7 @@ class ServerConfig:
     demanded: for clients that put tools into their own prompt, and prompts that nothing changes."""
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = 8000
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8000
     """Port to listen on; 0 takes any free one."""
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
@@ -376,15 +355,15 @@ class ServerConfig:
     template: TemplateConfig = field(default_factory=TemplateConfig)
     curve_dir: str | None = None
     """Key directory (`triolet keys make`); required for any tcp address."""
-    token_window: int = 64
+    token_window: Count = 64
     """Tokens a stream may run ahead of what its client has read (back-pressure)."""
-    stall_timeout_s: float = 10.0 * SECONDS
+    stall_timeout_s: Positive = 10.0 * SECONDS
     """A client that reads nothing for this long while tokens wait loses its stream."""
     keep_alive_s: float = 10.0 * SECONDS
     """SSE comment interval, from the moment a request is queued; below every proxy's idle limit."""
     default_deadline_s: float = 600.0 * SECONDS
     """A request that names no deadline ends here: nothing may live for ever."""
-    max_queued_requests: int = 1024
+    max_queued_requests: CountOrZero = 1024
     """Requests of a class and those above it that wait for a worker: a flood of lower classes fills
     none of it. Where it is full, a tenant still has a place while it has less than its part by
     weight. About 8 KiB each plus their prompt."""
@@ -394,10 +373,10 @@ class ServerConfig:
     max_attempts: int = 3
     """One try and two retries that get a request nowhere. A request that gets 16 tokens on between
     two faults begins to count anew: the death of a worker shall cost a pause, not an answer."""
-    max_connections: int = 4096
+    max_connections: Count = 4096
     """Client connections; where all are busy the next gets a 503 and is closed. Below the usual fd
     limit of 8192."""
-    max_connections_per_address: int | None = None
+    max_connections_per_address: Count | None = None
     """Of one client address, of IPv6 one /64; None for half of `max_connections`. So no address
     holds all places, and a load test from one machine has two thousand. Beyond it an address's own
     idle connections give way. Peers in `trusted_proxies` are counted in the total only."""
@@ -407,22 +386,22 @@ class ServerConfig:
     allow_origins: tuple[str, ...] = ()
     """Origins of pages that may use the API from a browser (CORS); `*` is every one. None by
     default: without keys any page that the user opens could ask. The chat page needs none."""
-    preflight_max_age_s: int = 7200
+    preflight_max_age_s: CountOrZero = 7200
     """How long a browser may keep the answer to a preflight; the longest that Chromium takes. What
     it permits is checked with every request all the same."""
-    requests_per_turn: int = 2
+    requests_per_turn: Count = 2
     """Requests that begin in one turn of the event loop; the others wait for the next turns. One
     that is read and refused at once costs up to 5 ms, and a probe of liveness takes ten turns: so
     it is answered within 100 ms in any crowd. A refused small request costs less processor time
     than without the bound (1.41 ms for 1.66, 40 connections)."""
     listen_backlog: int = 1024
     """Connections the kernel holds during a burst; hypercorn's default of 100 drops some."""
-    max_body_bytes: int = 16 * MIB
+    max_body_bytes: Count = 16 * MIB
     """Of one request; a prompt of 1M tokens is some 4 MB of text."""
     free_chunks: int = 1024
     """Chunks of one request's body whatever their size: clients that stream JSON send each number
     or name as a chunk, and so many cost 0.1 s of the processor."""
-    min_chunk_bytes: int = 64
+    min_chunk_bytes: Count = 64
     """Beyond `free_chunks` a body may have one more chunk for each so many bytes. A chunk costs
     90 microseconds, so 64 bytes in a chunk cost less than 64 bytes of small requests, and a client
     that uploads 16 MiB in chunks of 64 bytes is served; smaller ones get a 400."""
@@ -452,7 +431,7 @@ class ServerConfig:
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
     """How the model's reasoning is told from its answer. Found by the tokenizer's markers unless it
     is named: `none` shows all as text."""
-    metrics_compat: str = "vllm"
+    metrics_compat: Literal["vllm", "none"] = "vllm"
     """The server with names that the metrics also go by, so that existing dashboards work; `none`
     for none."""
     idle_connection_s: float = 75.0 * SECONDS
@@ -461,10 +440,10 @@ class ServerConfig:
     tcp_user_timeout_s: float = 11.0 * SECONDS
     """The kernel drops a peer that acknowledges nothing, or leaves its window shut, for this long,
     but not before `stall_timeout_s` has ended its streams, by whose clock it is known why."""
-    text_processes: int = 2
+    text_processes: Count = 2
     """Processes that parse, render, tokenise and compile what is not small, at a lower priority
     than workers on the same machine. With two, one client's longest job leaves one to others."""
-    text_timeout_s: float = 10.0 * SECONDS
+    text_timeout_s: Positive = 10.0 * SECONDS
     """How long a job of theirs may wait and take: the largest conversations take a second. A
     process that has not answered then is ended."""
     text_start_s: float = 120.0 * SECONDS
@@ -490,7 +469,7 @@ class ServerConfig:
     recent_s: float = 30.0 * SECONDS
     """Over which `/fleet/status` tells rates and latencies: a dashboard that was just opened shows
     them at once."""
-    sample_s: float = 2.0 * SECONDS
+    sample_s: Positive = 2.0 * SECONDS
     """How often the counters are kept for that: sixteen copies of two histograms."""
     audit_timeout_s: float = 1.0 * SECONDS
     """An audit waits for its workers this long. A live one answers between two frames; below
@@ -514,7 +493,7 @@ class ServerConfig:
     members_file: str | None = None
     """File that names the workers, where these change while the server runs; None, or a file that
     is not there yet, for the workers of the addresses above."""
-    members_poll_s: float = 250 * MILLISECONDS
+    members_poll_s: Positive = 250 * MILLISECONDS
     """How often it is looked at: a new worker takes longer to start."""
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
@@ -552,17 +531,6 @@ class ServerConfig:
         return self.allow_remote_clients or bool(self.tenants.file) or is_loopback(self.host)
 
     def __post_init__(self) -> None:
-        require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
-        require(0 <= self.port <= 65_535, "port", self.port, "0 to 65535")
-        require(self.max_connections >= 1, "max_connections", self.max_connections, ">= 1")
-        queued = self.max_queued_requests
-        require(queued >= 0, "max_queued_requests", queued, ">= 0")
-        require(self.requests_per_turn >= 1, "requests_per_turn", self.requests_per_turn, ">= 1")
-        require(self.text_processes >= 1, "text_processes", self.text_processes, ">= 1")
-        require(self.text_timeout_s > 0, "text_timeout_s", self.text_timeout_s, "> 0")
-        require(self.min_chunk_bytes >= 1, "min_chunk_bytes", self.min_chunk_bytes, ">= 1")
-        require(self.members_poll_s > 0, "members_poll_s", self.members_poll_s, "> 0")
-        require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
         require(
             0 <= self.drain_timeout_s <= DAY_S,
             "drain_timeout_s",
@@ -570,24 +538,13 @@ class ServerConfig:
             f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
         )
         sample_s, most = self.sample_s, f"> 0 and <= recent_s ({self.recent_s})"
-        require(0 < sample_s <= self.recent_s, "sample_s", sample_s, most)
-        per_address = self.max_connections_per_address
-        require(
-            per_address is None or per_address >= 1,
-            "max_connections_per_address",
-            per_address,
-            ">= 1",
-        )
+        require(sample_s <= self.recent_s, "sample_s", sample_s, most)
         for network in self.trusted_proxies:
             _require_network(network)
         for origin in self.allow_origins:
             _require_origin(origin)
-        max_age_s = self.preflight_max_age_s
-        require(max_age_s >= 0, "preflight_max_age_s", max_age_s, ">= 0")
-        compat = self.metrics_compat
-        require(compat in {"vllm", "none"}, "metrics_compat", compat, "vllm, none")
         if not self.may_listen:
-            raise ConfigError(
+            raise SettingError(
                 f"host is {self.host!r}, which other machines can reach, and whoever does "
                 "could use this server: give --tenants FILE, or bind 127.0.0.1 (and put a proxy "
                 "with authentication in front), or give --allow-remote-clients"

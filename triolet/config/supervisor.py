@@ -9,7 +9,7 @@ from typing import Final
 
 from ..units import KIB, MILLISECONDS, SECONDS
 from .adapters import require_adapter_names
-from .link import require
+from .limits import Count, Positive, require
 
 MAX_SERVERS: Final = 16
 """Servers of one port: a server takes a core for tens of thousands of tokens a second."""
@@ -66,13 +66,9 @@ class StoreConfig:
     """What the model store may take. `triolet model pull` and `gc` read it; where the store is says
     `fleet.store`."""
 
-    limit_bytes: int | None = None
+    limit_bytes: Count | None = None
     """Versions that a registry has are evicted beyond it, the longest unused first, such as 50GiB;
     none is no limit."""
-
-    def __post_init__(self) -> None:
-        limit = self.limit_bytes
-        require(limit is None or limit > 0, "limit_bytes", limit, "> 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,7 @@ class SupervisorConfig:
     """A process that was ready for this long starts with a clean record."""
     max_failed_starts: int = 3
     """Deaths in a row before ready, after which trying again is no answer."""
-    control_retry_s: float = 30.0 * SECONDS
+    control_retry_s: Positive = 30.0 * SECONDS
     """Control that was given up so is tried again after this time, for ever: without it models stay
     as they are, and none is woken."""
     templates: bool = True
@@ -115,22 +111,18 @@ class SupervisorConfig:
     """How often /health/ready is asked at the start."""
     worker_exit_s: float = 5.0 * SECONDS
     """A worker that has not left this long after SIGTERM is killed: its streams are over."""
-    adapter_start_s: float = 60.0 * SECONDS
+    adapter_start_s: Positive = 60.0 * SECONDS
     """For each worker that is started anew to load or unload an adapter: one that takes longer, or
     ends, is started as it was before, and so are the others. With a template it takes less than a
     second and the time to read the adapters."""
     output_drain_s: float = 1.0 * SECONDS
     """What a dead process wrote is read for this long; more can only come from a process that it
     left behind."""
-    episode_hold_s: float = 5.0 * SECONDS
+    episode_hold_s: Positive = 5.0 * SECONDS
     """On a terminal, unless debug lines are shown: how long the warnings of a worker that is lost
     wait for its return, to become one line. On a busy machine it is back within three seconds."""
     max_line_bytes: int = 64 * KIB
     """Longest line of a child's output that is read; the rest of a longer one is dropped."""
-
-    def __post_init__(self) -> None:
-        for name in ("control_retry_s", "adapter_start_s", "episode_hold_s"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "> 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
-from ..errors import ConfigError
+from msgspec import Meta
+
 from ..units import GIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
-from .link import MAX_LENDERS, LinkConfig, require
+from .limits import Count, CountOrZero, NotNegative, Positive, Share, require
+from .link import MAX_LENDERS, LinkConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,9 @@ class GpuConfig:
     """Pad every decode step to `max_num_seqs` rows. Matrix products choose their kernel by the
     number of rows, so that a token's last bits may depend on how many others are in the step; with
     one number they cannot. Costs what the padding costs."""
-    pinned_bytes: int = 32 * MIB
+    pinned_bytes: Count = 32 * MIB
     """Host memory through which KV enters the pool: two windows (`kv_window_bytes`) of chunks whose
     copies may be under way. What leaves goes straight into a prefill worker's ring."""
-
-    def __post_init__(self) -> None:
-        if self.pinned_bytes < 1:
-            raise ConfigError(f"pinned_bytes is {self.pinned_bytes!r}; allowed: >= 1")
 
 
 NO_GUESSES: Final = "off"
@@ -49,15 +47,15 @@ class SpeculationConfig:
     source: str = NO_GUESSES
     """`off`; `lookup`, what followed the last tokens where they occurred before; or the directory
     of a draft model with the same vocabulary. Off by default: guesses that fail cost time."""
-    max_guesses: int = 8
+    max_guesses: Annotated[int, Meta(ge=1, le=64)] = 8
     """Of one sequence in one step, which then takes up to a fifth longer. A sequence is given so
     many only while all of them hold."""
-    max_step_tokens: int = 16
+    max_step_tokens: Annotated[int, Meta(ge=2, le=4096)] = 16
     """Rows and guesses of a step together, or rows and further tokens of replays, guesses or not.
     On a CPU a step of 8 rows took 1.0 to 1.2 times as long as one of a single row, 16 rows 1.2 to 2
     times, 32 rows 2.8 to 3.7 times: up to here it is bound by reading weights. A step with as many
     sequences carries no guesses."""
-    min_ngram: int = 2
+    min_ngram: Count = 2
     """Lookup: so many last tokens must have occurred before. One alone occurs everywhere."""
     max_ngram: int = 8
     """Lookup: of several places, that with the longest common past is taken; a longer one than
@@ -68,27 +66,21 @@ class SpeculationConfig:
     min_acceptance: float = 0.2
     """Share of the guesses of a sequence, as a moving average, below which guessing does not pay
     for it."""
-    pause_rows: int = 16
+    pause_rows: Count = 16
     """How many rows a sequence then goes without guesses, before it tries a single one again."""
     max_pause_rows: int = 256
     """The pause doubles with each trial that fails, up to this."""
-    draft_pool_bytes: int = 128 * MIB
+    draft_pool_bytes: Count = 128 * MIB
     """KV pool of the draft model, whose tokens are a fraction of the model's. A sequence that does
     not fit goes without guesses."""
-    draft_chunk_tokens: int = 64
+    draft_chunk_tokens: Annotated[int, Meta(ge=1, le=65_536)] = 64
     """Prompt tokens that the draft model computes before one step: every stream's next token waits
     for them."""
 
     def __post_init__(self) -> None:
-        for name, value, least, most in (
-            ("max_guesses", self.max_guesses, 1, 64),
-            ("max_step_tokens", self.max_step_tokens, 2, 4096),
-            ("min_ngram", self.min_ngram, 1, self.max_ngram),
-            ("pause_rows", self.pause_rows, 1, self.max_pause_rows),
-            ("draft_chunk_tokens", self.draft_chunk_tokens, 1, 65_536),
-        ):
-            if not least <= value <= most:
-                raise ConfigError(f"{name} is {value}; allowed: {least}…{most}")
+        for name, most in (("min_ngram", self.max_ngram), ("pause_rows", self.max_pause_rows)):
+            value = getattr(self, name)
+            require(value <= most, name, value, f"1 to {most}")
 
     @property
     def draft_dir(self) -> str | None:
@@ -114,28 +106,23 @@ class LendingConfig:
     """How many there are."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.place < self.places <= MAX_LENDERS:
-            raise ConfigError(
-                f"lending is place {self.place} of {self.places}; allowed: 0 to one less than "
-                f"their number, which is at most {MAX_LENDERS}"
-            )
+        require(
+            0 <= self.place < self.places <= MAX_LENDERS,
+            "lending",
+            f"place {self.place} of {self.places}",
+            f"0 to one less than their number, which is at most {MAX_LENDERS}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
     """Dynamic batching of inputs on a prefill worker."""
 
-    max_batch_tokens: int = 4096
+    max_batch_tokens: Count = 4096
     """Tokens of one batch; a step's own budget counts too. 1 computes inputs one by one."""
-    max_wait_s: float = 3 * MILLISECONDS
+    max_wait_s: Annotated[float, Meta(ge=0, le=1)] = 3 * MILLISECONDS
     """How long an idle worker waits for company for an input: concurrent clients' next requests
     come within about so much after the answers to their last. A full batch does not wait."""
-
-    def __post_init__(self) -> None:
-        if self.max_batch_tokens < 1:
-            raise ConfigError(f"max_batch_tokens is {self.max_batch_tokens}; allowed: >= 1")
-        if not 0 <= self.max_wait_s <= 1.0:
-            raise ConfigError(f"embedding max_wait_s is {self.max_wait_s}; allowed: 0…1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +197,11 @@ class SnapshotConfig:
     in memory once."""
     folder: str | None = None
     """None is `$XDG_CACHE_HOME/triolet/packed`. No other user may write there."""
-    max_bytes: int = 32 * GIB
+    max_bytes: CountOrZero = 32 * GIB
     """Of all snapshots: a write beyond it removes the least recently used ones that no process has
     mapped. Two of an 8B model in bfloat16."""
-    min_bytes: int = 64 * MIB
+    min_bytes: CountOrZero = 64 * MIB
     """Weight files below this size are packed at each start, which takes less than 0.1 s."""
-
-    def __post_init__(self) -> None:
-        require(self.max_bytes >= 0, "snapshots.max_bytes", self.max_bytes, ">= 0")
-        require(self.min_bytes >= 0, "snapshots.min_bytes", self.min_bytes, ">= 0")
 
 
 AUTO_BACKEND: Final = "auto"
@@ -248,50 +231,50 @@ class EngineConfig:
     device: str = AUTO_DEVICE
     """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU where there is one. Under `serve` `cuda` spreads
     the workers over all GPUs in turn, and `cuda:N` puts all of them on one."""
-    block_size: int = 16
+    block_size: Count = 16
     """Tokens per KV block. 16 wastes 8 tokens per sequence on average; `flash` needs 256."""
-    kv_pool_bytes: int | None = None
+    kv_pool_bytes: Count | None = None
     """KV pool of one worker. None sizes it from the model: the KV of `max_num_seqs` sequences of
     `kv_pool_context_share` of the model's context (at least `kv_pool_row_tokens`), at least one
     whole context, but never more than `kv_pool_memory_share` of the memory that is free on the
     device, less what the adapters of the worker take. Where that holds less than one context the
     context is cut to it, and a `max_model_len` that does not fit is refused."""
-    kv_pool_context_share: float = 0.0625
+    kv_pool_context_share: Share = 0.0625
     """Share of the context for each of `max_num_seqs` sequences: 64 of them have four whole
     contexts. In a replay of real conversations, 64 at once held up to 1,577 tokens each (Azure,
     context 8,192), 1,393 (ShareGPT, 8,192) and 21,299 (Mooncake, 131,072): such a pool holds 20,
     23 and 24 of them, and a CPU gains little from more than 16 rows. 0.25 holds all 64, for a GPU
     or a cache of more prompts."""
-    kv_pool_row_tokens: int = 256
+    kv_pool_row_tokens: Count = 256
     """The least for each of these sequences, up to the context: a small context is a short prompt
     and its answer already, and is not divided further."""
-    kv_pool_memory_share: float = 0.25
+    kv_pool_memory_share: Share = 0.25
     """Share of the device's free memory for a pool that is sized from the model. `serve` has two
     workers by default: half of the memory stays for two copies of the weights and for computing.
     With more workers `serve` divides that half among them."""
-    max_num_seqs: int = 64
+    max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 64
     """Rows of a decode step; more rows gain little once the step is bound by compute."""
-    target_step_s: float = 50 * MILLISECONDS
+    target_step_s: Positive = 50 * MILLISECONDS
     """How long a prefill step should take: a cancel (which may take 100 ms in all), a short prompt
     and the progress that a heartbeat shows wait for it. Each worker times itself at its start, and
     its budget of tokens follows what its steps take from then on."""
     max_num_batched_tokens: int = 512
     """Prompt tokens per prefill step: the bound on how long a short prompt waits for a long one."""
-    prompt_chunk_tokens: int = 64
+    prompt_chunk_tokens: Count = 64
     """Prompt tokens in a decode step beside running streams, where decode computes prompts itself:
     what they may wait for. Fewer hardly shorten the step, for the weights are read all the same."""
     max_model_len: int | None = None
     """Context length; None takes the model's own."""
-    threads: int | None = None
+    threads: Count | None = None
     """CPU threads of the device thread's kernels; None divides the cores among local workers."""
-    niceness: int = 5
+    niceness: Annotated[int, Meta(ge=0, le=19)] = 5
     """Of the device's threads on the CPU: threads that move bytes (a cancel, a heartbeat, a token)
     go before those that compute where both want the same core, which is a few per cent of the
     time."""
     prefix_cache: bool = True
     """Keep the KV of finished blocks in memory that no attempt leases, for prompts that begin
     alike. It gives way before anybody is refused or preempted, so it costs nothing."""
-    host_cache_bytes: int = 0
+    host_cache_bytes: CountOrZero = 0
     """Host memory of each worker for KV that gave way: a hit copies it back into the pool. None by
     default, because on a CPU the pool itself lies in host memory: raise `kv_pool_bytes` there."""
     max_waiting_steps: int = 2
@@ -303,10 +286,10 @@ class EngineConfig:
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     adapters: tuple[AdapterConfig, ...] = ()
     """LoRA adapters that rows may name; filled in from those of the model."""
-    max_adapters: int = 32
+    max_adapters: CountOrZero = 32
     """LoRA adapters of one model. All of them stay in memory beside its weights: at rank 16 one
     takes about 130 MB for a model of 8B in bfloat16, and 32 of them 4 GB."""
-    max_adapter_rank: int = 64
+    max_adapter_rank: Count = 64
     """The largest rank of a LoRA adapter; adapters are mostly trained with 8 to 64. What a row's
     adapter adds to its step rises with the rank."""
     poison_freed_blocks: bool = False
@@ -322,34 +305,12 @@ class EngineConfig:
         return Dtype.FLOAT32 if self.dtype is Dtype.AUTO else self.dtype
 
     def __post_init__(self) -> None:
-        require(self.block_size >= 1, "block_size", self.block_size, ">= 1")
-        pool_bytes = self.kv_pool_bytes
-        require(pool_bytes is None or pool_bytes >= 1, "kv_pool_bytes", pool_bytes, ">= 1, or auto")
-        for name in ("kv_pool_context_share", "kv_pool_memory_share"):
-            share = getattr(self, name)
-            require(0 < share <= 1, name, share, "above 0 and at most 1")
-        require(self.kv_pool_row_tokens >= 1, "kv_pool_row_tokens", self.kv_pool_row_tokens, ">= 1")
-        require(
-            1 <= self.max_num_seqs <= MAX_NUM_SEQS,
-            "max_num_seqs",
-            self.max_num_seqs,
-            f"1…{MAX_NUM_SEQS}",
-        )
         require(
             self.max_num_batched_tokens >= self.block_size,
             "max_num_batched_tokens",
             self.max_num_batched_tokens,
             f">= block_size ({self.block_size})",
         )
-        require(
-            self.prompt_chunk_tokens >= 1, "prompt_chunk_tokens", self.prompt_chunk_tokens, ">= 1"
-        )
-        require(self.target_step_s > 0, "target_step_s", self.target_step_s, "> 0")
-        require(self.threads is None or self.threads >= 1, "threads", self.threads, ">= 1")
-        require(0 <= self.niceness <= 19, "niceness", self.niceness, "0…19")
-        require(self.max_adapters >= 0, "max_adapters", self.max_adapters, ">= 0")
-        require(self.max_adapter_rank >= 1, "max_adapter_rank", self.max_adapter_rank, ">= 1")
-        require(self.host_cache_bytes >= 0, "host_cache_bytes", self.host_cache_bytes, ">= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,8 +344,5 @@ class WorkerConfig:
     and cancellation act in the server; this much keeps the device busy for a round trip."""
     step_timeout_s: float = 60.0 * SECONDS
     """A device step longer than this is a wedged device: the worker exits and is restarted."""
-    drain_timeout_s: float = 30.0 * SECONDS
+    drain_timeout_s: NotNegative = 30.0 * SECONDS
     """After SIGTERM running sequences may finish for this long; the server's own bound."""
-
-    def __post_init__(self) -> None:
-        require(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, ">= 0")

@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, Place
 from triolet.config import QueueConfig
-from triolet.errors import ConfigError
 from triolet.service_class import Scheduling, ServiceClass
 
 from .slow_queue import SlowQueue
@@ -399,5 +399,5 @@ def test_tenants_that_come_once_beside_others_are_forgotten() -> None:
     [{"min_class_share": 1.5}, {"completion_memory": -0.1}, {"expected_completion_tokens": 0}],
 )
 def test_settings_are_checked(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        QueueConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(msgspec.ValidationError, match=next(iter(wrong))):
+        msgspec.convert(wrong, QueueConfig)

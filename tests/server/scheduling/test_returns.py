@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from server.scheduling.overload import Demand, Level, Overload
 from server.scheduling.status import OverloadObserver
 from server.scheduling.wait_estimate import GRACE_S, MOST_S, PATIENCE_S, Capacity, Returns
 from triolet.config import AdmissionConfig, OverloadConfig, SloConfig
-from triolet.errors import ConfigError, RequestError
+from triolet.errors import RequestError
 from triolet.service_class import Scheduling, ServiceClass
 
 RATE = 10_000.0
@@ -191,5 +192,5 @@ def test_newcomers_leave_room_for_expected_requests_and_critical_ones_do_not() -
     ],
 )
 def test_shares_and_factors_out_of_range_are_named(config: dict[str, float], name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        AdmissionConfig(**config)  # type: ignore[arg-type]
+    with pytest.raises(msgspec.ValidationError, match=name):
+        msgspec.convert(config, AdmissionConfig)

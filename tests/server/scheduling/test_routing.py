@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,6 @@ from server.scheduling.routing import (
 )
 from transport.frames import Load
 from triolet.config import LocalPrefill, RecoveryConfig, RoutingConfig
-from triolet.errors import ConfigError
 from triolet.ids import AttemptKey
 
 from .world import World
@@ -123,8 +123,8 @@ def test_the_bounds_hold_whatever_is_announced(decode: DecodeRates, prefill: Pre
 
 
 def test_negative_bounds_are_refused() -> None:
-    with pytest.raises(ConfigError, match="max_gap_growth is -1"):
-        RoutingConfig(max_gap_growth=-1)
+    with pytest.raises(msgspec.ValidationError, match=r">= 0.0 - at `\$.max_gap_growth`"):
+        msgspec.convert({"max_gap_growth": -1}, RoutingConfig)
 
 
 def route(world: World, config: RoutingConfig = CONFIG, need: Need = FOUR) -> Route | None:

@@ -130,7 +130,7 @@ def test_the_limit_may_be_a_setting_and_an_option_counts_before_it(
     for command, refused in (
         ((*from_file, "--set", "server.port=1"), "`triolet model gc` does not read this field"),
         (("serve", "demo", "--set", "store.limit_bytes=1GiB"), "`triolet serve` does not read"),
-        ((*from_file, "--set", "store.limit_bytes=0"), "limit_bytes is 0; allowed: > 0"),
+        ((*from_file, "--set", "store.limit_bytes=0"), "limit_bytes is 0; allowed: >= 1"),
     ):
         capsys.readouterr()
         assert main(command) == 2

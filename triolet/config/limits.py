@@ -1,0 +1,24 @@
+"""Bounds of fields: types with bounds, which `msgspec.convert` checks where settings are read, and
+`require` for bounds that depend on other fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from ..errors import SettingError
+
+Count: TypeAlias = Annotated[int, Meta(ge=1)]
+CountOrZero: TypeAlias = Annotated[int, Meta(ge=0)]
+Positive: TypeAlias = Annotated[float, Meta(gt=0)]
+NotNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+ShareOrZero: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+
+
+def require(is_allowed: bool, name: str, value: object, allowed: str) -> None:
+    """Raise a SettingError that names field, value and remedy unless `is_allowed`."""
+    if not is_allowed:
+        raise SettingError(f"{name} is {value!r}; allowed: {allowed}")
