@@ -15,14 +15,12 @@ from typing import IO, TYPE_CHECKING, Final
 from triolet.errors import StoreError
 
 from .layout import LOCK_POLL_S, LOCK_TIMEOUT_S, explained
-from .receipts import receipt_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from .layout import ModelStore, Writer
-    from .receipts import Receipt
 
 FOLDER: Final = "partial"
 LOCK_FILE: Final = "lock"
@@ -50,13 +48,6 @@ class Partials:
         """Return how many bytes of a blob have come."""
         path = self.path(digest)
         return path.stat().st_size if path.exists() else 0
-
-    def receipt(self, digest: str) -> Receipt | None:
-        """Return what a blob's file is now, as if it held the blob; None if there is none."""
-        try:
-            return receipt_of(self.path(digest).lstat(), digest)
-        except FileNotFoundError:
-            return None
 
     @contextmanager
     def kept(self) -> Iterator[None]:

@@ -125,8 +125,7 @@ def test_a_manifest_with_another_digest_is_refused(store: ModelStore, liar: Lyin
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        ({"schemaVersion": 2, "manifests": []}, "is an index of several manifests"),
-        ({"schemaVersion": 2}, "cannot be read: .*push a version there with"),
+        ({"schemaVersion": 2, "manifests": []}, "cannot be read: .*push a version there with"),
         ([], "cannot be read"),
     ],
 )
@@ -179,23 +178,6 @@ def test_a_body_that_trickles_is_not_waited_for(
     assert len(sent) == 1
 
 
-@pytest.mark.parametrize("path", ["manifests/v1", "/token"])
-def test_headers_that_trickle_are_given_up(
-    liar: LyingRegistry, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    monkeypatch.setattr("store.registry.client.ATTEMPTS", 1)
-    monkeypatch.setattr("store.registry.client.SILENCE_S", 0.2)
-    realm = f'Bearer realm="http://{liar.host}/token"'
-    liar.lie("manifests/v1", Lie(401, b"", {"www-authenticate": realm}))
-    # Whole after four seconds, each byte long before the 0.2 s are over.
-    liar.lie(path, Lie(200, b'{"token":"x"}', {"x-padding": "x" * 2000}, trickles=True))
-    with (
-        closing(Registry(parse_location(liar.location), None)) as asked,
-        pytest.raises(Interrupted, match="manifest v1 was lost or not made: timed out; see"),
-    ):
-        asked.call("GET", "manifests/v1", "manifest v1", {200}, silence_s=0.2)
-
-
 def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegistry) -> None:
     liar.lie("manifests/v1", Lie(200, b" " * (5 << 20)))
     refused(store, liar, "has more than 4194304 bytes and is not read")
@@ -208,7 +190,7 @@ def test_what_an_import_brings_meanwhile_is_not_fetched_and_leaves_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("store.registry.transfers.MAX_TRANSFERS", 1)
+    monkeypatch.setattr("store.registry.blobs.MAX_TRANSFERS", 1)
     file = write_tiny(tmp_path / "tiny.gguf")
 
     def meanwhile(_: Asked) -> None:
@@ -226,7 +208,7 @@ def test_what_was_fetched_and_then_overwritten_with_as_many_bytes_is_fetched_aga
     store: ModelStore, liar: LyingRegistry, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One after the other, the largest first: it is whole when the next one is asked for.
-    monkeypatch.setattr("store.registry.transfers.MAX_TRANSFERS", 1)
+    monkeypatch.setattr("store.registry.blobs.MAX_TRANSFERS", 1)
     after = sorted(liar.manifest.blobs, key=lambda one: -one.size)[1].digest
     path = Partials(store).path(weights)
 
