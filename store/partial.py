@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final
 
-from triolet.errors import StoreError
-
-from .layout import LOCK_POLL_S, LOCK_TIMEOUT_S, explained
+from .layout import LOCK_TIMEOUT_S, explained, take_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,16 +110,8 @@ class Partials:
 
 
 def _lock(descriptor: int, kind: int, holder: str) -> None:
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise StoreError(
-                    f"{holder} has taken {LOCK_TIMEOUT_S:g} s; wait for it, or end it, and pull "
-                    "again: what has come is kept"
-                ) from None
-            time.sleep(LOCK_POLL_S)
-        else:
-            return
+    complaint = (
+        f"{holder} has taken {LOCK_TIMEOUT_S:g} s; wait for it, or end it, and pull again: what "
+        "has come is kept"
+    )
+    take_lock(descriptor, kind, LOCK_TIMEOUT_S, lambda: complaint)
