@@ -5,11 +5,13 @@ its manifests, read and written as bytes. blobs.py streams over it.
 from __future__ import annotations
 
 import base64
+import math
 import re
 import time
 from contextlib import contextmanager, suppress
-from threading import Event
-from typing import TYPE_CHECKING, Final, TypeVar
+from functools import partial
+from threading import Event, local
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httpx2
 import msgspec
@@ -32,8 +34,8 @@ Result = TypeVar("Result")
 CONNECT_S: Final = 10.0
 """For a connection with its TLS handshake: round trips take well below a second each."""
 SILENCE_S: Final = 60.0
-"""Between two pieces of what is sent or answered: registries that read from cold object stores take
-some seconds for the first."""
+"""Between two pieces of what is sent or answered, and for all headers of an answer: registries that
+read from cold object stores take some seconds for the first."""
 COMMIT_S: Final = 600.0
 """For the answer to the end of an upload: some registries then read the whole blob to compare its
 digest."""
@@ -53,7 +55,10 @@ MAX_REDIRECTS: Final = 5
 MAX_LOGINS: Final = 2
 """Of one request: a token for reading does not allow writing, and tokens end after minutes."""
 MAX_DOCUMENT_BYTES: Final = 4 << 20
-"""Of a manifest, an index or an error: what registries accept at least."""
+"""Of a manifest or an index: what registries accept at least."""
+MAX_TOKEN_BYTES: Final = 64 << 10
+MAX_COMPLAINT_BYTES: Final = 16 << 10
+"""Of an error's body; proxies send pages of HTML."""
 MAX_SHOWN: Final = 300
 """Characters of what a registry says of an error."""
 TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -102,6 +107,33 @@ class _Complaints(msgspec.Struct, frozen=True):
     errors: tuple[_Complaint, ...] = ()
 
 
+class _HeadDeadline(local):
+    """Bounds the time from the end of a request to the last header of its answer.
+
+    httpx2 bounds the time between two reads alone, and h11 reads 100 KiB of headers. `trace` is the
+    request's extension of that name: it is called in the thread of the request, with each new
+    connection and at both ends of the wait.
+    """
+
+    ends_at_s = math.inf
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Bound the reads of a new connection; set and remove the deadline of a wait."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            stream = info["return_value"]
+            stream.read = partial(self._read, stream.read)
+        elif event.endswith(".receive_response_headers.started"):
+            self.ends_at_s = time.monotonic() + info["request"].extensions["timeout"]["read"]
+        elif ".receive_response_headers." in event:
+            self.ends_at_s = math.inf
+
+    def _read(self, read: Callable[[int, float], bytes], max_bytes: int, timeout: float) -> bytes:
+        left_s = self.ends_at_s - time.monotonic()
+        if left_s <= 0:
+            raise httpx2.ReadTimeout("timed out")
+        return read(max_bytes, min(timeout, left_s))
+
+
 class Registry:
     """A repository, for several threads at once.
 
@@ -131,6 +163,7 @@ class Registry:
             # Proxies and certificates of the environment are for what is beyond this machine.
             trust_env=not location.is_on_loopback,
         )
+        self._traced = {"trace": _HeadDeadline().trace}
 
     def __str__(self) -> str:
         return f"{self.location.host}/{self.location.repository}"
@@ -212,7 +245,7 @@ class Registry:
         *,
         headers: Mapping[str, str] | None = None,
         content: bytes | Callable[[], Iterator[bytes]] = b"",
-        silence_s: float | None = None,
+        silence_s: float = SILENCE_S,
     ) -> Iterator[httpx2.Response]:
         """Give the answer to one request, its body not read; log in and be redirected on the way.
         httpx2 would read whole bodies of challenges and redirects, however long.
@@ -224,7 +257,7 @@ class Registry:
           allowed: statuses that are answers.
           headers: of the request; with its length where the content is called for.
           content: its body, or what yields it for each attempt.
-          silence_s: until the answer begins, if not SILENCE_S.
+          silence_s: for all headers of the answer.
 
         Raises:
           Interrupted: the connection was lost, here or while the body was read, or a registry that
@@ -241,9 +274,8 @@ class Registry:
                     url,
                     headers={**(headers or {}), **_authorized(sent if is_own else None)},
                     content=content if isinstance(content, bytes) else content(),
-                    timeout=httpx2.Timeout(
-                        SILENCE_S, connect=CONNECT_S, read=silence_s or SILENCE_S
-                    ),
+                    timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S, read=silence_s),
+                    extensions=self._traced,
                 ) as answer:
                     status = answer.status_code
                     # Some registries say 403 where a token for reading is shown to write.
@@ -330,7 +362,11 @@ class Registry:
         asked = {key: challenge[key] for key in ("service", "scope") if key in challenge}
         basic = None if self._credentials is None else _basic(self._credentials)
         with self._client.stream(
-            "GET", url.copy_merge_params(asked), headers=_authorized(basic), timeout=SILENCE_S
+            "GET",
+            url.copy_merge_params(asked),
+            headers=_authorized(basic),
+            timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S),
+            extensions=self._traced,
         ) as answer:
             if answer.status_code != 200:
                 raise self._refusal(answer, f"the login at {url.host}")
@@ -340,7 +376,8 @@ class Registry:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             found = _Token()
         token = found.token or found.access_token
-        if not token or not (token.isascii() and token.isprintable()):  # as headers must be
+        is_sound = token.isascii() and token.isprintable()  # as headers must be
+        if not token or len(content) > MAX_TOKEN_BYTES or not is_sound:
             raise RegistryFailed(f"{self}: {url.host} answers the login with no token; try again")
         return f"Bearer {token}"
 
@@ -397,7 +434,8 @@ class Registry:
             RecursionError,
         ):
             found = msgspec.json.decode(
-                b"".join(self.pieces(answer, "its refusal")), type=_Complaints
+                b"".join(self.pieces(answer, "its refusal", MAX_COMPLAINT_BYTES)),
+                type=_Complaints,
             )
         said = "; ".join(f"{one.code}: {one.message}" for one in found.errors)
         return f" ({self._clean(said)[:MAX_SHOWN]})" if said else ""

@@ -16,7 +16,7 @@ FORMS: Final = (
 )
 _PART: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _PLACE: Final = re.compile(
-    r"oci://(?P<host>(?:[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9a-fA-F:]{2,39}\])(?::[0-9]{1,5})?)"
+    r"oci://(?P<host>(?:[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9a-fA-F:]{2,39}\])(?::(?P<port>[0-9]{1,5}))?)"
     rf"/(?P<repository>(?=[^:@]{{1,255}}[:@]){_PART}(?:/{_PART})*)"
     rf"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})|@(?P<digest>{DIGEST.pattern}))"
 )
@@ -75,6 +75,6 @@ def parse_location(text: str) -> Location:
             "TRIOLET_REGISTRY_USERNAME and TRIOLET_REGISTRY_PASSWORD"
         )
     found = _PLACE.fullmatch(text)
-    if found is None:
+    if found is None or int(found["port"] or 1) not in range(1, 65_536):
         raise StoreError(f"{text!r} names no version in a registry; allowed: {FORMS}")
-    return Location(**found.groupdict())
+    return Location(found["host"], found["repository"], found["tag"], found["digest"])

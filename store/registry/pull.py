@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from triolet.errors import StoreError
 from triolet.units import show_size
@@ -124,6 +127,12 @@ def _without_unsigned_golden(store: ModelStore, name: str, found: FoundReferrers
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
     """Return the manifest of a version that `triolet model import` has made."""
     remedy = "push a version there with `triolet model push`"
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if "manifests" in msgspec.json.decode(content, type=dict[str, object]):
+            raise StoreError(
+                f"{location} is an index of several manifests, expected the manifest of one model; "
+                f"name one of them by its digest, or {remedy}"
+            )
     try:
         manifest = read_manifest(content, digest, remedy)
     except StoreError as error:

@@ -33,7 +33,7 @@ from ..referrers import (
 )
 from ..signatures import signer
 from .blobs import has_blob, upload_content
-from .client import INDEX_TYPE, Registry, find_manifest, put_manifest
+from .client import ATTEMPTS, INDEX_TYPE, Registry, find_manifest, put_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -200,17 +200,8 @@ def _fallback_tag(digest: str) -> str:
 def _list_by_tag(
     registry: Registry, digest: str, artefacts: Sequence[tuple[str, Artefact]]
 ) -> None:
-    """Add artefacts to the index that stands for a list. What another push adds at the same moment
-    may be lost from it, and is added again by the next push from there."""
+    """Add artefacts to the index that stands for a list; another push may do so at once."""
     tag = _fallback_tag(digest)
-    content = find_manifest(registry, tag) or EMPTY_DOCUMENT
-    try:
-        there = msgspec.json.decode(content, type=_Index).manifests
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise RegistryFailed(
-            f"{registry}: its tag {tag} is no list of referrers; remove the tag there, and push "
-            "again"
-        ) from None
     ours = [
         {
             "mediaType": MANIFEST_TYPE,
@@ -220,5 +211,21 @@ def _list_by_tag(
         }
         for kind, one in artefacts
     ]
-    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*there, *ours]}
-    put_manifest(registry, tag, canonical(index), INDEX_TYPE)
+    for _ in range(ATTEMPTS):
+        content = find_manifest(registry, tag) or EMPTY_DOCUMENT
+        try:
+            there = msgspec.json.decode(content, type=_Index).manifests
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise RegistryFailed(
+                f"{registry}: its tag {tag} is no list of referrers; remove the tag there, and "
+                "push again"
+            ) from None
+        missing = [one for one in ours if one["digest"] not in [row.get("digest") for row in there]]
+        if not missing:
+            return
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*there, *missing]}
+        put_manifest(registry, tag, canonical(index), INDEX_TYPE)
+    raise RegistryFailed(
+        f"{registry}: other pushes change its tag {tag} all the time, or it does not keep it; push "
+        "again"
+    )

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from store.layout import ModelStore
 
 
+TRICKLE_S = 0.002
+
+
 class Lie(NamedTuple):
-    """An answer."""
+    """An answer. One that trickles sends its headers byte by byte, TRICKLE_S apart."""
 
     status: int
     content: bytes = b""
     headers: Mapping[str, str] = {}
+    trickles: bool = False
 
 
 class Asked(NamedTuple):
@@ -28,6 +32,7 @@ class Asked(NamedTuple):
     method: str
     path: str
     headers: Mapping[str, str]
+    content: bytes
 
 
 class LyingRegistry(ThreadingHTTPServer):
@@ -97,9 +102,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
+        content = self.rfile.read(int(self.headers.get("content-length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        told = self.server.answer(Asked(self.command, self.path, headers))
+        told = self.server.answer(Asked(self.command, self.path, headers, content))
+        if told.trickles:
+            self._trickle(told)
+            return
         self.send_response(told.status)
         length = {"content-length": str(len(told.content))}
         for name, value in {**length, **told.headers}.items():
@@ -109,6 +117,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(told.content)
         if "content-length" in told.headers:
             self.close_connection = True  # it promised more than there was
+
+    def _trickle(self, told: Lie) -> None:
+        """Send headers, and end when they are all there or the client has gone."""
+        lines = [f"{name}: {value}\r\n" for name, value in told.headers.items()]
+        for byte in f"HTTP/1.1 {told.status} OK\r\n{''.join(lines)}\r\n".encode():
+            self.wfile.write(bytes([byte]))
+            threading.Event().wait(TRICKLE_S)
+        self.close_connection = True
 
     def handle(self) -> None:
         with suppress(ConnectionError):  # a client that has gone, which is what is tried

@@ -125,7 +125,8 @@ def test_a_manifest_with_another_digest_is_refused(store: ModelStore, liar: Lyin
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        ({"schemaVersion": 2, "manifests": []}, "cannot be read: .*push a version there with"),
+        ({"schemaVersion": 2, "manifests": []}, "is an index of several manifests"),
+        ({"schemaVersion": 2}, "cannot be read: .*push a version there with"),
         ([], "cannot be read"),
     ],
 )
@@ -176,6 +177,36 @@ def test_a_body_that_trickles_is_not_waited_for(
         with pytest.raises(Interrupted, match="manifest v1 is slower than"):
             next(pieces)
     assert len(sent) == 1
+
+
+@pytest.mark.parametrize("path", ["manifests/v1", "/token"])
+def test_headers_that_trickle_are_given_up(
+    liar: LyingRegistry, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("store.registry.client.SILENCE_S", 0.2)
+    realm = f'Bearer realm="http://{liar.host}/token"'
+    liar.lie("manifests/v1", Lie(401, b"", {"www-authenticate": realm}))
+    # Whole after four seconds, each byte long before the 0.2 s are over.
+    liar.lie(path, Lie(200, b'{"token":"x"}', {"x-padding": "x" * 2000}, trickles=True))
+    with (
+        closing(Registry(parse_location(liar.location), None)) as asked,
+        pytest.raises(Interrupted, match="manifest v1 was lost or not made: timed out; see"),
+        asked.streaming("GET", "manifests/v1", "manifest v1", {200}, silence_s=0.2),
+    ):
+        pytest.fail("all headers have come")
+
+
+def test_headers_that_trickle_on_a_connection_that_is_used_again_are_given_up(
+    liar: LyingRegistry,
+) -> None:
+    liar.lie("manifests/v2", Lie(200, b"", {"x-padding": "x" * 2000}, trickles=True))
+    with closing(Registry(parse_location(liar.location), None)) as asked:
+        asked.call("GET", "manifests/v1", "manifest v1", {200})
+        with (
+            pytest.raises(Interrupted, match="manifest v2 was lost or not made: timed out; see"),
+            asked.streaming("GET", "manifests/v2", "manifest v2", {200}, silence_s=0.2),
+        ):
+            pytest.fail("all headers have come")
 
 
 def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegistry) -> None:

@@ -32,6 +32,8 @@ def test_a_reference_is_read_and_written_alike(text: str, name: str, is_near: bo
         "registry.example/chat:v1",
         "oci:///chat:v1",
         "oci://host",
+        "oci://host:0/chat:v1",
+        "oci://host:99999/chat:v1",
         "oci://host:999999/chat:v1",
         "oci://ho st/chat:v1",
         "oci://host/Chat:v1",

@@ -66,6 +66,16 @@ def test_an_upload_that_never_gets_on_ends(liar: LyingRegistry, weights: Descrip
     assert len(sent(liar)) == ATTEMPTS
 
 
+def test_a_proxy_that_takes_small_bodies_only_is_named(
+    liar: LyingRegistry, weights: Descriptor
+) -> None:
+    liar.lie(f"{SESSION}?digest={weights.digest}", Lie(413), "PUT")
+    liar.lie(f"/blobs/{weights.digest}", Lie(404), "HEAD")
+    with pytest.raises(RegistryFailed, match="takes no body of this size: raise its limit"):
+        uploaded(liar, weights)
+    assert len(sent(liar)) == 1
+
+
 def test_a_blob_that_is_sent_elsewhere_takes_no_password_along(
     liar: LyingRegistry, weights: Descriptor
 ) -> None:
