@@ -34,7 +34,7 @@ from .receipts import Receipts
 from .reference import DIGEST, require_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from .manifest import Manifest
@@ -265,7 +265,17 @@ class ModelStore:
                 folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            self._lock(descriptor, timeout_s)
+
+            def complaint() -> str:
+                holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+                return (
+                    f"process {holder or '(unknown)'} has been writing to the store {self.root} "
+                    f"for {timeout_s:g} s; wait for it, or end it, and try again"
+                )
+
+            take_lock(descriptor, fcntl.LOCK_EX, timeout_s, complaint)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             with explained(self.root):
                 for abandoned in self.tmp.iterdir():
                     abandoned.unlink()
@@ -274,24 +284,6 @@ class ModelStore:
             yield Writer(self)
         finally:
             os.close(descriptor)
-
-    def _lock(self, descriptor: int, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-                    raise StoreError(
-                        f"process {holder or '(unknown)'} has been writing to the store "
-                        f"{self.root} for {timeout_s:g} s; wait for it, or end it, and try again"
-                    ) from None
-                time.sleep(LOCK_POLL_S)
-            else:
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-                return
 
     def write_whole(self, name: str, content: bytes) -> None:
         """Replace a file of the root; for its writer."""
@@ -309,6 +301,19 @@ class Writer:
 
     def __init__(self, store: ModelStore) -> None:
         self.store = store
+
+    def require_size(self, digest: str) -> int:
+        """Return the size of a version's manifest.
+
+        Raises:
+          StoreError: the version has been removed.
+        """
+        for one in self.store.entries():
+            if one.digest == digest:
+                return one.size
+        raise StoreError(
+            f"{digest} has just been removed; `triolet model list` shows what there is"
+        )
 
     def put(self, content: bytes) -> str:
         """Keep a small blob and return its digest.
@@ -408,6 +413,30 @@ def explained(place: Path) -> Iterator[None]:
             remedy = "see that the disk is well, and try again"
         where = error.filename if isinstance(error.filename, str) else place
         raise StoreError(f"{where}: {reason}; {remedy}") from error
+
+
+def take_lock(descriptor: int, kind: int, timeout_s: float, complaint: Callable[[], str]) -> None:
+    """Lock an open file until it is closed.
+
+    Args:
+      descriptor: of the file.
+      kind: of lock, as `flock` has it.
+      timeout_s: for another process that has it.
+      complaint: says what took too long.
+
+    Raises:
+      StoreError: another process has it for longer.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise StoreError(complaint()) from None
+            time.sleep(LOCK_POLL_S)
+        else:
+            return
 
 
 def sync_file(path: Path) -> None:

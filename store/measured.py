@@ -189,12 +189,7 @@ def keep_measured(writer: Writer, digest: str, measured: list[Golden | Capacity]
     Raises:
       StoreError: the version has been removed, or nothing can be written.
     """
-    store = writer.store
-    size = next((one.size for one in store.entries() if one.digest == digest), None)
-    if size is None:
-        raise StoreError(
-            f"{digest} has just been removed; `triolet model list` shows what there is"
-        )
+    store, size = writer.store, writer.require_size(digest)
     new = [as_artefact(said, digest, size) for said in measured]
     replaced = set()
     for said, (kind, _) in zip(measured, new, strict=True):

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final
 
-from triolet.errors import StoreError
-
-from .layout import LOCK_POLL_S, LOCK_TIMEOUT_S, explained
-from .receipts import receipt_of
+from .layout import LOCK_TIMEOUT_S, explained, take_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from .layout import ModelStore, Writer
-    from .receipts import Receipt
 
 FOLDER: Final = "partial"
 LOCK_FILE: Final = "lock"
@@ -50,13 +45,6 @@ class Partials:
         """Return how many bytes of a blob have come."""
         path = self.path(digest)
         return path.stat().st_size if path.exists() else 0
-
-    def receipt(self, digest: str) -> Receipt | None:
-        """Return what a blob's file is now, as if it held the blob; None if there is none."""
-        try:
-            return receipt_of(self.path(digest).lstat(), digest)
-        except FileNotFoundError:
-            return None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -122,16 +110,8 @@ class Partials:
 
 
 def _lock(descriptor: int, kind: int, holder: str) -> None:
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise StoreError(
-                    f"{holder} has taken {LOCK_TIMEOUT_S:g} s; wait for it, or end it, and pull "
-                    "again: what has come is kept"
-                ) from None
-            time.sleep(LOCK_POLL_S)
-        else:
-            return
+    complaint = (
+        f"{holder} has taken {LOCK_TIMEOUT_S:g} s; wait for it, or end it, and pull again: what "
+        "has come is kept"
+    )
+    take_lock(descriptor, kind, LOCK_TIMEOUT_S, lambda: complaint)

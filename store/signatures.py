@@ -245,9 +245,5 @@ def sign(writer: Writer, digest: str, key: Ed25519PrivateKey) -> None:
     Raises:
       StoreError: it has been removed, or nothing can be written.
     """
-    size = next((one.size for one in writer.store.entries() if one.digest == digest), None)
-    if size is None:
-        raise StoreError(
-            f"{digest} has just been removed; `triolet model list` shows what there is"
-        )
+    size = writer.require_size(digest)
     keep_artefacts(writer, digest, [(SIGNATURE_TYPE, signature(digest, size, key))])

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from triolet.errors import StoreError
 
-from .layout import LOCK_POLL_S, explained
+from .layout import explained, take_lock
 from .verify import require_whole
 
 if TYPE_CHECKING:
@@ -48,7 +47,11 @@ def opened(store: ModelStore, digest: str) -> Iterator[tuple[Path, Manifest]]:
                 f"{store.root} has no version {digest} any more; import the model again"
             ) from None
     try:
-        _lock(store, descriptor)
+        complaint = (
+            f"`triolet model gc` has been at work in {store.root} for {COLLECTION_S:g} s; wait for "
+            "it, and try again"
+        )
+        take_lock(descriptor, fcntl.LOCK_SH, COLLECTION_S, lambda: complaint)
         manifest = store.manifest(digest)  # after the lock: it may just have been removed
         require_whole(store, digest, manifest.blobs)
         with explained(store.root):
@@ -56,22 +59,6 @@ def opened(store: ModelStore, digest: str) -> Iterator[tuple[Path, Manifest]]:
         yield view, manifest
     finally:
         os.close(descriptor)
-
-
-def _lock(store: ModelStore, descriptor: int) -> None:
-    deadline = time.monotonic() + COLLECTION_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise StoreError(
-                    f"`triolet model gc` has been at work in {store.root} for {COLLECTION_S:g} s; "
-                    "wait for it, and try again"
-                ) from None
-            time.sleep(LOCK_POLL_S)
-        else:
-            return
 
 
 def _written(store: ModelStore, digest: str, manifest: Manifest) -> Path:

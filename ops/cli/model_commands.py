@@ -5,6 +5,7 @@ What a program may want (a digest, a manifest) goes to stdout alone; all other t
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -21,7 +22,7 @@ from ..settings.sources import Sources  # noqa: TC001 (with_settings reads annot
 from .options import AuditOption, FleetPortOption, with_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from store.layout import ModelStore
     from store.measured import Capacity, Golden
@@ -71,15 +72,6 @@ def import_(
     audit: AuditOption = None,
 ) -> None:
     """Check a model, keep it as a version, and print the version's digest."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TransferSpeedColumn,
-    )
-
     from triolet.units import show_size
 
     from ..audit.recording import recorded
@@ -87,19 +79,11 @@ def import_(
     from ..models.stored import store_of
 
     wanted = Wanted(model, name, tag, sampling, weights, link)
-    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    screen = Console(stderr=True)
-    is_seen = screen.is_terminal
     with (
         recorded(Action.MODEL_IMPORT, name, folder=audit) as running,
-        Progress(*columns, console=screen, transient=True, disable=not is_seen) as bar,
+        byte_bar(name) as on_bytes,
     ):
-        task = bar.add_task("", total=None)
-        found = import_model(
-            store_of(store),
-            wanted,
-            lambda count, total: bar.update(task, advance=count, total=total),
-        )
+        found = import_model(store_of(store), wanted, on_bytes)
         running.after = found.digest
         running.counts = {str(way): size for way, size in found.num_bytes.items()}
     ways = [f"{show_size(size)} {way}" for way, size in found.num_bytes.items() if size]
@@ -360,6 +344,19 @@ def show_processes(port: FleetPortOption = None, as_json: JsonOption = False) ->
     from .model_processes import run_ps
 
     run_ps(port, as_json=as_json)
+
+
+@contextmanager
+def byte_bar(words: str) -> Iterator[Callable[[int, int], None]]:
+    """Give what is told of each some bytes more, and of how many; show them on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    screen = Console(stderr=True)
+    columns = (TextColumn(words), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda count, total: bar.update(task, advance=count, total=total)
 
 
 def remove_packed(sources: Sources) -> bool:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-import msgspec
 import typer
 
 from ..audit.events import Action
@@ -16,6 +14,7 @@ from .model_commands import (
     LimitOption,
     RefArgument,
     StoreOption,
+    byte_bar,
     limited_store,
     note_evicted,
     opened_store,
@@ -25,7 +24,7 @@ from .model_commands import (
 from .options import AuditOption, with_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from store.registry.client import Registry
     from store.registry.location import Location
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from store.sources import Source
 
 registry_app = typer.Typer()
-
-REPORT_S: Final = 1.0
-"""Between two lines of progress, where no person watches."""
 
 LocationArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="LOCATION", help="oci://HOST[:PORT]/REPOSITORY:TAG or …@sha256:…")
@@ -76,7 +72,7 @@ def push_(
     with (
         _registry(place, username, is_insecure=insecure) as registry,
         recorded(Action.MODEL_PUSH, str(place), folder=audit, after=digest) as running,
-        _progress(str(reference)) as on_bytes,
+        byte_bar(str(reference)) as on_bytes,
     ):
         found = push(opened, registry, reference, digest, expect, on_bytes)
         running.counts = {"blobs": found.num_sent, "bytes": found.sent_bytes}
@@ -122,7 +118,7 @@ def pull_(
     with (
         _registry(place, username, is_insecure=insecure) as registry,
         recorded(Action.MODEL_PULL, f"{place} as {wanted.tag or model}", folder=audit) as running,
-        _progress(model) as on_bytes,
+        byte_bar(model) as on_bytes,
     ):
 
         def on_evicted(versions: list[Source]) -> None:
@@ -170,36 +166,3 @@ def _password(username: str, host: str) -> bytes:
     if sys.stdin.isatty():
         return getpass(f"Password of {username} at {host}: ").encode()
     return sys.stdin.buffer.readline(MAX_PASSWORD_BYTES + 2)
-
-
-@contextmanager
-def _progress(words: str) -> Iterator[Callable[[int, int], None]]:
-    """Show bytes as a bar on a terminal, else as lines of JSON; both on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    screen = Console(stderr=True)
-    if not screen.is_terminal:
-        yield _JsonLines(words)
-        return
-    columns = (TextColumn(words), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-class _JsonLines:
-    """Progress for programs: a line a second, and one when all bytes are there."""
-
-    def __init__(self, words: str) -> None:
-        self._words = words
-        self._next_s = time.monotonic() + REPORT_S
-        self._last = -1
-
-    def __call__(self, done: int, total: int) -> None:
-        now_s = time.monotonic()
-        if done == self._last or (now_s < self._next_s and done < total):
-            return
-        self._next_s, self._last = now_s + REPORT_S, done
-        line = {"event": "progress", "model": self._words, "bytes": done, "total_bytes": total}
-        say(msgspec.json.encode(line).decode())

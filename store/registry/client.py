@@ -1,16 +1,17 @@
-"""One repository of an OCI registry over HTTP: who asks, how long, how often, and what it refuses.
-
-blobs.py streams over it; httpx2 is touched in these two alone.
+"""One repository of an OCI registry over HTTP: login, redirects, retries, deadlines, errors; and
+its manifests, read and written as bytes. blobs.py streams over it.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 import re
 import time
 from contextlib import contextmanager, suppress
-from threading import Event, Lock, local
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from functools import partial
+from threading import Event, local
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httpx2
 import msgspec
@@ -19,6 +20,8 @@ from triolet.errors import RegistryFailed, said_by
 from triolet.loopback import is_loopback
 from triolet.plain_text import one_line
 
+from ..manifest import MANIFEST_TYPE, digest_of
+from ..reference import DIGEST
 from .credentials import PASSWORD, USERNAME
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from .credentials import Credentials
     from .location import Location
 
+Result = TypeVar("Result")
 CONNECT_S: Final = 10.0
 """For a connection with its TLS handshake: round trips take well below a second each."""
 SILENCE_S: Final = 60.0
@@ -38,7 +42,10 @@ digest."""
 SLOWEST_BYTES_S: Final = 16 << 10
 """A transfer that is slower than this on the whole is given up: 16 KiB/s bring no model."""
 ATTEMPTS: Final = 4
-"""Of each request, where trying again can help."""
+"""In a row without progress, where trying again can help."""
+PROGRESS_BYTES: Final = 16 << 20
+"""After so many more bytes of a blob, failures are counted from one again: such a connection is
+slow to break, and the blob will get through."""
 FIRST_DELAY_S: Final = 0.5
 """Before the second attempt; it doubles."""
 MAX_RETRY_AFTER_S: Final = 30.0
@@ -54,9 +61,23 @@ MAX_COMPLAINT_BYTES: Final = 16 << 10
 """Of an error's body; proxies send pages of HTML."""
 MAX_SHOWN: Final = 300
 """Characters of what a registry says of an error."""
-PIECE_BYTES: Final = 1 << 20
-"""Read, hashed and sent at once at most: what a transfer holds in memory."""
 TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
+INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
+_ACCEPTED: Final = ", ".join(
+    (
+        MANIFEST_TYPE,
+        # So that a registry says what is there instead, and not that nothing is.
+        INDEX_TYPE,
+        "application/vnd.docker.distribution.manifest.v2+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+    )
+)
+_DIGEST_HEADER: Final = "docker-content-digest"
+_REMEDIES: Final = {
+    404: "see that host, repository and tag are right, and that this user may read it",
+    413: "the registry or a proxy before it takes no body of this size: raise its limit (nginx: "
+    "client_max_body_size)",
+}
 _PARAMETER: Final = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
 
 
@@ -70,22 +91,6 @@ class Interrupted(RegistryFailed):
     def __init__(self, message: str, delay_s: float | None = None) -> None:
         super().__init__(message)
         self.delay_s = delay_s
-
-
-class Answer(NamedTuple):
-    """A whole answer.
-
-    Attributes:
-      status: of HTTP.
-      headers: by their names in lower case.
-      content: the body.
-      location: where its `location` leads, if it has one.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
-    location: str | None
 
 
 class _Token(msgspec.Struct, frozen=True):
@@ -102,13 +107,7 @@ class _Complaints(msgspec.Struct, frozen=True):
     errors: tuple[_Complaint, ...] = ()
 
 
-class _Stream(Protocol):
-    """A connection of httpx2."""
-
-    read: Callable[[int, float | None], bytes]
-
-
-class _HeadDeadline:
+class _HeadDeadline(local):
     """Bounds the time from the end of a request to the last header of its answer.
 
     httpx2 bounds the time between two reads alone, and h11 reads 100 KiB of headers. `trace` is the
@@ -116,33 +115,23 @@ class _HeadDeadline:
     connection and at both ends of the wait.
     """
 
-    def __init__(self) -> None:
-        self._thread = local()
+    ends_at_s = math.inf
 
-    def trace(self, event: str, info: dict[str, Any]) -> None:
-        """Take notice of a step of a request."""
-        match event.partition(".")[2]:
-            case "connect_tcp.complete" | "start_tls.complete":
-                self._bound(info["return_value"])
-            case "receive_response_headers.started":
-                limit_s = info["request"].extensions["timeout"]["read"]
-                self._thread.ends_at = time.monotonic() + limit_s
-            case "receive_response_headers.complete" | "receive_response_headers.failed":
-                self._thread.ends_at = None
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Bound the reads of a new connection; set and remove the deadline of a wait."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            stream = info["return_value"]
+            stream.read = partial(self._read, stream.read)
+        elif event.endswith(".receive_response_headers.started"):
+            self.ends_at_s = time.monotonic() + info["request"].extensions["timeout"]["read"]
+        elif ".receive_response_headers." in event:
+            self.ends_at_s = math.inf
 
-    def _bound(self, stream: _Stream) -> None:
-        read = stream.read
-
-        def read_in_time(max_bytes: int, timeout: float | None = None) -> bytes:
-            ends_at = getattr(self._thread, "ends_at", None)
-            if ends_at is None:
-                return read(max_bytes, timeout)
-            left_s = ends_at - time.monotonic()
-            if left_s <= 0:
-                raise httpx2.ReadTimeout("timed out")
-            return read(max_bytes, left_s)
-
-        stream.read = read_in_time
+    def _read(self, read: Callable[[int, float], bytes], max_bytes: int, timeout: float) -> bytes:
+        left_s = self.ends_at_s - time.monotonic()
+        if left_s <= 0:
+            raise httpx2.ReadTimeout("timed out")
+        return read(max_bytes, min(timeout, left_s))
 
 
 class Registry:
@@ -162,15 +151,13 @@ class Registry:
         self, location: Location, credentials: Credentials | None, *, is_insecure: bool = False
     ) -> None:
         self.location = location
-        self._credentials = credentials
         self.is_insecure = is_insecure
+        self._credentials = credentials
         scheme = "http" if is_insecure or location.is_on_loopback else "https"
         self._base = httpx2.URL(f"{scheme}://{location.host}/v2/{location.repository}/")
         self._authorization: str | None = None
-        self._login = Lock()
         self._is_over = Event()
         self._client = httpx2.Client(
-            timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S),
             # Bodies are bytes with a digest: nothing is to be packed on the way.
             headers={"user-agent": "triolet", "accept-encoding": "identity"},
             # Proxies and certificates of the environment are for what is beyond this machine.
@@ -198,9 +185,9 @@ class Registry:
         *,
         headers: Mapping[str, str] | None = None,
         content: bytes = b"",
-        silence_s: float = SILENCE_S,
-    ) -> Answer:
-        """Send a request with a small body, again where that can help; return the whole answer.
+    ) -> tuple[httpx2.Response, bytes]:
+        """Send a request with a small body, again where that can help; return the answer and its
+        whole body.
 
         Args:
           method: of HTTP.
@@ -209,27 +196,44 @@ class Registry:
           allowed: statuses that are answers; any other is an error.
           headers: of the request.
           content: its body.
-          silence_s: for all headers of the answer.
 
         Raises:
           RegistryFailed: it refuses, or cannot be reached.
         """
 
-        def attempt() -> Answer:
+        def attempt() -> tuple[httpx2.Response, bytes]:
             with self.streaming(
-                method, path, what, allowed, headers=headers, content=content, silence_s=silence_s
+                method, path, what, allowed, headers=headers, content=content
             ) as answer:
-                content_of = b"" if method == "HEAD" else self._whole(answer, what)
-                location = answer.headers.get("location")
-                where = None if location is None else str(answer.url.join(location))
-                return Answer(answer.status_code, answer.headers, content_of, where)
+                return answer, b"".join(self.pieces(answer, what))
 
-        for number in range(ATTEMPTS - 1):
+        return self.repeated(attempt)
+
+    def repeated(
+        self, attempt: Callable[[], Result], num_bytes: Callable[[], int] = lambda: 0
+    ) -> Result:
+        """Return what an attempt returns; repeat it while it is interrupted and that can help.
+
+        Args:
+          attempt: of a request or a transfer.
+          num_bytes: returns how far the transfer is.
+
+        Raises:
+          Interrupted: too many attempts in a row brought nothing, or another transfer has failed.
+        """
+        num_failures = farthest = 0
+        while True:
             try:
                 return attempt()
             except Interrupted as error:
-                self.wait_after(error, number)
-        return attempt()
+                num_failures += 1
+                if num_bytes() >= farthest + PROGRESS_BYTES:
+                    farthest, num_failures = num_bytes(), 1
+                delay_s = error.delay_s
+                if delay_s is None:
+                    delay_s = FIRST_DELAY_S * 2 ** (num_failures - 1)
+                if num_failures == ATTEMPTS or self._is_over.wait(delay_s):
+                    raise
 
     @contextmanager
     def streaming(
@@ -244,6 +248,7 @@ class Registry:
         silence_s: float = SILENCE_S,
     ) -> Iterator[httpx2.Response]:
         """Give the answer to one request, its body not read; log in and be redirected on the way.
+        httpx2 would read whole bodies of challenges and redirects, however long.
 
         Args:
           method: of HTTP.
@@ -251,7 +256,7 @@ class Registry:
           what: it is about, for errors.
           allowed: statuses that are answers.
           headers: of the request; with its length where the content is called for.
-          content: its body, or what yields it anew for each attempt.
+          content: its body, or what yields it for each attempt.
           silence_s: for all headers of the answer.
 
         Raises:
@@ -259,18 +264,17 @@ class Registry:
             is busy says so.
           RegistryFailed: any other status.
         """
-        timeout = httpx2.Timeout(silence_s, connect=CONNECT_S)
-        url, num_logins = self._base.join(path), 0
-        with self._mapped(what):
+        try:
+            url, num_logins = self._base.join(path), 0
             for _ in range(MAX_LOGINS + MAX_REDIRECTS + 1):
                 self._require_private(url, what)
-                is_own, sent = self._is_own(url), self._authorization
+                is_own, sent = url.join("/") == self._base.join("/"), self._authorization
                 with self._client.stream(
                     method,
                     url,
                     headers={**(headers or {}), **_authorized(sent if is_own else None)},
                     content=content if isinstance(content, bytes) else content(),
-                    timeout=timeout,
+                    timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S, read=silence_s),
                     extensions=self._traced,
                 ) as answer:
                     status = answer.status_code
@@ -286,19 +290,34 @@ class Registry:
                         raise self._refusal(answer, what)
                     yield answer
                     return
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+            raise self._lost(error, what) from None
         raise RegistryFailed(f"{self}: {what} is redirected for ever; tell its operator")
 
-    def pieces(self, answer: httpx2.Response, what: str) -> Iterator[bytes]:
+    def pieces(
+        self, answer: httpx2.Response, what: str, max_bytes: int = MAX_DOCUMENT_BYTES
+    ) -> Iterator[bytes]:
         """Yield an answer's body as it comes.
 
+        Args:
+          answer: whose body.
+          what: it is about, for errors.
+          max_bytes: that it may have.
+
         Raises:
-          Interrupted: it comes too slowly, or another transfer has failed.
+          Interrupted: it comes too slowly.
+          RegistryFailed: it is longer, or another transfer has failed.
         """
         begun_s, num_bytes = time.monotonic(), 0
         # As they come: to wait for pieces of one size would be to wait without a look at the clock.
         for piece in answer.iter_raw():
             num_bytes += len(piece)
             self.require_pace(begun_s, num_bytes, what)
+            if num_bytes > max_bytes:
+                raise RegistryFailed(
+                    f"{self}: {what} has more than {max_bytes} bytes and is not read; it was made "
+                    "by another program, or the registry is broken"
+                )
             yield piece
 
     def require_pace(self, begun_s: float, num_bytes: int, what: str) -> None:
@@ -316,35 +335,6 @@ class Registry:
                 "network is better"
             )
 
-    def wait_after(self, error: Interrupted, number: int) -> None:
-        """Wait before the next attempt.
-
-        Raises:
-          RegistryFailed: another transfer has failed meanwhile.
-        """
-        delay_s = FIRST_DELAY_S * 2**number if error.delay_s is None else error.delay_s
-        if self._is_over.wait(delay_s):
-            raise error
-
-    def _whole(self, answer: httpx2.Response, what: str) -> bytes:
-        content = bytearray()
-        for piece in self.pieces(answer, what):
-            content += piece
-            if len(content) > MAX_DOCUMENT_BYTES:
-                raise RegistryFailed(
-                    f"{self}: {what} has more than {MAX_DOCUMENT_BYTES} bytes and is not read; it "
-                    "was made by another program, or the registry is broken"
-                )
-        return bytes(content)
-
-    def _is_own(self, url: httpx2.URL) -> bool:
-        """Whether credentials may be sent there."""
-        return (url.scheme, url.host, url.port) == (
-            self._base.scheme,
-            self._base.host,
-            self._base.port,
-        )
-
     def _require_private(self, url: httpx2.URL, what: str) -> None:
         may_be_plain = self.is_insecure or is_loopback(url.host)
         if url.scheme != "https" and not (url.scheme == "http" and may_be_plain):
@@ -355,38 +345,32 @@ class Registry:
             )
 
     def _has_logged_in(self, answer: httpx2.Response, sent: str | None) -> bool:
-        """Do as a registry's challenge says; False if there is nothing to say."""
-        challenge = answer.headers.get("www-authenticate", "")
-        scheme, _, rest = challenge.partition(" ")
-        with self._login:
-            if self._authorization != sent:
-                return True  # another thread has
-            if scheme.lower() == "basic":
-                if self._credentials is None or sent is not None:
-                    return False
-                self._authorization = _basic(self._credentials)
-                return True
-            if scheme.lower() != "bearer":
-                return False
+        """Do as a registry's challenge says; False if there is nothing to do."""
+        scheme, _, rest = answer.headers.get("www-authenticate", "").partition(" ")
+        if scheme.lower() == "bearer":
             self._authorization = self._token(dict(_PARAMETER.findall(rest)))
             return True
+        if scheme.lower() != "basic" or self._credentials is None or sent is not None:
+            return False
+        self._authorization = _basic(self._credentials)
+        return True
 
     def _token(self, challenge: Mapping[str, str]) -> str:
         """Get a token from where the registry says."""
-        what = "the login"
         url = self._base.join(challenge.get("realm", ""))
-        self._require_private(url, what)
+        self._require_private(url, "the login")
         asked = {key: challenge[key] for key in ("service", "scope") if key in challenge}
         basic = None if self._credentials is None else _basic(self._credentials)
         with self._client.stream(
             "GET",
             url.copy_merge_params(asked),
             headers=_authorized(basic),
+            timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S),
             extensions=self._traced,
         ) as answer:
             if answer.status_code != 200:
-                raise self._refusal(answer, f"{what} at {url.host}")
-            content = self._whole(answer, what)
+                raise self._refusal(answer, f"the login at {url.host}")
+            content = b"".join(self.pieces(answer, "the login"))
         try:
             found = msgspec.json.decode(content, type=_Token)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -394,26 +378,23 @@ class Registry:
         token = found.token or found.access_token
         is_sound = token.isascii() and token.isprintable()  # as headers must be
         if not token or len(content) > MAX_TOKEN_BYTES or not is_sound:
-            raise RegistryFailed(f"{self}: {url.host} answers {what} with no token; try again")
+            raise RegistryFailed(f"{self}: {url.host} answers the login with no token; try again")
         return f"Bearer {token}"
 
-    @contextmanager
-    def _mapped(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
-            reason = self._clean(said_by(error))
-            is_refused = isinstance(error, httpx2.ConnectError) and "SSL" in reason
-            if is_refused and "EOF" not in reason:
-                raise RegistryFailed(
-                    f"{self}: its certificate or TLS is refused: {reason}; name its authority's "
-                    "file in the environment variable SSL_CERT_FILE, or give --insecure for a "
-                    "registry that speaks no TLS"
-                ) from None
-            raise Interrupted(
-                f"{self}: the connection for {what} was lost or not made: {reason}; see that the "
-                "registry runs and can be reached, and repeat the command: it goes on from there"
-            ) from None
+    def _lost(self, error: Exception, what: str) -> RegistryFailed:
+        """Return the error of a connection."""
+        reason = self._clean(said_by(error))
+        is_refused = isinstance(error, httpx2.ConnectError) and "SSL" in reason
+        if is_refused and "EOF" not in reason:
+            return RegistryFailed(
+                f"{self}: its certificate or TLS is refused: {reason}; name its authority's file "
+                "in the environment variable SSL_CERT_FILE, or give --insecure for a registry that "
+                "speaks no TLS"
+            )
+        return Interrupted(
+            f"{self}: the connection for {what} was lost or not made: {reason}; see that the "
+            "registry runs and can be reached, and repeat the command: it goes on from there"
+        )
 
     def _refusal(self, answer: httpx2.Response, what: str) -> RegistryFailed:
         """Return the error of a status, in the registry's words and with what to do."""
@@ -428,41 +409,35 @@ class Registry:
         return Interrupted(text, delay_s)
 
     def _remedy(self, status: int) -> str:
-        if status in (401, 403):
-            if self._credentials is None:
-                return (
-                    f"no credentials were given: set {USERNAME} and {PASSWORD}, give --username "
-                    f"NAME and the password on standard input, or `docker login "
-                    f"{self.location.host}`"
-                )
-            one = self._credentials
+        one = self._credentials
+        if status in (401, 403) and one is None:
+            return (
+                f"no credentials were given: set {USERNAME} and {PASSWORD}, give --username NAME "
+                f"and the password on standard input, or `docker login {self.location.host}`"
+            )
+        if status in (401, 403) and one is not None:
             return (
                 f"asked as {one.username} with the password from {one.source}: see that both are "
                 "right, and that this user may do that in this repository"
             )
-        if status == 404:
-            return "see that host, repository and tag are right, and that this user may read it"
-        if status == 413:
-            return (
-                "the registry or a proxy before it takes no body of this size: raise its limit "
-                "(nginx: client_max_body_size)"
-            )
         if status in TRANSIENT:
             return "the registry is busy or broken: repeat the command later, it goes on from there"
-        return "the registry does not take that: its log says why"
+        return _REMEDIES.get(status, "the registry does not take that: its log says why")
 
     def _said(self, answer: httpx2.Response) -> str:
-        content = bytearray()
-        with suppress(httpx2.TransportError, RegistryFailed):
-            for piece in self.pieces(answer, "its refusal"):
-                content += piece
-                if len(content) >= MAX_COMPLAINT_BYTES:
-                    break
-        try:
-            found = msgspec.json.decode(bytes(content), type=_Complaints).errors
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            found = ()
-        said = "; ".join(f"{one.code}: {one.message}" for one in found)
+        found = _Complaints()
+        with suppress(
+            httpx2.TransportError,
+            RegistryFailed,
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            RecursionError,
+        ):
+            found = msgspec.json.decode(
+                b"".join(self.pieces(answer, "its refusal", MAX_COMPLAINT_BYTES)),
+                type=_Complaints,
+            )
+        said = "; ".join(f"{one.code}: {one.message}" for one in found.errors)
         return f" ({self._clean(said)[:MAX_SHOWN]})" if said else ""
 
     def _clean(self, text: str) -> str:
@@ -473,6 +448,55 @@ class Registry:
         for secret in filter(None, secrets):
             text = text.replace(secret, "***")
         return one_line(text)
+
+
+def find_manifest(
+    registry: Registry, reference: str, allowed: Collection[int] = (200, 404)
+) -> bytes:
+    """Return the bytes of a manifest; none if there is no such manifest.
+
+    Args:
+      registry: that may have it.
+      reference: its tag or digest.
+      allowed: statuses that are no error.
+
+    Raises:
+      RegistryFailed: it is refused, or has another digest.
+    """
+    what, path = f"manifest {reference}", f"manifests/{reference}"
+    answer, content = registry.call("GET", path, what, allowed, headers={"accept": _ACCEPTED})
+    if answer.status_code != 200:
+        return b""
+    found = digest_of(content)
+    named = reference if DIGEST.fullmatch(reference) else found
+    for expected in (named, answer.headers.get(_DIGEST_HEADER, found)):
+        if expected != found:
+            raise RegistryFailed(
+                f"{registry}: what it sends as {what} has the digest {found}, expected {expected}; "
+                "it is not used: have the registry's operator look at it"
+            )
+    return content
+
+
+def put_manifest(
+    registry: Registry, reference: str, content: bytes, media_type: str = MANIFEST_TYPE
+) -> bool:
+    """Give a manifest its place; return whether the registry lists it at its subject by itself.
+
+    Raises:
+      RegistryFailed: it is refused, or kept as something else.
+    """
+    what, path = f"manifest {reference}", f"manifests/{reference}"
+    headers = {"content-type": media_type}
+    answer, _ = registry.call("PUT", path, what, {201}, headers=headers, content=content)
+    digest = digest_of(content)
+    kept = answer.headers.get(_DIGEST_HEADER, digest)
+    if kept != digest:
+        raise RegistryFailed(
+            f"{registry}: it has kept {what} as {kept}, expected {digest}; it changes manifests "
+            "and cannot keep versions: push to another registry"
+        )
+    return "oci-subject" in answer.headers
 
 
 def _basic(one: Credentials) -> str:

@@ -21,7 +21,6 @@ MAX_CONFIG_BYTES: Final = 1 << 20
 """Of Docker's config.json, which has a line or two for each registry."""
 HELPER_S: Final = 30.0
 """For a credential helper of Docker, which may ask a cloud for a new password."""
-_HELPER_PREFIX: Final = "docker-credential-"
 
 
 class Credentials(NamedTuple):
@@ -45,8 +44,6 @@ class _Auth(msgspec.Struct, frozen=True):
     """What Docker's config.json holds for one registry."""
 
     auth: str = ""
-    username: str = ""
-    password: str = ""
     identitytoken: str = ""
 
 
@@ -81,7 +78,10 @@ def credentials_for(host: str, username: str | None, stdin: bytes | None) -> Cre
                 f"--username {username} is given and standard input holds no password of 1 to "
                 f"{MAX_PASSWORD_BYTES} bytes; pipe it in, such as `<password.txt`"
             )
-        return Credentials(username, _text(password, "standard input"), "standard input")
+        try:
+            return Credentials(username, password.decode(), "standard input")
+        except UnicodeDecodeError:
+            raise ConfigError("the password from standard input is no UTF-8 text") from None
     user, secret = os.environ.get(USERNAME, ""), os.environ.get(PASSWORD, "")
     if user or secret:
         if not (user and secret):
@@ -92,81 +92,59 @@ def credentials_for(host: str, username: str | None, stdin: bytes | None) -> Cre
 
 
 def _docker_credentials(host: str) -> Credentials | None:
-    folder = os.environ.get("DOCKER_CONFIG", "")
-    try:
-        path = (Path(folder) if folder else Path.home() / ".docker") / "config.json"
-    except RuntimeError:
-        return None  # a user without a home directory has logged in nowhere
+    # A user without a home directory has logged in nowhere: "~" stays as it is.
+    path = Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")) / "config.json"
+    remedy = f"correct {path}, or set {USERNAME} and {PASSWORD}"
     try:
         with path.open("rb") as file:
             config = msgspec.json.decode(file.read(MAX_CONFIG_BYTES), type=_DockerConfig)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # A decoder's error says where the fault is and not what stands there.
-        raise ConfigError(
-            f"{path} cannot be read: {error}; correct it, or set {USERNAME} and {PASSWORD}"
-        ) from None
-    helper = config.cred_helpers.get(host)
+        raise ConfigError(f"{path} cannot be read: {error}; {remedy}") from None
     names = (host, f"https://{host}", f"http://{host}", f"https://{host}/v1/")
-    found = next((config.auths[name] for name in names if name in config.auths), None)
-    if helper is None and found is not None and (found.auth or found.username):
-        return _stored(found, host, path)
-    helper = helper or config.creds_store
-    if helper:
-        return _helped(helper, host, path)
-    if found is not None and found.identitytoken:
+    found = next((config.auths[name] for name in names if name in config.auths), _Auth())
+    helper = config.cred_helpers.get(host)
+    if helper is None and found.auth:
+        return _stored(found.auth, host, path)
+    if helper or config.creds_store:
+        return _helped(helper or config.creds_store, host, remedy)
+    if found.identitytoken:
         raise ConfigError(
-            f"{path} holds an identity token for {host}, which Triolet does not use; set "
-            f"{USERNAME} and {PASSWORD}"
+            f"{path} holds an identity token for {host}, which Triolet does not use; {remedy}"
         )
     return None
 
 
-def _stored(found: _Auth, host: str, path: Path) -> Credentials:
-    if not found.auth:
-        return Credentials(found.username, found.password, str(path))
+def _stored(auth: str, host: str, path: Path) -> Credentials:
     try:
-        username, colon, password = base64.b64decode(found.auth, validate=True).partition(b":")
+        username, _, password = base64.b64decode(auth, validate=True).decode().partition(":")
     except ValueError:
-        username, colon, password = b"", b"", b""
-    if not colon or not username:
-        raise ConfigError(f"{path} holds a broken `auth` for {host}; log in again")
+        username = password = ""
     # Docker ends some passwords with zero bytes.
-    password = password.rstrip(b"\0")
-    return Credentials(_text(username, str(path)), _text(password, str(path)), str(path))
+    password = password.rstrip("\0")
+    if not username or not password:
+        raise ConfigError(f"{path} holds a broken `auth` for {host}; log in again")
+    return Credentials(username, password, str(path))
 
 
-def _helped(helper: str, host: str, path: Path) -> Credentials | None:
+def _helped(helper: str, host: str, remedy: str) -> Credentials | None:
     """Ask one of Docker's credential helpers; None if it knows none for this registry."""
-    program = f"{_HELPER_PREFIX}{helper}"
-    remedy = f"correct {path}, or set {USERNAME} and {PASSWORD}"
-    if "/" in helper:
-        raise ConfigError(f"{path} names the credential helper {helper!r}, no program; {remedy}")
+    program = f"docker-credential-{helper.replace('/', '_')}"  # a name, and no path
     try:
         asked = subprocess.run(
             [program, "get"],
             input=host.encode(),
             capture_output=True,
             timeout=HELPER_S,
-            check=False,
+            check=True,
         )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"{program} has not answered within {HELPER_S:g} s; {remedy}") from None
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"{path} names {program}, which cannot run: {reason}; {remedy}") from None
-    if asked.returncode:
-        return None
-    try:
         answer = msgspec.json.decode(asked.stdout, type=_Helped)
+    except subprocess.CalledProcessError:
+        return None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{program} cannot be asked: {error}; {remedy}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ConfigError(f"{program} answers what is no user and password; {remedy}") from None
     return Credentials(answer.username, answer.secret, program)
-
-
-def _text(content: bytes, source: str) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise ConfigError(f"the password from {source} is no UTF-8 text") from None

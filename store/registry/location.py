@@ -10,17 +10,17 @@ from triolet.loopback import is_loopback
 
 from ..reference import DIGEST
 
-SCHEME: Final = "oci://"
-FORMS: Final = "oci://HOST[:PORT]/REPOSITORY:TAG or oci://HOST[:PORT]/REPOSITORY@sha256:DIGEST"
-_HOST: Final = re.compile(
-    r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9a-fA-F:]{2,39}\])"
-    r"(?::(?P<port>[0-9]{1,5}))?"
+FORMS: Final = (
+    "oci://HOST[:PORT]/REPOSITORY:TAG or oci://HOST[:PORT]/REPOSITORY@sha256:DIGEST, with a "
+    "repository of parts of a-z 0-9 . _ -, and a tag of up to 128 of A-Z a-z 0-9 . _ -"
 )
 _PART: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_REPOSITORY: Final = re.compile(rf"{_PART}(?:/{_PART})*")
-"""As the OCI distribution specification has it."""
-_MAX_REPOSITORY: Final = 255
-_TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_PLACE: Final = re.compile(
+    r"oci://(?P<host>(?:[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9a-fA-F:]{2,39}\])(?::(?P<port>[0-9]{1,5}))?)"
+    rf"/(?P<repository>(?=[^:@]{{1,255}}[:@]){_PART}(?:/{_PART})*)"
+    rf"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})|@(?P<digest>{DIGEST.pattern}))"
+)
+"""Repository and tag as the OCI distribution specification has them."""
 
 
 class Location(NamedTuple):
@@ -40,7 +40,7 @@ class Location(NamedTuple):
 
     def __str__(self) -> str:
         end = f"@{self.digest}" if self.tag is None else f":{self.tag}"
-        return f"{SCHEME}{self.host}/{self.repository}{end}"
+        return f"oci://{self.host}/{self.repository}{end}"
 
     @property
     def reference(self) -> str:
@@ -68,29 +68,13 @@ def parse_location(text: str) -> Location:
     Raises:
       StoreError: it has no form of one. What may be a password is not repeated.
     """
-    if not text.startswith(SCHEME):
-        raise StoreError(f"{text!r} names no registry; allowed: {FORMS}")
-    host, slash, rest = text.removeprefix(SCHEME).partition("/")
-    if "@" in host:
+    if "@" in text.removeprefix("oci://").partition("/")[0]:
         raise StoreError(
             "the registry's host has a user name before it, and every user of this machine can "
             "read arguments: give --username NAME and the password on standard input, or set "
             "TRIOLET_REGISTRY_USERNAME and TRIOLET_REGISTRY_PASSWORD"
         )
-    found = _HOST.fullmatch(host)
-    if found is None or not slash or int(found["port"] or 1) not in range(1, 65_536):
-        raise StoreError(f"{text!r} names no host of a registry; allowed: {FORMS}")
-    path, at, digest = rest.partition("@")
-    repository, colon, tag = path.partition(":")
-    if len(repository) > _MAX_REPOSITORY or not _REPOSITORY.fullmatch(repository):
-        raise StoreError(
-            f"{repository!r} in {text!r} is no repository; allowed: parts of a-z 0-9 . _ - with "
-            "slashes between them"
-        )
-    if at and not DIGEST.fullmatch(digest):
-        raise StoreError(f"{text!r} names no digest; allowed: sha256: and 64 digits 0-9 a-f")
-    if colon and not _TAG.fullmatch(tag):
-        raise StoreError(f"{tag!r} in {text!r} is no tag; allowed: 1 to 128 of A-Z a-z 0-9 . _ -")
-    if bool(at) == bool(colon):
-        raise StoreError(f"{text!r} must name a tag or a digest, one of them: {FORMS}")
-    return Location(host, repository, tag or None, digest or None)
+    found = _PLACE.fullmatch(text)
+    if found is None or int(found["port"] or 1) not in range(1, 65_536):
+        raise StoreError(f"{text!r} names no version in a registry; allowed: {FORMS}")
+    return Location(found["host"], found["repository"], found["tag"], found["digest"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -13,37 +14,22 @@ from triolet.units import show_size
 
 from ..aliases import Aliases
 from ..evict import make_room
-from ..layout import Entry, explained
-from ..manifest import (
-    ENGINE_TYPE,
-    POLICY_TYPE,
-    digest_of,
-    read_manifest,
-)
+from ..layout import Entry, ModelStore, explained
+from ..manifest import ENGINE_TYPE, POLICY_TYPE, Descriptor, Manifest, digest_of, read_manifest
 from ..measured import contradicted, without_known
 from ..partial import Partials
-from ..receipts import receipt_of
-from ..reference import Reference, require_name
-from ..referrers import GOLDEN_TYPE, keep_artefacts
+from ..reference import Pointer, Reference, require_name
+from ..referrers import GOLDEN_TYPE, Artefact, keep_artefacts
 from ..signatures import signatures_of
+from ..sources import Source, Sources
 from ..verify import is_whole
-from .blobs import Progress, download
-from .copies import Copies, note_source
-from .manifests import fetch_manifest
-from .referrers import fetch_referrers
-from .transfers import for_each
+from .blobs import download, for_each
+from .client import Registry, find_manifest
+from .copies import Copies
+from .referrers import FoundReferrers, fetch_referrers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ..layout import ModelStore
-    from ..manifest import Descriptor, Manifest
-    from ..receipts import Receipt
-    from ..reference import Pointer
-    from ..referrers import Artefact
-    from ..sources import Source
-    from .client import Registry
-    from .referrers import FoundReferrers
+    from collections.abc import Callable
 
 
 class WantedVersion(NamedTuple):
@@ -92,7 +78,8 @@ def pull(
       store: that it becomes a version in; made if there is none.
       registry: with the manifest's place.
       wanted: what it is called here.
-      on_bytes: told how many bytes are here, and of how many.
+      on_bytes: told how many bytes more are here, fewer than none where some were wrong, and of how
+        many.
       on_evicted: told which versions made room for it, before anything is fetched.
 
     Raises:
@@ -101,9 +88,10 @@ def pull(
         store cannot be written.
     """
     require_name(wanted.name)
-    content = fetch_manifest(registry, registry.location.reference)
+    location = registry.location
+    content = find_manifest(registry, location.reference, allowed=(200,))
     digest = digest_of(content)
-    manifest = _model_manifest(content, digest, str(registry.location))
+    manifest = _model_manifest(content, digest, str(location))
     referrers = _without_unsigned_golden(store, wanted.name, fetch_referrers(registry, digest))
     if wanted.tag is not None:
         reference = Reference(wanted.name, wanted.tag)
@@ -114,12 +102,13 @@ def pull(
         evicted = one.make_room(wanted.limit_bytes, digest, sum(map(len, small)))
         if on_evicted is not None:
             on_evicted(evicted)
-    found = one.run(content, wanted, referrers.artefacts)
-    note_source(store, registry, wanted.name, digest, wanted.tag)
-    signers = {*referrers.signers, *signatures_of(store, digest).keys}
-    keys = tuple(sorted(signers))
-    others = contradicted(store, digest, referrers.artefacts)
-    return found._replace(signers=keys, notes=(*referrers.notes, *others))
+    fetched = one.run(content, wanted, referrers.artefacts)
+    label = "" if wanted.tag is None else wanted.tag.label
+    source = Source(wanted.name, digest, str(location.at(digest)), label, registry.is_insecure)
+    Sources(store).note(source)
+    signers = sorted({*referrers.signers, *signatures_of(store, digest).keys})
+    notes = (*referrers.notes, *contradicted(store, digest, referrers.artefacts))
+    return Pulled(digest, fetched, one.total_bytes, tuple(signers), notes)
 
 
 def _without_unsigned_golden(store: ModelStore, name: str, found: FoundReferrers) -> FoundReferrers:
@@ -137,16 +126,13 @@ def _without_unsigned_golden(store: ModelStore, name: str, found: FoundReferrers
 
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
     """Return the manifest of a version that `triolet model import` has made."""
-    try:
-        document = msgspec.json.decode(content, type=dict[str, object])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        document = {}
     remedy = "push a version there with `triolet model push`"
-    if "manifests" in document:
-        raise StoreError(
-            f"{location} is an index of several manifests, expected the manifest of one model; "
-            f"name one of them by its digest, or {remedy}"
-        )
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if "manifests" in msgspec.json.decode(content, type=dict[str, object]):
+            raise StoreError(
+                f"{location} is an index of several manifests, expected the manifest of one model; "
+                f"name one of them by its digest, or {remedy}"
+            )
     try:
         manifest = read_manifest(content, digest, remedy)
     except StoreError as error:
@@ -174,9 +160,8 @@ class _Pull:
         self._registry = registry
         self._partials = Partials(store)
         self._blobs = {one.digest: one for one in manifest.blobs}
-        self._total = sum(one.size for one in self._blobs.values())
-        self._progress = Progress(lambda done: on_bytes(done, self._total))
-        self._here: dict[str, Receipt] = {}
+        self.total_bytes = sum(one.size for one in self._blobs.values())
+        self._on_bytes = on_bytes
 
     def make_room(self, limit_bytes: int, digest: str, small_bytes: int) -> list[Source]:
         """Evict versions until this one fits below a limit; return them.
@@ -190,27 +175,28 @@ class _Pull:
           StoreError: not enough may go; nothing went then.
         """
         with self._partials.kept(), self._store.writing() as writer:
-            missing = self._missing(self._blobs.values())
-            wanted = sum(one.size - self._partials.size(one.digest) for one in missing)
-            if missing:
-                wanted += small_bytes
+            missing = self._missing()
+            wanted = self._bytes_to_fetch(missing) + (small_bytes if missing else 0)
             stay = {digest, *self._blobs}
-            most = limit_bytes - wanted
+            is_there = Copies(self._store).has
             aliases = Aliases(self._store)
-            return make_room(writer, aliases, most, Copies(self._store).has, wanted=stay).versions
+            return make_room(writer, aliases, limit_bytes - wanted, is_there, wanted=stay).versions
 
     def run(
         self, content: bytes, wanted: WantedVersion, referrers: list[tuple[str, Artefact]]
-    ) -> Pulled:
-        """Fetch what is missing, then make it a version."""
+    ) -> int:
+        """Fetch what is missing, then make it a version; return the bytes that came."""
         with self._partials.kept():
-            missing = self._missing(self._blobs.values())
+            with explained(self._store.root):
+                self._store.receipts.folder.mkdir(exist_ok=True)
+            missing = self._missing()
             self._require_room(missing)
+            self._count(self.total_bytes - sum(one.size for one in missing))
             fetched = self._fetch(missing)
             with self._store.writing() as writer:
                 # A collection may have removed some that were here.
-                gone = self._missing(self._blobs.values())
-                fetched += self._fetch([one for one in gone if not self._is_here(one)])
+                gone = self._missing()
+                fetched += self._fetch(gone)
                 with explained(self._store.root):
                     for one in gone:
                         self._partials.keep(writer, one.digest)
@@ -223,26 +209,19 @@ class _Pull:
                 keep_artefacts(writer, digest, without_known(self._store, digest, referrers))
                 if wanted.tag is not None:
                     Aliases(self._store).tag_new(wanted.tag, digest, "pulled")
-        return Pulled(digest, fetched, self._total, (), ())
+        return fetched
 
-    def _missing(self, blobs: Iterable[Descriptor]) -> list[Descriptor]:
-        missing = []
-        for one in blobs:
-            if is_whole(self._store, one):
-                self._progress.at(one.digest, one.size)
-            else:
-                missing.append(one)
-        return missing
+    def _count(self, num_bytes: int) -> None:
+        self._on_bytes(num_bytes, self.total_bytes)
 
-    def _is_here(self, blob: Descriptor) -> bool:
-        """Whether a blob was fetched, and its file has been neither moved nor written since. One of
-        which that is not known is read again by `_fetch`, and what is wrong is fetched anew."""
-        receipt = self._here.get(blob.digest)
-        return receipt is not None and receipt == self._partials.receipt(blob.digest)
+    def _missing(self) -> list[Descriptor]:
+        return [one for one in self._blobs.values() if not is_whole(self._store, one)]
+
+    def _bytes_to_fetch(self, missing: list[Descriptor]) -> int:
+        return sum(one.size - self._partials.size(one.digest) for one in missing)
 
     def _require_room(self, missing: list[Descriptor]) -> None:
-        wanted = sum(one.size - self._partials.size(one.digest) for one in missing)
-        free = shutil.disk_usage(self._partials.folder).free
+        wanted, free = self._bytes_to_fetch(missing), shutil.disk_usage(self._store.root).free
         if wanted > free:
             raise StoreError(
                 f"{self._store.root} has room for {show_size(free)} and the version needs "
@@ -251,14 +230,18 @@ class _Pull:
             )
 
     def _fetch(self, blobs: list[Descriptor]) -> int:
+        """Fetch blobs into their partial files. One with a receipt was fetched before, and has
+        not been written since."""
+        receipts = self._store.receipts
+
         def fetch(one: Descriptor) -> int:
             with self._partials.opened(one.digest) as file:
-                if is_whole(self._store, one):
-                    # It has become a blob since it was missed: another pull or an import was first.
-                    self._progress.at(one.digest, one.size)
+                is_here = receipts.find(os.fstat(file.fileno())) == one.digest
+                # Another pull or an import may have been first.
+                if is_here or is_whole(self._store, one):
                     return 0
-                num_bytes = download(self._registry, file, one, self._progress)
-                self._here[one.digest] = receipt_of(os.fstat(file.fileno()), one.digest)
-                return num_bytes
+                num_bytes = download(self._registry, file, one, self._count)
+                receipts.write(os.fstat(file.fileno()), one.digest)
+            return num_bytes
 
-        return sum(for_each(self._registry, blobs, fetch).values())
+        return sum(for_each(self._registry, blobs, fetch))

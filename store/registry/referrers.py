@@ -32,15 +32,13 @@ from ..referrers import (
     layer_of,
 )
 from ..signatures import signer
-from .blobs import has_blob, upload_bytes
-from .client import ATTEMPTS
-from .manifests import INDEX_TYPE, find_manifest, put_manifest
+from .blobs import has_blob, upload_content
+from .client import ATTEMPTS, INDEX_TYPE, Registry, find_manifest, put_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..layout import ModelStore
-    from .client import Registry
 
 MAX_PAGES: Final = 16
 """Of a list of referrers; registries put some hundred on a page, and can be asked for one type
@@ -68,12 +66,17 @@ class _Listed(msgspec.Struct, frozen=True, rename="camel"):
     """What a list says of a referrer."""
 
     digest: Digest
-    size: int
     artifact_type: str = ""
 
 
 class _List(msgspec.Struct, frozen=True):
     manifests: tuple[_Listed, ...] = ()
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """A list with all that it says, as it is written again."""
+
+    manifests: tuple[dict[str, Any], ...] = ()
 
 
 def fetch_referrers(registry: Registry, digest: str) -> FoundReferrers:
@@ -88,26 +91,37 @@ def fetch_referrers(registry: Registry, digest: str) -> FoundReferrers:
     """
     artefacts: list[tuple[str, Artefact]] = []
     keys, notes = set(), []
-    for kind, listed in _listed(registry, digest):
+    listed = [(kind, one) for kind in LAYER_TYPES for one in _listed(registry, digest, kind)]
+    for kind, referrer in listed:
         try:
-            if listed.size > MAX_PART_BYTES:
-                raise ReferrerFault(f"its manifest has {listed.size} bytes")
-            manifest = find_manifest(registry, listed.digest)
-            if manifest is None:
-                raise ReferrerFault("it is listed, and not there")
-            if len(manifest) > MAX_PART_BYTES:  # whatever the list says: the store reads no more
-                raise ReferrerFault(f"its manifest has {len(manifest)} bytes")
-            layer = _fetch_layer(registry, kind, layer_of(manifest, kind, digest))
-            artefact = Artefact(manifest, layer)
+            artefact = _fetch(registry, kind, referrer, digest)
             if kind == SIGNATURE_TYPE:
                 keys.add(signer(artefact, digest))
             else:
                 read_measured(artefact, kind, digest)
             artefacts.append((kind, artefact))
         except ReferrerFault as error:
-            words = f"{WORDS[kind]} {listed.digest}"
-            notes.append(f"{words} there is not valid and is not kept: {error}")
+            notes.append(f"{WORDS[kind]} {referrer} there is not valid and is not kept: {error}")
     return FoundReferrers(artefacts, tuple(sorted(keys)), tuple(notes))
+
+
+def _fetch(registry: Registry, kind: str, referrer: str, digest: str) -> Artefact:
+    """Return an artefact about a version; whether its layer is right is for the caller to check.
+
+    Raises:
+      ReferrerFault: it is not there, or so large that the store would not read it again.
+    """
+    manifest = find_manifest(registry, referrer)
+    if not manifest:
+        raise ReferrerFault("it is listed, and not there")
+    layer = layer_of(manifest, kind, digest).digest
+    answer, content = registry.call("GET", f"blobs/{layer}", f"{WORDS[kind]} {layer}", {200, 404})
+    if answer.status_code != 200:
+        raise ReferrerFault("its layer is not there")
+    for part, there in (("manifest", manifest), ("layer", content)):
+        if len(there) > MAX_PART_BYTES:
+            raise ReferrerFault(f"its {part} has {len(there)} bytes")
+    return Artefact(manifest, content)
 
 
 def send_referrers(registry: Registry, store: ModelStore, digest: str) -> int:
@@ -129,7 +143,7 @@ def send_referrers(registry: Registry, store: ModelStore, digest: str) -> int:
         for media_type, content in ((EMPTY_TYPE, EMPTY_DOCUMENT), ("", one.layer)):
             blob = Descriptor(media_type, digest_of(content), len(content))
             if not has_blob(registry, blob):
-                upload_bytes(registry, blob, content)
+                upload_content(registry, blob, content)
         if not put_manifest(registry, one.digest, one.manifest):
             unlisted.append((kind, one))
     if unlisted:
@@ -146,85 +160,37 @@ def unlisted_referrers(
     Raises:
       RegistryFailed: it cannot be asked, or lies.
     """
-    ours = [
-        (kind, one)
-        for kind in kinds
-        for one in artefacts_of(store, digest, kind)
-        if not isinstance(one, str)
-    ]
-    if not ours:
-        return []
-    known = {listed.digest for _, listed in _listed(registry, digest, kinds)}
-    return [(kind, one) for kind, one in ours if one.digest not in known]
+    missing: list[tuple[str, Artefact]] = []
+    for kind in kinds:
+        ours = [one for one in artefacts_of(store, digest, kind) if not isinstance(one, str)]
+        known = _listed(registry, digest, kind) if ours else []
+        missing += [(kind, one) for one in ours if one.digest not in known]
+    return missing
 
 
-def _listed(
-    registry: Registry, digest: str, kinds: Sequence[str] = tuple(LAYER_TYPES)
-) -> list[tuple[str, _Listed]]:
-    """Return what a registry lists about a version, each with its type: some of each type."""
-    found: list[tuple[str, _Listed]] = []
-    for place, kind in enumerate(kinds):
-        listed = _listed_as(registry, digest, kind)
-        if listed is None:
-            return found + _listed_by_tag(registry, digest, kinds[place:])
-        found += [(kind, one) for one in listed[:MAX_REFERRERS]]
-    return found
-
-
-def _listed_by_tag(
-    registry: Registry, digest: str, kinds: Sequence[str]
-) -> list[tuple[str, _Listed]]:
-    """Return the same from the index that stands for a list."""
-    content = find_manifest(registry, _fallback_tag(digest))
-    if content is None:
-        return []
-    what = f"list of what is about {digest}"
-    return [
-        (kind, one)
-        for kind in kinds
-        for one in _of_type(registry, content, kind, what)[:MAX_REFERRERS]
-    ]
-
-
-def _listed_as(registry: Registry, digest: str, kind: str) -> list[_Listed] | None:
-    """Return what a registry's list of a version has of a type; None if there are no lists."""
+def _listed(registry: Registry, digest: str, kind: str) -> list[str]:
+    """Return the digests of the artefacts of a type that a registry lists about a version."""
     what = f"list of referrers ({WORDS[kind]}) of {digest}"
-    path: str | None = f"referrers/{digest}?artifactType={kind.replace('+', '%2B')}"
-    found: list[_Listed] = []
+    path = f"referrers/{digest}?artifactType={kind.replace('+', '%2B')}"
+    found: list[str] = []
     for _ in range(MAX_PAGES):
-        if path is None:
-            break
-        answer = registry.call("GET", path, what, {200, *_NO_LIST}, headers={"accept": INDEX_TYPE})
-        if answer.status != 200:
-            return None
-        found += _of_type(registry, answer.content, kind, what)
-        following = _NEXT.search(answer.headers.get("link", ""))
-        path = None if following is None else following[1]
-    return found
-
-
-def _of_type(registry: Registry, content: bytes, kind: str, what: str) -> list[_Listed]:
-    try:
-        listed = msgspec.json.decode(content, type=_List)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RegistryFailed(
-            f"{registry}: its {what} cannot be read: {error}; have its operator look at it"
-        ) from None
-    return [one for one in listed.manifests if one.artifact_type == kind]
-
-
-def _fetch_layer(registry: Registry, kind: str, layer: Descriptor) -> bytes:
-    """Return the bytes of a layer; they are compared with its digest when it is checked."""
-    path = f"blobs/{layer.digest}"
-    found = registry.call("GET", path, f"{WORDS[kind]} {layer.digest}", {200, 404})
-    if found.status != 200:
-        raise ReferrerFault("its layer is not there")
-    # Bytes of another digest are refused where that is checked.
-    if digest_of(found.content) == layer.digest and len(found.content) != layer.size:
-        raise ReferrerFault(
-            f"its layer has {len(found.content)} bytes, and its manifest says {layer.size}"
+        answer, content = registry.call(
+            "GET", path, what, {200, *_NO_LIST}, headers={"accept": INDEX_TYPE}
         )
-    return found.content
+        if answer.status_code != 200:
+            content = find_manifest(registry, _fallback_tag(digest)) or EMPTY_DOCUMENT
+        try:
+            rows = msgspec.json.decode(content, type=_List).manifests
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RegistryFailed(
+                f"{registry}: its {what} cannot be read: {error}; have its operator look at it"
+            ) from None
+        found += [one.digest for one in rows if one.artifact_type == kind]
+        following = _NEXT.search(answer.headers.get("link", ""))
+        if following is None:
+            break
+        path = following[1]
+    return found[:MAX_REFERRERS]
 
 
 def _fallback_tag(digest: str) -> str:
@@ -235,34 +201,29 @@ def _list_by_tag(
     registry: Registry, digest: str, artefacts: Sequence[tuple[str, Artefact]]
 ) -> None:
     """Add artefacts to the index that stands for a list; another push may do so at once."""
-    ours: dict[str, dict[str, Any]] = {
-        one.digest: {
+    tag = _fallback_tag(digest)
+    ours = [
+        {
             "mediaType": MANIFEST_TYPE,
             "artifactType": kind,
             "digest": one.digest,
             "size": len(one.manifest),
         }
         for kind, one in artefacts
-    }
-    tag = _fallback_tag(digest)
+    ]
     for _ in range(ATTEMPTS):
-        content = find_manifest(registry, tag)
+        content = find_manifest(registry, tag) or EMPTY_DOCUMENT
         try:
-            document = msgspec.json.decode(content or EMPTY_DOCUMENT, type=dict[str, Any])
-            there = list(document.get("manifests", ()))
-            missing = ours.keys() - {one["digest"] for one in there}
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+            there = msgspec.json.decode(content, type=_Index).manifests
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise RegistryFailed(
                 f"{registry}: its tag {tag} is no list of referrers; remove the tag there, and "
                 "push again"
             ) from None
+        missing = [one for one in ours if one["digest"] not in [row.get("digest") for row in there]]
         if not missing:
             return
-        index = {
-            "schemaVersion": 2,
-            "mediaType": INDEX_TYPE,
-            "manifests": there + [ours[one] for one in sorted(missing)],
-        }
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*there, *missing]}
         put_manifest(registry, tag, canonical(index), INDEX_TYPE)
     raise RegistryFailed(
         f"{registry}: other pushes change its tag {tag} all the time, or it does not keep it; push "

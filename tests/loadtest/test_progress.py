@@ -14,8 +14,7 @@ from typing import Never
 import pytest
 import trio
 
-from loadtest.harness import report
-from loadtest.harness import campaign
+from loadtest.harness import campaign, report
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(

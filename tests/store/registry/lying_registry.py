@@ -32,6 +32,7 @@ class Asked(NamedTuple):
     method: str
     path: str
     headers: Mapping[str, str]
+    content: bytes
 
 
 class LyingRegistry(ThreadingHTTPServer):
@@ -101,9 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
+        content = self.rfile.read(int(self.headers.get("content-length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        told = self.server.answer(Asked(self.command, self.path, headers))
+        told = self.server.answer(Asked(self.command, self.path, headers, content))
         if told.trickles:
             self._trickle(told)
             return

@@ -58,7 +58,7 @@ def test_a_real_registry_lets_in_who_has_the_password(
         where = ("--store", str(source.root))
         assert main((*push, *where)) == 1
         err = capsys.readouterr().err
-        assert f"{own.host}/chat: manifest v1 is refused with status 401; " in err
+        assert f"{own.host}/chat: manifest v1 is refused with status 401 (UNAUTHORIZED: " in err
         assert "no credentials were given: set TRIOLET_REGISTRY_USERNAME and" in err
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"wrong\n")))
         assert main((*push, *where, "--username", "alice")) == 1
@@ -121,7 +121,7 @@ def test_what_docker_has_stored_is_taken(docker: Path) -> None:
     assert (found.username, found.password) == ("alice", "a:b")
     assert "a:b" not in repr(found)
     assert credentials_for("x", None, None) is None
-    stored(docker, auths={f"https://{HOST}": {"username": "bob", "password": "c"}})
+    stored(docker, auths={f"https://{HOST}": auth(b"bob:c")})
     assert (found := credentials_for(HOST, None, None)) is not None
     assert found[:2] == ("bob", "c")
 

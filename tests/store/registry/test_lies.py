@@ -183,7 +183,6 @@ def test_a_body_that_trickles_is_not_waited_for(
 def test_headers_that_trickle_are_given_up(
     liar: LyingRegistry, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("store.registry.client.ATTEMPTS", 1)
     monkeypatch.setattr("store.registry.client.SILENCE_S", 0.2)
     realm = f'Bearer realm="http://{liar.host}/token"'
     liar.lie("manifests/v1", Lie(401, b"", {"www-authenticate": realm}))
@@ -192,8 +191,22 @@ def test_headers_that_trickle_are_given_up(
     with (
         closing(Registry(parse_location(liar.location), None)) as asked,
         pytest.raises(Interrupted, match="manifest v1 was lost or not made: timed out; see"),
+        asked.streaming("GET", "manifests/v1", "manifest v1", {200}, silence_s=0.2),
     ):
-        asked.call("GET", "manifests/v1", "manifest v1", {200}, silence_s=0.2)
+        pytest.fail("all headers have come")
+
+
+def test_headers_that_trickle_on_a_connection_that_is_used_again_are_given_up(
+    liar: LyingRegistry,
+) -> None:
+    liar.lie("manifests/v2", Lie(200, b"", {"x-padding": "x" * 2000}, trickles=True))
+    with closing(Registry(parse_location(liar.location), None)) as asked:
+        asked.call("GET", "manifests/v1", "manifest v1", {200})
+        with (
+            pytest.raises(Interrupted, match="manifest v2 was lost or not made: timed out; see"),
+            asked.streaming("GET", "manifests/v2", "manifest v2", {200}, silence_s=0.2),
+        ):
+            pytest.fail("all headers have come")
 
 
 def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegistry) -> None:
@@ -208,7 +221,7 @@ def test_what_an_import_brings_meanwhile_is_not_fetched_and_leaves_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("store.registry.transfers.MAX_TRANSFERS", 1)
+    monkeypatch.setattr("store.registry.blobs.MAX_TRANSFERS", 1)
     file = write_tiny(tmp_path / "tiny.gguf")
 
     def meanwhile(_: Asked) -> None:
@@ -226,7 +239,7 @@ def test_what_was_fetched_and_then_overwritten_with_as_many_bytes_is_fetched_aga
     store: ModelStore, liar: LyingRegistry, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One after the other, the largest first: it is whole when the next one is asked for.
-    monkeypatch.setattr("store.registry.transfers.MAX_TRANSFERS", 1)
+    monkeypatch.setattr("store.registry.blobs.MAX_TRANSFERS", 1)
     after = sorted(liar.manifest.blobs, key=lambda one: -one.size)[1].digest
     path = Partials(store).path(weights)
 

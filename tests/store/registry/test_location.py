@@ -27,26 +27,28 @@ def test_a_reference_is_read_and_written_alike(text: str, name: str, is_near: bo
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        ("registry.example/chat:v1", "names no registry; allowed: oci://HOST"),
-        ("oci:///chat:v1", "names no host"),
-        ("oci://host", "names no host"),
-        ("oci://host:0/chat:v1", "names no host"),
-        ("oci://host:99999/chat:v1", "names no host"),
-        ("oci://ho st/chat:v1", "names no host"),
-        ("oci://host/Chat:v1", "is no repository"),
-        ("oci://host/a//b:v1", "is no repository"),
-        ("oci://host/../b:v1", "is no repository"),
-        ("oci://host/chat", "must name a tag or a digest"),
-        (f"oci://host/chat:v1@{DIGEST}", "must name a tag or a digest"),
-        ("oci://host/chat@sha256:12", "names no digest"),
-        ("oci://host/chat:-x", "is no tag"),
-        ("oci://host/chat:v1/../x", "is no tag"),
+        "registry.example/chat:v1",
+        "oci:///chat:v1",
+        "oci://host",
+        "oci://host:0/chat:v1",
+        "oci://host:99999/chat:v1",
+        "oci://host:999999/chat:v1",
+        "oci://ho st/chat:v1",
+        "oci://host/Chat:v1",
+        "oci://host/a//b:v1",
+        "oci://host/../b:v1",
+        "oci://host/chat",
+        f"oci://host/chat:v1@{DIGEST}",
+        "oci://host/chat@sha256:12",
+        "oci://host/chat:-x",
+        "oci://host/chat:v1/../x",
+        f"oci://host/{'a' * 256}:v1",
     ],
 )
-def test_what_is_no_reference_is_refused(text: str, words: str) -> None:
-    with pytest.raises(StoreError, match=words):
+def test_what_is_no_reference_is_refused(text: str) -> None:
+    with pytest.raises(StoreError, match="names no version in a registry; allowed: oci://HOST"):
         parse_location(text)
 
 

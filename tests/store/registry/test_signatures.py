@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ops.cli import main
 from store.aliases import Aliases
 from store.layout import ModelStore
-from store.manifest import MANIFEST_TYPE, canonical, digest_of
+from store.manifest import EMPTY_DOCUMENT, MANIFEST_TYPE, canonical, digest_of
 from store.measured import (
     Capacity,
     Golden,
@@ -32,6 +34,9 @@ from store.referrers import (
     SIGNATURE_TYPE,
     artefact,
 )
+from store.registry.client import ATTEMPTS, Registry
+from store.registry.location import parse_location
+from store.registry.referrers import send_referrers
 from store.signatures import key_id, sign, signature, signatures_of
 from triolet.errors import RegistryFailed, StoreError
 
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
     from store.referrers import Artefact
 
     from .docker_registry import DockerRegistry
-    from .lying_registry import LyingRegistry
+    from .lying_registry import Asked, LyingRegistry
 
 ALICE = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 BOB = Ed25519PrivateKey.from_private_bytes(b"b" * 32)
@@ -101,6 +106,38 @@ def test_a_registry_with_the_list_of_oci_is_asked_for_it(
 ) -> None:
     listed(liar, signed_by(liar, ALICE), signed_by(liar, BOB))
     assert pulled(store, liar.location).signers == tuple(sorted((key_id(ALICE), key_id(BOB))))
+
+
+@pytest.mark.parametrize("num_lost", [1, ATTEMPTS])
+def test_what_two_pushes_write_to_one_fallback_tag_at_the_same_moment_is_kept(
+    store: ModelStore, liar: LyingRegistry, num_lost: int
+) -> None:
+    pulled(store, liar.location)
+    with store.writing() as writer:
+        sign(writer, liar.digest, ALICE)
+    ours, another = signed_by(liar, ALICE), signed_by(liar, BOB)
+    kept, num_puts = [b"{}"], itertools.count(1)
+
+    def put(asked: Asked) -> Lie:
+        row = {"artifactType": SIGNATURE_TYPE, "digest": another.digest}
+        is_lost = next(num_puts) <= num_lost  # another push has read before, and writes after it
+        kept.append(canonical({"manifests": [row]}) if is_lost else asked.content)
+        return Lie(201)
+
+    tag = f"/manifests/{liar.digest.replace(':', '-')}"
+    liar.lie(tag, lambda _: Lie(200, kept[-1]))
+    liar.lie(tag, put, "PUT")
+    liar.lie(f"/manifests/{ours.digest}", Lie(201), "PUT")
+    for content in (EMPTY_DOCUMENT, ours.layer):
+        liar.lie(f"/blobs/{digest_of(content)}", Lie(200, content), "HEAD")
+    with closing(Registry(parse_location(liar.location), None)) as asked:
+        if num_lost == ATTEMPTS:
+            with pytest.raises(RegistryFailed, match=r"other pushes change its tag .* all the"):
+                send_referrers(asked, store, liar.digest)
+            return
+        assert send_referrers(asked, store, liar.digest) == 1
+    found = [row["digest"] for row in json.loads(kept[-1])["manifests"]]
+    assert found == [another.digest, ours.digest]
 
 
 def test_a_list_on_several_pages_is_read_to_its_end(store: ModelStore, liar: LyingRegistry) -> None:
