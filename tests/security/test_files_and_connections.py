@@ -31,8 +31,8 @@ sys.addaudithook(_tell)
 """
 MARK: Final = "h0stile"
 """In every hostile word, so that none can be overlooked."""
-GRAMMAR_PROCESS: Final = "'-m', 'server.text.grammar_check'"
-"""It is replaced when it is silent for seconds, as it can be on a busy machine."""
+TEXT_PROCESS: Final = "'-m', 'server.text_process'"
+"""One starts beside the first requests, or again when it was silent for seconds on a busy machine."""
 NEAR: Final = f"127.0.0.1:9/{MARK}"
 PREFIXES: Final = (
     "", "/", "..", "../", "../../", "..%2f", "%2e%2e/", "..\\", "....//", "file:///", "\\\\host\\",
@@ -110,6 +110,6 @@ def test_a_server_opens_no_file_and_connects_to_nobody_for_a_client(tmp_path: Pa
     touched = [
         line
         for line in lines
-        if MARK in line or (line.split()[0] != "open" and GRAMMAR_PROCESS not in line)
+        if MARK in line or (line.split()[0] != "open" and TEXT_PROCESS not in line)
     ]
     assert not touched, json.dumps(touched[:5])
