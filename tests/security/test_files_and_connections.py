@@ -32,7 +32,7 @@ sys.addaudithook(_tell)
 MARK: Final = "h0stile"
 """In every hostile word, so that none can be overlooked."""
 TEXT_PROCESS: Final = "'-m', 'server.text_process'"
-"""One starts beside the first requests, or again when it was silent for seconds on a busy machine."""
+"""One may start beside the first requests, or again where it was silent for seconds."""
 NEAR: Final = f"127.0.0.1:9/{MARK}"
 PREFIXES: Final = (
     "", "/", "..", "../", "../../", "..%2f", "%2e%2e/", "..\\", "....//", "file:///", "\\\\host\\",
