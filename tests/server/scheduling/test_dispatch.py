@@ -270,9 +270,7 @@ def test_limits_follow_what_workers_said_last() -> None:
 
 def test_a_long_line_is_refused_by_the_conductor() -> None:
     world = World(max_queued_requests=3)
-    world.decode.row_credit = 1
-    world.beat(world.workers[1])
-    world.deliver()
+    world.announce(world.decode, row_credit=1)
     for number in range(1, 5):
         world.submit(make_request(number, prompt="x" * 100))
     with pytest.raises(RequestError, match="3 requests wait") as refusal:
@@ -285,9 +283,7 @@ def test_a_long_line_is_refused_by_the_conductor() -> None:
 
 def test_a_slow_line_is_refused_by_the_conductor() -> None:
     world = World()
-    world.decode.row_credit = 1
-    world.beat(world.workers[1])
-    world.deliver()
+    world.announce(world.decode, row_credit=1)
     for number in range(1, 12):
         world.submit(make_request(number, prompt="x" * 100))
     world.deliver()

@@ -39,9 +39,7 @@ def test_doubled_rows_are_shown_once() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
     decode = world.worker(world.decode)
-    key = reader.request.attempt.key if reader.request.attempt else None
-    assert key is not None
-    rows = [TokenRow(*key, p, i) for p, i in enumerate(completion_ids(0, 4))]
+    rows = [TokenRow(*reader.attempt.key, p, i) for p, i in enumerate(completion_ids(0, 4))]
     world.hear(decode, Tokens(9, tuple(rows)))
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
@@ -68,8 +66,7 @@ def test_rows_out_of_order_are_shown_in_order() -> None:
 def test_two_answers_for_one_position_are_an_error(position: int) -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     right = completion_ids(0, 200)[position]
     for token_id in (right, right + 1):
         row = TokenRow(*attempt.key, position, token_id)
@@ -82,8 +79,7 @@ def test_two_answers_for_one_position_are_an_error(position: int) -> None:
 def test_the_end_waits_for_tokens_that_ended_overtook() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING, max_tokens=200)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     have = len(reader.request.relay.token_ids)
     ids = completion_ids(0, have + 2)
     world.decode.rows.clear()
@@ -183,8 +179,7 @@ def test_more_tokens_than_credit_end_the_attempt() -> None:
 def test_frames_of_attempts_that_are_over_change_nothing() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     old = attempt.key
     world.lose(world.worker(world.decode))
     world.greet(world.worker(world.decode))
@@ -209,8 +204,7 @@ def test_frames_of_attempts_that_are_over_change_nothing() -> None:
 def test_a_grant_of_an_earlier_life_is_not_taken() -> None:
     world = World()
     reader = brought_to(world, Phase.RESERVING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     grant = Grant(*attempt.key, epoch=world.decode.epoch + 7)
     world.hear(attempt.pair.decode, grant)
     assert reader.request.phase is Phase.RESERVING
@@ -262,8 +256,7 @@ def test_a_prefill_that_has_forgotten_what_it_shipped_does_not_matter() -> None:
 def test_an_attempt_that_decode_does_not_know_yet_is_ended_before_it_begins() -> None:
     world = World(max_attempts=1)
     reader = brought_to(world, Phase.RESERVING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     unknown = Ended(*attempt.key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0)
     world.hear(attempt.pair.decode, unknown)
     world.read(reader)
@@ -278,8 +271,7 @@ def test_an_attempt_that_decode_does_not_know_yet_is_ended_before_it_begins() ->
 def test_what_decode_says_after_it_has_ended_changes_nothing(reason: EndReason) -> None:
     world = World(max_attempts=1)
     reader = brought_to(world, Phase.FINISHING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     again = Ended(*attempt.key, reason, num_tokens=9, freed_blocks=0)
     world.hear(attempt.pair.decode, again)
     assert reader.request.phase is Phase.FINISHING
@@ -289,8 +281,7 @@ def test_what_decode_says_after_it_has_ended_changes_nothing(reason: EndReason) 
 def test_fewer_tokens_than_the_client_has_are_an_error() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     ended = Ended(*attempt.key, EndReason.LENGTH, num_tokens=1, freed_blocks=0)
     world.hear(attempt.pair.decode, ended)
     world.read(reader)

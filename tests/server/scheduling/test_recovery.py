@@ -254,13 +254,11 @@ def test_a_pair_that_lost_one_another_is_not_paired_again_if_there_is_another(
 ) -> None:
     world = World(num_prefills, num_decodes)
     reader = brought_to(world, Phase.PREFILLING)
-    assert reader.request.attempt is not None
-    before = reader.request.attempt.pair
+    before = reader.attempt.pair
     world.prefill.waiting.clear()
-    lost = Ended(*reader.request.attempt.key, EndReason.PEER_LOST, 0, 0)
+    lost = Ended(*reader.attempt.key, EndReason.PEER_LOST, 0, 0)
     world.hear(before.prefill, lost)
-    assert reader.request.attempt is not None
-    after = reader.request.attempt.pair
+    after = reader.attempt.pair
     assert (after == before) == (num_prefills == num_decodes == 1)
     assert all(worker.breaker.state.value == "closed" for worker in world.workers)
     world.sweep(world.config.recovery.path_avoid_s + 1.0)
@@ -288,8 +286,7 @@ def test_frames_that_count_for_nothing_are_counted_by_reason() -> None:
     world = World(num_decodes=2)
     seen = Seen(world)
     reader = brought_to(world, Phase.DECODING)
-    assert reader.request.attempt is not None
-    attempt = reader.request.attempt
+    attempt = reader.attempt
     decode = world.worker(world.decode)
     world.hear(decode, Grant(*attempt.key, epoch=world.decode.epoch))
     world.hear(decode, Tokens(1, (TokenRow(b"?" * 16, 0, 0, 1),)))
@@ -304,9 +301,7 @@ def test_workers_that_leave_by_themselves_are_held_against_nobody(phase: Phase) 
     seen = Seen(world)
     reader = brought_to(world, phase)
     for _ in range(5):
-        attempt = reader.request.attempt
-        assert attempt is not None
-        for worker in attempt.pair:
+        for worker in reader.attempt.pair:
             world.lose(worker, FAREWELL)
             world.greet(worker)
     world.settle()

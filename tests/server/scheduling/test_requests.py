@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from server.contract.generation import AutoChoice, CancelReason, Cost, FinishReason, Usage
+from server.scheduling.attempt import due_at
 from server.scheduling.request import Phase
 from simulation.charges import RecordingCharges
 from tests.server.tiny_text import EOS_ID
@@ -24,25 +26,33 @@ from .fakes import LINK, completion_ids, make_request
 from .stages import UNFINISHED, brought_to, text_of
 from .world import World
 
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from server.contract.generation import GenerationRequest
+
+
+def line_of(world: World, request: GenerationRequest) -> MutableMapping[str, Any]:
+    """Answer a request, and return its line in the log."""
+    with capture_logs() as logs:
+        world.submit(request)
+        world.settle()
+    [line] = [one for one in logs if one["event"] == "request_ended"]
+    return line
+
 
 def test_its_line_in_the_log_names_the_version_of_its_model() -> None:
     for digest, shown in (("sha256:1", "sha256:1"), ("", None)):
         world = World(model_name="chat", model_digest=digest)
-        with capture_logs() as logs:
-            world.submit(make_request(max_tokens=3))
-            world.settle()
-        [line] = [one for one in logs if one["event"] == "request_ended"]
+        line = line_of(world, make_request(max_tokens=3))
         assert (line["model"], line["model_digest"]) == ("chat", shown)
 
 
 def test_its_line_in_the_log_names_its_tenant() -> None:
     world = World()
     for number, tenant in enumerate(("alice", "")):
-        with capture_logs() as logs:
-            request = make_request(number, max_tokens=3)
-            world.submit(replace(request, scheduling=Scheduling(tenant)))
-            world.settle()
-        [line] = [one for one in logs if one["event"] == "request_ended"]
+        request = make_request(number, max_tokens=3, scheduling=Scheduling(tenant))
+        line = line_of(world, request)
         assert line["tenant"] == tenant
 
 
@@ -52,10 +62,7 @@ def test_its_line_in_the_log_names_its_adapter() -> None:
     for worker in world.workers:
         worker.adapters = frozenset({b"\xab" * 32})
     for number, (adapter, shown) in enumerate(((b"", None), (b"\xab" * 32, "sha256:" + "ab" * 32))):
-        with capture_logs() as logs:
-            world.submit(replace(make_request(number, max_tokens=3), adapter=adapter))
-            world.settle()
-        [line] = [one for one in logs if one["event"] == "request_ended"]
+        line = line_of(world, replace(make_request(number, max_tokens=3), adapter=adapter))
         assert line.get("adapter_digest") == shown
 
 
@@ -78,10 +85,7 @@ def test_its_line_in_the_log_says_how_its_model_was_chosen_and_what_that_saved()
     ):
         charges = Priced(world.wrongly_charged.append) if cost else world.charges
         world.requests.table._charges = charges
-        with capture_logs() as logs:
-            world.submit(replace(make_request(number, max_tokens=3), auto=choice))
-            world.settle()
-        [line] = [one for one in logs if one["event"] == "request_ended"]
+        line = line_of(world, replace(make_request(number, max_tokens=3), auto=choice))
         names = ("auto", "auto_largest", "cost", "auto_largest_cost")
         assert tuple(line.get(name) for name in names) == shown
 
@@ -267,7 +271,9 @@ def test_cancel_in_every_phase_ends_once_and_frees_both_workers(
 def test_the_deadline_ends_every_phase_with_504(phase: Phase) -> None:
     world = World()
     reader = brought_to(world, phase)
-    world.sweep(600.0)
+    assert due_at(reader.request, world.config) <= reader.request.deadline
+    world.sweep(reader.request.deadline - world.now)
+    assert reader.request.phase is Phase.FINISHED
     world.read(reader)
     assert (reader.failed.error.status, reader.failed.error.code) == (504, "deadline_exceeded")
     world.settle()

@@ -195,9 +195,7 @@ def test_decode_computes_for_a_prefill_worker_that_does_not_come_back() -> None:
 
 def test_a_prefill_worker_with_another_model_or_on_its_way_out_is_not_there() -> None:
     world = World()
-    world.prefill.is_draining = True
-    world.beat(world.worker(world.prefill))
-    world.deliver()
+    world.announce(world.prefill, is_draining=True)
     leaving = route(world)
     assert leaving is not None
     assert leaving.pair.is_local

@@ -128,18 +128,13 @@ def lose_twice(world: World) -> None:
 
 def test_a_prompt_in_quarantine_ends_where_it_waits() -> None:
     world = World(num_prefills=2)
-    world.decode.row_credit = 1
-    world.beat(world.worker(world.decode))
-    world.deliver()
+    world.announce(world.decode, row_credit=1)
     culprit, twin = (world.submit(make_request(number, prompt="böse")) for number in (1, 2))
     lose_twice(world)
-    world.decode.row_credit = 0
-    world.beat(world.worker(world.decode))
-    world.deliver()
+    world.announce(world.decode, row_credit=0)
     for fake in world.prefills:
         world.greet(world.worker(fake))
-    world.decode.row_credit = 1
-    world.beat(world.worker(world.decode))
+    world.announce(world.decode, row_credit=1)
     world.settle()
     assert culprit.failed.error.code == "quarantined"
     assert twin.failed.error.code == "quarantined"

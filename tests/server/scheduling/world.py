@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from server.contract.generation import CancelReason, Event, GenerationRequest
-    from server.scheduling.request import Request
+    from server.scheduling.request import Attempt, Request
     from transport.frames import AnyFrame
 
 TEXT = tiny_text()
@@ -52,6 +52,12 @@ class Reader:
                     self.token_ids += event.token_ids
                 case _:
                     self.terminals.append(event)
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that is made, which must be there."""
+        assert self.request.attempt is not None
+        return self.request.attempt
 
     @property
     def finished(self) -> Finished:
@@ -103,6 +109,13 @@ class World:
         if connect:
             for worker in self.workers:
                 self.greet(worker)
+
+    def announce(self, fake: FakeDecode | FakePrefill, **changes: int) -> None:
+        """Let a worker change, and say so with its next heartbeat."""
+        for name, value in changes.items():
+            setattr(fake, name, value)
+        self.beat(self.worker(fake))
+        self.deliver()
 
     def observe(self, observer: Observer) -> None:
         """Let another observer be told from now on."""
