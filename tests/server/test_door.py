@@ -316,8 +316,7 @@ async def test_a_long_websocket_message_is_refused_unparsed_where_nothing_is_lef
         world(Plan("p", requests_per_minute=1.0)) as all_of_it,
         await open_socket(all_of_it.server, key_of("alice")) as socket,
     ):
-        await socket.send(create)
-        await socket.until("response.completed")
+        await socket.answer(create)
         await socket.send(json.dumps(create | {"input": "x" * 5000})[:-1] + nonsense)
         refusal = await socket.event()
         assert (refusal["status"], refusal["error"]["code"]) == (429, "rate_limit_exceeded")

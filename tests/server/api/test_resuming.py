@@ -15,7 +15,7 @@ import trio.testing
 from server.contract.generation import CancelReason
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, by_hand
-from tests.server.support.surface import PATIENCE_S, request_bytes, surface
+from tests.server.support.surface import PATIENCE_S, refused_at, request_bytes, surface
 from tests.server.support.tenants import tenancy_of
 from triolet.config import ResumeConfig
 from triolet.errors import no_worker
@@ -271,10 +271,8 @@ async def test_a_stream_that_failed_ends_for_all_with_its_error() -> None:
 async def test_what_cannot_be_continued_is_refused_by_name(
     headers: dict[str, str], body: dict[str, Any], status: int, param: str
 ) -> None:
-    async with surface() as server:
-        answer = await server.post(CHAT, body, headers=headers)
-        assert (answer.status, answer.error["param"]) == (status, param)
-        assert not server.fleet.generations
+    answer = await refused_at(CHAT, body, headers=headers)
+    assert (answer.status, answer.error["param"]) == (status, param)
 
 
 async def test_a_beginning_that_was_read_may_be_forgotten() -> None:

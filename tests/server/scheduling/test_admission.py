@@ -51,8 +51,7 @@ class Scene:
     def __init__(self, tokens_per_s: float, rows: int = 16) -> None:
         world = World()
         world.prefill.prompt_tokens_per_s = tokens_per_s
-        for worker in world.workers:
-            world.greet(worker)
+        world.greet_all()
         self.now = 0.0
         self.line: FairQueue[str] = FairQueue(QueueConfig())
         self.line.note_pools(10**6, rows)

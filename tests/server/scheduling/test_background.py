@@ -34,8 +34,7 @@ def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
     assert not background.is_urgent()
     world.submit(make_request(3, scheduling=Scheduling("other")))
     assert background.is_urgent()
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_while_batches_are_paused_none_begins() -> None:

@@ -142,8 +142,7 @@ def test_an_input_that_processes_die_of_is_refused_and_takes_nobody_with_it() ->
         world.deliver()
         worker = world.worker(world.prefill)
         if any(key.request_id == bad.spec.request_id for key in world.prefill.inputs):
-            world.lose(worker)
-            world.greet(worker)
+            world.restart(worker)
         else:
             world.compute(worker)
     assert error_of(bad).code == "quarantined"

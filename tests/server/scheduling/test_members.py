@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from server.contract.generation import Finished
 from server.scheduling.members import MemberFile, by_model
 from server.scheduling.workers import Worker
+from tests.server.support.surface import until
 from triolet.config import AdapterConfig, ServedModelConfig, ToolParser
 from triolet.config.members import MAX_MEMBERS, Member, Members, read_members, written_members
 from triolet.errors import ConfigError, RequestError
@@ -23,7 +24,6 @@ from .fakes import FakeDecode, completion_ids, make_request
 from .test_fleet import Cluster, names, read_all, running, unbroken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from trio.testing import MockClock
@@ -32,7 +32,6 @@ PREFILL = (Role.PREFILL, "mem://prefill-0")
 FIRST = (Role.DECODE, "mem://decode-0")
 SECOND = (Role.DECODE, "mem://decode-1")
 POLL_S = 0.005
-PATIENCE_S = 60.0
 
 
 async def second(cluster: Cluster) -> FakeDecode:
@@ -209,14 +208,6 @@ def test_each_model_has_its_members_and_an_unknown_one_is_an_error() -> None:
     x = msgspec.structs.replace(own, models=(ServedModelConfig("x", "/x"),))
     with pytest.raises(ConfigError, match="the member at b is of model 'chat'; this server has x"):
         by_model(x, ["chat"])
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while True:
-            if is_so():
-                return
-            await trio.sleep(POLL_S)
 
 
 async def test_the_last_good_file_stays_in_force(tmp_path: Path) -> None:

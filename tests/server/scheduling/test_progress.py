@@ -41,8 +41,7 @@ def test_doubled_rows_are_shown_once() -> None:
     decode = world.worker(world.decode)
     rows = [TokenRow(*reader.attempt.key, p, i) for p, i in enumerate(completion_ids(0, 4))]
     world.hear(decode, Tokens(9, tuple(rows)))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
 
 
 def test_rows_out_of_order_are_shown_in_order() -> None:
@@ -122,8 +121,7 @@ def test_usage_has_what_prefill_found_cached_where_decodes_end_overtakes_its_fir
     assert reader.finished.reason is FinishReason.LENGTH
     assert reader.finished.usage.cached_tokens == 8
     assert len(reader.token_ids) == 1
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 @pytest.mark.parametrize(
@@ -150,8 +148,7 @@ def test_an_end_does_not_wait_for_a_first_token_that_will_not_come(event: str) -
     world.read(reader)
     assert reader.finished.reason is FinishReason.LENGTH
     assert reader.finished.usage.cached_tokens == 4
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_tokens_that_never_come_lead_to_a_new_attempt() -> None:
@@ -160,8 +157,7 @@ def test_tokens_that_never_come_lead_to_a_new_attempt() -> None:
     world.sweep(1.0)
     assert reader.request.phase is Phase.FINISHING
     world.sweep(1.0)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
     world.check_idle()
 
 
@@ -181,8 +177,7 @@ def test_frames_of_attempts_that_are_over_change_nothing() -> None:
     reader = brought_to(world, Phase.DECODING)
     attempt = reader.attempt
     old = attempt.key
-    world.lose(world.worker(world.decode))
-    world.greet(world.worker(world.decode))
+    world.restart(world.worker(world.decode))
     decode, prefill = world.worker(world.decode), world.worker(world.prefill)
     before = list(reader.request.relay.token_ids)
     row = TokenRow(*old, len(before), 1)
@@ -196,8 +191,7 @@ def test_frames_of_attempts_that_are_over_change_nothing() -> None:
     late_first = FirstToken(*old, row, cached_tokens=0, queue_s=0, compute_s=0)
     world.hear(prefill, late_first)
     assert reader.request.relay.token_ids == before
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
     world.check_idle()
 
 
@@ -249,8 +243,7 @@ def test_a_prefill_that_has_forgotten_what_it_shipped_does_not_matter() -> None:
     world.down[prefill].clear()
     [key] = world.decode.rows
     world.hear(prefill, Ended(*key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
 
 
 def test_an_attempt_that_decode_does_not_know_yet_is_ended_before_it_begins() -> None:
@@ -298,8 +291,7 @@ def test_tokens_of_decode_prove_the_hand_over() -> None:
     world.deliver()
     assert prefill.live_keys == []
     world.lose(prefill)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
     assert reader.request.num_attempts == 1
 
 

@@ -139,8 +139,7 @@ def test_a_prefill_worker_that_fails_is_left_out_tried_and_used_again() -> None:
     assert worker.breaker.state is BreakerState.OPEN
     world.sweep(1.0)
     reader = world.submit(make_request(1))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     assert seen.breakers == ["open", "half_open", "closed"]
     world.check_idle()
 
@@ -149,8 +148,7 @@ def test_the_only_worker_is_never_left_out() -> None:
     world = World()
     trip(world, world.decode)
     reader = world.submit(make_request(1))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
 
 
 @pytest.mark.parametrize(("has_restarted", "state"), [(True, "closed"), (False, "open")])
@@ -234,8 +232,7 @@ def test_what_is_nobodys_fault_is_free() -> None:
         [key] = world.decode.rows
         world.hear(world.worker(world.decode), world.decode.end(key, EndReason.PREEMPTED))
         world.prefill.waiting.clear()
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     assert world.requests.recovery.budget.tokens == 1
 
 
@@ -263,8 +260,7 @@ def test_a_pair_that_lost_one_another_is_not_paired_again_if_there_is_another(
     assert all(worker.breaker.state.value == "closed" for worker in world.workers)
     world.sweep(world.config.recovery.path_avoid_s + 1.0)
     assert len(world.requests.recovery.paths) == 0
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
     world.check_idle()
 
 
@@ -340,9 +336,8 @@ def test_a_long_pause_of_our_own_costs_an_attempt_and_counts_for_nobody() -> Non
     world.decode.rows.clear()  # its leases ran out
     for down in world.down.values():
         down.clear()
-    for worker in world.workers:
-        world.greet(worker)
-        assert worker.breaker.state.value == "closed"
+    world.greet_all()
+    assert all(worker.breaker.state.value == "closed" for worker in world.workers)
     world.settle()
     assert reader.request.faults == []
     assert reader.token_ids == completion_ids(0, 200)
@@ -357,8 +352,7 @@ def test_a_pause_is_not_held_against_a_client_that_does_not_read() -> None:
     world.settle(read=False)
     world.now += world.config.stall_timeout_s + 5.0
     world.requests.note_pause(world.now)
-    for worker in world.workers:
-        world.greet(worker)
+    world.greet_all()
     world.sweep()
     assert reader.request.phase is not Phase.FINISHED
     world.sweep(world.config.stall_timeout_s)

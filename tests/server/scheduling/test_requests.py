@@ -118,8 +118,7 @@ def test_cached_tokens_are_known_where_decode_is_faster_than_prefill() -> None:
     world.deliver_down(prefill)
     world.read(reader)
     assert reader.finished.usage.cached_tokens == 2
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_the_end_token_ends_with_stop_and_is_counted_but_not_shown() -> None:
@@ -144,8 +143,7 @@ def test_an_end_token_from_prefill_ends_at_once() -> None:
     world.read(reader)
     assert (reader.text, reader.token_ids) == ("", [EOS_ID])
     assert reader.finished.reason is FinishReason.STOP
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_a_stop_string_ends_the_request_and_its_worker() -> None:
@@ -181,8 +179,7 @@ def test_a_reader_that_does_not_read_pauses_decode_at_the_window() -> None:
     assert reader.token_ids == completion_ids(0, 8)
     world.settle(read=False)
     assert len(reader.request.relay.token_ids) == 16
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 100)
+    world.complete(reader, 100)
     world.check_idle()
 
 
@@ -206,8 +203,7 @@ def test_credit_that_was_lost_is_given_again() -> None:
     assert not reader.terminals, "decode waits for credit and the server for tokens"
     for _ in range(3):
         world.sweep(LINK.heartbeat_interval_s)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 100)
+    world.complete(reader, 100)
     world.check_idle()
 
 
@@ -263,8 +259,7 @@ def test_cancel_in_every_phase_ends_once_and_frees_both_workers(
         Phase.FINISHING: set(),  # both are done
     }
     assert ended == expected[phase]
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 @pytest.mark.parametrize("phase", UNFINISHED)
@@ -276,8 +271,7 @@ def test_the_deadline_ends_every_phase_with_504(phase: Phase) -> None:
     assert reader.request.phase is Phase.FINISHED
     world.read(reader)
     assert (reader.failed.error.status, reader.failed.error.code) == (504, "deadline_exceeded")
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_a_client_that_stops_reading_is_ended_and_others_are_not() -> None:
@@ -291,8 +285,7 @@ def test_a_client_that_stops_reading_is_ended_and_others_are_not() -> None:
     world.read(stalled)
     assert stalled.failed.error.code == "request_timeout"
     assert stalled.token_ids == completion_ids(0, 8)
-    world.settle()
-    assert steady.token_ids == completion_ids(0, 100)
+    world.complete(steady, 100)
     ends = [f.reason for f in world.decode.received if isinstance(f, End)]
     assert EndReason.STALLED in ends
     world.check_idle()
@@ -305,8 +298,7 @@ def test_draining_refuses_the_new_and_lets_the_running_finish() -> None:
     with pytest.raises(RequestError) as refusal:
         world.submit(make_request(2))
     assert refusal.value.code == "draining"
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
     world.check_idle()
 
 
@@ -318,8 +310,7 @@ def test_what_still_runs_at_the_drain_timeout_gets_its_terminal_event() -> None:
     world.sweep(30.0)
     world.read(reader)
     assert reader.failed.error.code == "draining"
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_a_request_id_in_use_is_refused() -> None:
@@ -340,5 +331,4 @@ def test_a_prompt_that_no_worker_was_told_to_compute_costs_nothing() -> None:
             world.deliver()
         world.cancel(reader, CancelReason.CLIENT_GONE)
         assert world.charges.of[reader.request.spec.request_id].is_begun is is_granted
-        world.settle()
-        world.check_idle()
+        world.end()

@@ -16,7 +16,7 @@ from transport.frames import AttemptRow, ServerHeartbeat
 from triolet.config import RecoveryConfig
 from triolet.ids import LIVES
 
-from .fakes import LINK, FakeDecode, FakePrefill, server_config
+from .fakes import LINK, FakeDecode, FakePrefill, completion_ids, server_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,8 +107,7 @@ class World:
         self.down: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
         self.readers: list[Reader] = []
         if connect:
-            for worker in self.workers:
-                self.greet(worker)
+            self.greet_all()
 
     def announce(self, fake: FakeDecode | FakePrefill, **changes: int) -> None:
         """Let a worker change, and say so with its next heartbeat."""
@@ -171,6 +170,15 @@ class World:
         self.requests.welcomed(worker, fake.welcome(), self.now)
         self.requests.received(worker, fake.heartbeat(), self.now)
         self.collect()
+
+    def greet_all(self) -> None:
+        for worker in self.workers:
+            self.greet(worker)
+
+    def restart(self, worker: Worker) -> None:
+        """Lose it, and let its next life be greeted."""
+        self.lose(worker)
+        self.greet(worker)
 
     def beat(self, worker: Worker) -> None:
         """Heartbeats both ways."""
@@ -245,6 +253,16 @@ class World:
             if not moved:
                 return
         raise AssertionError("it never comes to rest")
+
+    def complete(self, reader: Reader, num_tokens: int) -> None:
+        """Let everything run, and assert that a client has read the whole completion."""
+        self.settle()
+        assert reader.token_ids == completion_ids(0, num_tokens)
+
+    def end(self) -> None:
+        """Let everything run, and assert that nothing is left."""
+        self.settle()
+        self.check_idle()
 
     def deliver(self) -> None:
         """Let all frames through, without computing or reading."""
