@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from .chat_page import answered
+
 if TYPE_CHECKING:
     from .chat_page import ChatPage
     from .fake_server import FakeServer
@@ -81,8 +83,7 @@ def test_markup_stays_text_wherever_it_comes_from(chat: ChatPage, server: FakeSe
 
 
 def test_line_breaks_and_spaces_survive(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Hello!")
-    server.next_exchange().created().say("a\n\n", "   b").complete(4)
+    answered(chat, server, "Hello!", "a\n\n", "   b", tokens=4)
     expect(chat.answer).to_contain_text("b")
     expect(chat.button("Send")).to_be_visible()
     assert chat.answer.inner_text() == "a\n\n   b"
