@@ -53,7 +53,7 @@ async def test_the_length_limit_makes_it_incomplete() -> None:
         surface(FakeFleet(saying("cut", reason=FinishReason.LENGTH))) as server,
         await open_socket(server) as socket,
     ):
-        last = (await socket.answer(create(), "response.incomplete"))[-1]["response"]
+        last = await socket.response(create(), "response.incomplete")
     assert last["incomplete_details"] == {"reason": "max_output_tokens"}
     assert last["output"][0]["status"] == last["status"] == "incomplete"
 
@@ -63,7 +63,7 @@ async def test_a_failure_is_one_terminal_event() -> None:
         surface(FakeFleet(saying("half", error=no_worker("the worker died")))) as server,
         await open_socket(server) as socket,
     ):
-        last = (await socket.answer(create(), "response.failed"))[-1]["response"]
+        last = await socket.response(create(), "response.failed")
         again = await refused(socket, create(previous_response_id=last["id"]))
     assert last["status"] == "failed"
     assert last["error"] == {
@@ -99,9 +99,7 @@ async def test_a_cancel_ends_the_answer_with_what_was_said(by: str) -> None:
             target = {"response_id": response_id}
         elif by == "lane":
             target = {"stream_id": "a"}
-        last = (await socket.answer({"type": "response.cancel", **target}, "response.incomplete"))[
-            -1
-        ]["response"]
+        last = await socket.response({"type": "response.cancel", **target}, "response.incomplete")
         # Crossing messages are no error: the next event is of the next answer.
         await socket.send({"type": "response.cancel", "response_id": response_id})
         fleet.script = lambda generation: generation.finish()
@@ -153,9 +151,7 @@ async def test_answers_at_once_and_waiting_are_bounded() -> None:
 async def test_a_conversation_goes_on_from_an_earlier_answer() -> None:
     async with surface() as server:
         async with await open_socket(server) as socket:
-            first = (await socket.answer(create(input="one", instructions="only once")))[-1][
-                "response"
-            ]["id"]
+            first = (await socket.response(create(input="one", instructions="only once")))["id"]
             await socket.answer(create(input="two", previous_response_id=first))
             unknown = await refused(socket, create(previous_response_id="resp_0"))
         async with await open_socket(server) as other:
@@ -186,7 +182,7 @@ async def test_a_call_of_a_tool_is_answered_on_the_same_socket() -> None:
 
     tools = [{"type": "function", "name": "weather"}]
     async with surface(FakeFleet(saying(call))) as server, await open_socket(server) as socket:
-        first = (await socket.answer(create(tools=tools)))[-1]["response"]
+        first = await socket.response(create(tools=tools))
         (item,) = first["output"]
         result = {
             "type": "function_call_output",
@@ -225,7 +221,7 @@ async def test_earlier_answers_may_be_sent_back_as_they_came() -> None:
 async def test_logprobs_come_where_they_are_asked_for() -> None:
     asked = create(include=["message.output_text.logprobs"], top_logprobs=1)
     async with surface() as server, await open_socket(server) as socket:
-        last = (await socket.answer(asked))[-1]["response"]
+        last = await socket.response(asked)
     scored = last["output"][0]["content"][0]["logprobs"]
     assert "".join(token["token"] for token in scored) == "Hello there"
     assert scored[0]["top_logprobs"][0]["token"] == "H"

@@ -311,9 +311,9 @@ async def test_a_websocket_and_http_share_what_is_stored() -> None:
         over_http = await created(server)
         async with await open_socket(server) as socket:
             create = {"type": "response.create", **ask(previous_response_id=over_http["id"])}
-            stored = (await socket.answer(create))[-1]["response"]
+            stored = await socket.response(create)
             private = {"type": "response.create", **ask(store=False)}
-            own = (await socket.answer(private))[-1]["response"]
+            own = await socket.response(private)
             await socket.answer(private | {"previous_response_id": own["id"]})
         assert (await get(server, stored["id"])).json == stored
         assert (await get(server, own["id"])).status == 404

@@ -158,7 +158,6 @@ def test_tokens_that_never_come_lead_to_a_new_attempt() -> None:
     assert reader.request.phase is Phase.FINISHING
     world.sweep(1.0)
     world.complete(reader, 200)
-    world.check_idle()
 
 
 def test_more_tokens_than_credit_end_the_attempt() -> None:
@@ -192,7 +191,6 @@ def test_frames_of_attempts_that_are_over_change_nothing() -> None:
     world.hear(prefill, late_first)
     assert reader.request.relay.token_ids == before
     world.complete(reader, 200)
-    world.check_idle()
 
 
 def test_a_grant_of_an_earlier_life_is_not_taken() -> None:

@@ -255,10 +255,10 @@ class World:
         raise AssertionError("it never comes to rest")
 
     def complete(self, reader: Reader, num_tokens: int) -> None:
-        """Let everything run, and assert that a client has read the whole completion."""
-        self.settle()
+        """Let everything run, and assert that a client has read the whole completion and that
+        nothing is left."""
+        self.end()
         assert reader.token_ids == completion_ids(0, num_tokens)
-
     def end(self) -> None:
         """Let everything run, and assert that nothing is left."""
         self.settle()
