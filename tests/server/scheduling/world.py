@@ -259,6 +259,7 @@ class World:
         nothing is left."""
         self.end()
         assert reader.token_ids == completion_ids(0, num_tokens)
+
     def end(self) -> None:
         """Let everything run, and assert that nothing is left."""
         self.settle()
