@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.tenants.accounts import limits_of
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from server.text.tokenizer import INLINE_CHARS, INLINE_WEIGHT
@@ -21,15 +20,13 @@ from triolet.units import KIB, MIB
 from .support.fakes import ChargingFleet, answer_hello, by_hand
 from .support.held_work import held_work
 from .support.surface import PATIENCE_S, surface
-from .support.tenants import tenant, tenants_of
+from .support.tenants import LimitedServer, tenant, tenants_of
 from .support.websocket import open_socket
 from .tiny_text import tiny_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from server.tenants.accounts import Account
-    from server.tenants.quotas import Quotas
     from server.text.tokenizer import TextModel
 
     from .support.fakes import FakeGeneration
@@ -44,20 +41,8 @@ ROOM_PATIENCE_S = 10.0
 """For what comes within milliseconds: a server that takes no room is not waited for longer."""
 
 
-class World:
+class World(LimitedServer):
     """A server with the tenants alice, by a plan, and bob, without limits."""
-
-    def __init__(self, server: Surface, quotas: Quotas, plan: Plan) -> None:
-        self.server = server
-        self.quotas = quotas
-        self.plan = plan
-
-    @property
-    def account(self) -> Account:
-        """Alice's."""
-        account = self.quotas.store.last_seen("alice", limits_of(self.plan))
-        assert account is not None
-        return account
 
     async def ask(self, body: object = CHAT, path: str = PATH, name: str = "alice") -> Answer:
         """Ask, whole."""
@@ -316,8 +301,7 @@ async def test_a_long_websocket_message_is_refused_unparsed_where_nothing_is_lef
         world(Plan("p", requests_per_minute=1.0)) as all_of_it,
         await open_socket(all_of_it.server, key_of("alice")) as socket,
     ):
-        await socket.send(create)
-        await socket.until("response.completed")
+        await socket.answer(create)
         await socket.send(json.dumps(create | {"input": "x" * 5000})[:-1] + nonsense)
         refusal = await socket.event()
         assert (refusal["status"], refusal["error"]["code"]) == (429, "rate_limit_exceeded")

@@ -9,12 +9,13 @@ import pytest
 import trio
 
 from server.tenants.tenancy import Tenancy, TenantFile
+from tests.server.support.surface import until
 from triolet.config import AutoConfig, TenantsConfig
 from triolet.errors import ConfigError
 from triolet.tenants.ladders import require_tenant_ladders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
+    from collections.abc import Set
     from pathlib import Path
 
     from triolet.tenants.plans import Tenants
@@ -65,14 +66,6 @@ def test_a_ladder_of_a_model_that_is_left_out_is_refused_alone(tmp_path: Path) -
     assert "[tenants.alice] auto names 'code'" in tenancy.report.problem
     with pytest.raises(ConfigError, match="auto names 'code'"):
         file.open(())
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while True:
-            if is_so():
-                return
-            await trio.sleep(CONFIG.poll_s)
 
 
 async def test_a_running_server_takes_good_changes_and_keeps_what_it_has_else(

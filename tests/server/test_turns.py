@@ -19,6 +19,13 @@ def turns(slots: int = 1, *, waiting: int = 100, each: int = 100) -> Turns[str]:
     return Turns(slots, TurnsConfig(waiting, each, recent_s=10.0))
 
 
+def begun(line: Turns[str], now: float) -> Job[str]:
+    """Begin the job whose turn it is."""
+    job = line.begin(now)
+    assert job is not None
+    return job
+
+
 def test_a_key_with_long_jobs_gets_no_more_time_than_one_with_short_ones() -> None:
     line, now = turns(), 0.0
     seconds = {"long": 0.1, "short": 0.01}
@@ -27,8 +34,7 @@ def test_a_key_with_long_jobs_gets_no_more_time_than_one_with_short_ones() -> No
             line.join(key, key, now)
     used: Counter[str] = Counter()
     for _ in range(44):
-        job = line.begin(now)
-        assert job is not None
+        job = begun(line, now)
         now += seconds[job.key]
         used[job.key] += round(100 * seconds[job.key])
         line.end(job, now)
@@ -39,12 +45,10 @@ def test_who_comes_first_beside_a_full_line_is_next() -> None:
     line = turns()
     for n in range(20):
         line.join("flood", str(n), 0.0)
-    running = line.begin(0.0)
-    assert running is not None
+    running = begun(line, 0.0)
     line.join("victim", "v", 0.05)
     line.end(running, 0.1)
-    following = line.begin(0.1)
-    assert following is not None
+    following = begun(line, 0.1)
     assert following.key == "victim"
 
 
@@ -52,8 +56,7 @@ def test_who_was_away_has_saved_nothing_up() -> None:
     line, now = turns(), 0.0
     for _ in range(10):
         line.join("a", "a", now)
-        job = line.begin(now)
-        assert job is not None
+        job = begun(line, now)
         now += 1.0
         line.end(job, now)
     for key in ("a", "b"):
@@ -61,8 +64,7 @@ def test_who_was_away_has_saved_nothing_up() -> None:
             line.join(key, key, now)
     order = []
     for _ in range(6):
-        job = line.begin(now)
-        assert job is not None
+        job = begun(line, now)
         order.append(job.key)
         now += 1.0
         line.end(job, now)

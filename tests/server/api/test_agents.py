@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.support.fakes import MAX_MODEL_LEN
-from tests.server.support.surface import MODEL, surface
+from tests.server.support.surface import MODEL, posted, refused_at, surface
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -36,9 +36,7 @@ async def test_context_management_that_changes_nothing_is_accepted(edits: list[A
 async def test_an_edit_that_could_change_the_prompt_is_refused_with_what_to_do(
     edits: list[Any],
 ) -> None:
-    async with surface() as server:
-        refused = await server.post(MESSAGES, ASKED | {"context_management": {"edits": edits}})
-        assert not server.fleet.generations
+    refused = await refused_at(MESSAGES, ASKED | {"context_management": {"edits": edits}})
     assert refused.status == 400
     message = refused.json["error"]["message"]
     assert message.startswith("context_management: ")
@@ -118,9 +116,7 @@ async def test_hosted_tools_are_left_out_and_named_in_the_answer() -> None:
 @pytest.mark.parametrize("tools", [[SEARCH], [WEATHER, SEARCH]])
 async def test_a_hosted_tool_that_is_demanded_is_refused_with_what_to_do(tools: list[Any]) -> None:
     demanded = {"input": "hi", "tools": tools, "tool_choice": {"type": "web_search"}}
-    async with surface() as server:
-        refused = await server.post(RESPONSES, demanded)
-        assert not server.fleet.generations
+    refused = await refused_at(RESPONSES, demanded)
     assert (refused.status, refused.error["param"]) == (400, "tool_choice.type")
     assert (
         "offer a function, and do in your program what it is called for" in refused.error["message"]
@@ -128,8 +124,9 @@ async def test_a_hosted_tool_that_is_demanded_is_refused_with_what_to_do(tools: 
 
 
 async def test_a_strict_server_refuses_hosted_tools() -> None:
-    async with surface(strict_requests=True) as server:
-        refused = await server.post(RESPONSES, {"input": "hi", "tools": [WEATHER, SEARCH]})
+    refused = await posted(
+        RESPONSES, {"input": "hi", "tools": [WEATHER, SEARCH]}, strict_requests=True
+    )
     assert (refused.status, refused.error["param"]) == (400, "tools.1.type")
 
 
@@ -139,8 +136,7 @@ async def test_a_call_whose_name_the_model_made_up_goes_back_to_it() -> None:
         {"type": "function_call", "call_id": "a", "name": "mcp.desk/x", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "a", "output": "unsupported call"},
     ]
-    async with surface() as server:
-        assert (await server.post(RESPONSES, {"input": turns})).status == 200
+    assert (await posted(RESPONSES, {"input": turns})).status == 200
 
 
 @pytest.mark.parametrize(
@@ -160,8 +156,7 @@ async def test_a_prompt_beyond_the_context_is_refused_with_both_numbers_and_what
     prompt_tokens = len(f"user: {text}\nassistant:")
     long = [{"role": "user", "content": text}]
     asked = {name: long if value is TURNS else value for name, value in body.items()}
-    async with surface() as server:
-        refused = await server.post(path, asked)
+    refused = await posted(path, asked)
     assert refused.status == 400
     error = refused.json["error"]
     message = error if isinstance(error, str) else error["message"]

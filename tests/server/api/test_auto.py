@@ -445,8 +445,9 @@ async def test_a_socket_may_leave_the_model_open() -> None:
         socket = await open_socket(models.server)
         async with socket.client.stream:
             for text, shown in (("hi", MODEL), (LONG, CODE)):
-                await socket.send({"type": "response.create", "model": "auto", "input": text})
-                events = await socket.until("response.completed")
+                events = await socket.answer(
+                    {"type": "response.create", "model": "auto", "input": text}
+                )
                 assert events[-1]["response"]["model"] == shown
 
 

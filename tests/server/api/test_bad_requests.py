@@ -10,7 +10,7 @@ import pytest
 from server import app as app  # with it all models of requests
 from server.api.fields import WORDS, StrictFields
 from tests.server.support.fakes import MAX_MODEL_LEN, FakeFleet, by_hand
-from tests.server.support.surface import MODEL, Surface, surface
+from tests.server.support.surface import MODEL, Surface, posted, surface
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -255,8 +255,7 @@ async def test_what_a_value_must_be_is_said_in_plain_words(
     path: str, body: dict[str, Any], param: str, message: str
 ) -> None:
     prompt = {"messages": HI} if path == CHAT else {}
-    async with surface() as server:
-        answer = await server.post(path, prompt | body)
+    answer = await posted(path, prompt | body)
     assert answer.status == 400
     # Messages has no field for the parameter's name.
     error = answer.json["error"]
@@ -348,8 +347,7 @@ async def test_what_is_not_served_is_refused_by_name() -> None:
 
 
 async def test_what_changes_nothing_is_accepted() -> None:
-    async with surface() as server:
-        answer = await server.post(CHAT, {"messages": HI, **HARMLESS})
+    answer = await posted(CHAT, {"messages": HI, **HARMLESS})
     assert answer.status == 200
 
 
@@ -480,8 +478,7 @@ async def test_hostile_json_is_refused(body: bytes, status: int) -> None:
     ],
 )
 async def test_other_media_types_are_415(headers: dict[str, str]) -> None:
-    async with surface() as server:
-        answer = await server.post(CHAT, {"messages": HI}, headers=headers)
+    answer = await posted(CHAT, {"messages": HI}, headers=headers)
     assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
 
 

@@ -10,7 +10,7 @@ import trio
 
 from server.contract.generation import CancelReason, Delta, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta, saying
-from tests.server.support.surface import MODEL, PATIENCE_S, request_bytes, surface
+from tests.server.support.surface import MODEL, PATIENCE_S, posted, request_bytes, surface
 from triolet.errors import no_worker
 
 PATH = "/v1/chat/completions"
@@ -28,8 +28,7 @@ def request_bytes_of(body: dict[str, Any]) -> bytes:
 
 
 async def test_a_stream_is_role_text_finish_and_done() -> None:
-    async with surface() as server:
-        answer = await server.post(PATH, chat())
+    answer = await posted(PATH, chat())
     *chunks, done = answer.events
     assert answer.status == 200
     assert done == "[DONE]"
@@ -47,8 +46,7 @@ async def test_a_stream_is_role_text_finish_and_done() -> None:
 
 
 async def test_stream_headers_keep_proxies_from_holding_it_back() -> None:
-    async with surface() as server:
-        answer = await server.post(PATH, chat(), headers={"X-Request-Id": "mine-1"})
+    answer = await posted(PATH, chat(), headers={"X-Request-Id": "mine-1"})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.headers["cache-control"] == "no-cache"
     assert answer.headers["x-accel-buffering"] == "no"
@@ -58,8 +56,7 @@ async def test_stream_headers_keep_proxies_from_holding_it_back() -> None:
 
 
 async def test_usage_comes_once_at_the_end_and_null_before() -> None:
-    async with surface() as server:
-        answer = await server.post(PATH, chat(stream_options={"include_usage": True}))
+    answer = await posted(PATH, chat(stream_options={"include_usage": True}))
     *chunks, last, done = answer.events
     prompt = len("user: hi\nassistant:")
     assert done == "[DONE]"
@@ -76,8 +73,7 @@ async def test_usage_comes_once_at_the_end_and_null_before() -> None:
 @pytest.mark.parametrize("with_total", [True, False])
 async def test_usage_so_far_is_in_every_chunk_if_asked_for(with_total: bool) -> None:
     options = {"include_usage": with_total, "continuous_usage_stats": True}
-    async with surface() as server:
-        answer = await server.post(PATH, chat(stream_options=options, n=2))
+    answer = await posted(PATH, chat(stream_options=options, n=2))
     chunks = [event for event in answer.events if event != "[DONE]"]
     usages = [chunk["usage"] for chunk in chunks]
     counts = [usage["completion_tokens"] for usage in usages]
@@ -120,15 +116,13 @@ async def test_text_that_cannot_be_shown_yet_makes_no_chunk() -> None:
         generation.push(delta(""), delta("é"))
         generation.finish()
 
-    async with surface(FakeFleet(script)) as server:
-        answer = await server.post(PATH, chat())
+    answer = await posted(PATH, chat(), fleet=FakeFleet(script))
     assert [c["choices"][0]["delta"] for c in answer.events[1:-2]] == [{"content": "é"}]
 
 
 async def test_logprobs_and_token_ids_ride_with_the_text() -> None:
     asked = chat(logprobs=True, top_logprobs=1, return_token_ids=True)
-    async with surface(FakeFleet(saying("A"))) as server:
-        answer = await server.post(PATH, asked)
+    answer = await posted(PATH, asked, fleet=FakeFleet(saying("A")))
     choice = answer.events[1]["choices"][0]
     scored = {"token": "A", "logprob": -0.5, "bytes": [65]}
     assert choice["logprobs"] == {
@@ -139,8 +133,11 @@ async def test_logprobs_and_token_ids_ride_with_the_text() -> None:
 
 
 async def test_a_failure_is_an_error_event_and_done() -> None:
-    async with surface(FakeFleet(saying("half", error=no_worker("the worker died")))) as server:
-        answer = await server.post(PATH, chat(stream_options={"include_usage": True}))
+    answer = await posted(
+        PATH,
+        chat(stream_options={"include_usage": True}),
+        fleet=FakeFleet(saying("half", error=no_worker("the worker died"))),
+    )
     *chunks, error, done = answer.events
     assert done == "[DONE]"
     assert error["error"]["code"] == "no_worker"

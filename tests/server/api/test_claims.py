@@ -9,7 +9,7 @@ import pytest
 
 from server.app import build_app
 from server.jobs.runner import InnerRequest
-from tests.server.support.surface import surface
+from tests.server.support.surface import asked_of, surface
 from tests.server.support.tenants import tenancy_of
 from tests.server.support.websocket import open_socket
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling, ServiceClass
@@ -28,19 +28,15 @@ OF_ALICE: Final = Scheduling("alice")
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_request_over_http_claims_for_its_tenant(path: str) -> None:
-    async with surface(tenancy=tenancy_of(alice=KEY)) as server:
-        assert (await server.post(path, BODIES[path], headers=HEADERS)).status == 200
-        (generation,) = server.fleet.generations
-    assert generation.request.scheduling == OF_ALICE
+    request = await asked_of(path, BODIES[path], headers=HEADERS, tenancy=tenancy_of(alice=KEY))
+    assert request.scheduling == OF_ALICE
 
 
 async def test_a_request_with_an_idempotency_key_claims_the_same() -> None:
-    async with surface(tenancy=tenancy_of(alice=KEY)) as server:
-        path = "/v1/chat/completions"
-        headers = HEADERS | {"Idempotency-Key": "one"}
-        assert (await server.post(path, CHAT, headers=headers)).status == 200
-        (generation,) = server.fleet.generations
-    assert generation.request.scheduling == OF_ALICE
+    path = "/v1/chat/completions"
+    headers = HEADERS | {"Idempotency-Key": "one"}
+    request = await asked_of(path, CHAT, headers=headers, tenancy=tenancy_of(alice=KEY))
+    assert request.scheduling == OF_ALICE
 
 
 @pytest.mark.parametrize("resumable", [False, True])
@@ -80,7 +76,5 @@ async def test_a_line_of_a_batch_claims_for_its_owner_and_stands_behind() -> Non
 
 
 async def test_without_tenants_nobody_claims_anything() -> None:
-    async with surface() as server:
-        assert (await server.post("/v1/chat/completions", CHAT)).status == 200
-        (generation,) = server.fleet.generations
-    assert generation.request.scheduling == DEFAULT_SCHEDULING
+    request = await asked_of("/v1/chat/completions", CHAT)
+    assert request.scheduling == DEFAULT_SCHEDULING

@@ -10,7 +10,7 @@ import pytest
 from server.api.stream import WholeAnswer
 from server.contract.generation import Delta, TokenLogprob
 from tests.server.support.fakes import FakeFleet, saying
-from tests.server.support.surface import surface
+from tests.server.support.surface import asked_of, surface
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,9 +62,8 @@ def joined(events: list[Any]) -> dict[int, str]:
 
 
 async def test_sixteen_tokens_unless_told_otherwise() -> None:
-    async with surface() as server:
-        await server.post(PATH, {"prompt": "a"})
-        assert server.fleet.generations[0].request.sampling.max_tokens == 16
+    request = await asked_of(PATH, {"prompt": "a"})
+    assert request.sampling.max_tokens == 16
 
 
 async def test_choices_are_numbered_prompt_by_prompt_and_usage_counts_prompts_once() -> None:

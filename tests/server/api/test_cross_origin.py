@@ -138,8 +138,7 @@ async def test_no_page_of_another_origin_reads_what_is_for_operators() -> None:
 async def test_a_websocket_obeys_the_same_option() -> None:
     async with surface(FakeFleet(), allow_origins=ALLOWED) as server:
         socket = await open_socket(server, {"Origin": EDITOR})
-        await socket.send({"type": "response.create", "input": "hi"})
-        await socket.until("response.completed")
+        await socket.answer({"type": "response.create", "input": "hi"})
         await socket.client.stream.aclose()
         async with await server.sent(handshake({"Origin": "https://evil.example"})) as client:
             assert (await client.answer()).status == 403

@@ -11,7 +11,7 @@ from server.contract.generation import Delta, Finished, FinishReason
 from server.scheduling.output import Relay, RelayEnd
 from server.text.tool_forms.tool_calls import MISTRAL
 from tests.server.support.fakes import FakeFleet, saying
-from tests.server.support.surface import MODEL, surface
+from tests.server.support.surface import MODEL, asked_of, posted, surface
 from tests.server.text.tool_cases import hermes, joined
 from tests.server.tiny_text import tiny_text
 from transport.frames import TokenRow
@@ -166,8 +166,11 @@ async def test_a_call_that_is_cut_by_max_tokens_is_never_text(
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_stop_string_within_a_call_leaves_no_half_of_it_as_text(is_streamed: bool) -> None:
-    async with surface(FakeFleet(saying("Hm. <tool_call>", '\n{"', stop="name"))) as server:
-        answer = await server.post(CHAT, {**ASKS[CHAT], "stream": is_streamed})
+    answer = await posted(
+        CHAT,
+        {**ASKS[CHAT], "stream": is_streamed},
+        fleet=FakeFleet(saying("Hm. <tool_call>", '\n{"', stop="name")),
+    )
     text, told, reason = (of_chat_stream if is_streamed else of_chat)(answer)
     assert (text, told, reason) == ("Hm. ", [], "stop")
 
@@ -273,9 +276,7 @@ NUM_BYTES = 256
 
 async def request_of(**fields: object) -> GenerationRequest:
     """Return what is generated for a chat with a model of Mistral's form."""
-    async with surface(text=TEXT) as server:
-        assert (await server.post(CHAT, {**ASKS[CHAT], **fields})).status == 200
-        return server.fleet.generations[0].request
+    return await asked_of(CHAT, {**ASKS[CHAT], **fields}, text=TEXT)
 
 
 async def test_markers_that_are_special_tokens_reach_the_reader_of_calls() -> None:

@@ -11,7 +11,7 @@ from server.api.anthropic.messages import PING
 from server.api.stream import KEEP_ALIVE
 from server.contract.generation import CancelReason
 from tests.server.support.fakes import FakeFleet, by_hand, saying
-from tests.server.support.surface import request_bytes, surface
+from tests.server.support.surface import posted, request_bytes, surface
 from triolet.errors import no_worker, overloaded
 
 from .test_cut_tools import ASKS, CHAT, MESSAGES, OLLAMA, RESPONSES
@@ -102,8 +102,7 @@ async def test_a_failure_ends_a_stream_and_is_the_status_of_a_whole_answer(
 async def test_a_refusal_is_decided_before_the_stream_begins(path: str) -> None:
     fleet = FakeFleet()
     fleet.refuse_with = overloaded("too much", 3.0)
-    async with surface(fleet) as server:
-        answer = await server.post(path, STREAMED[path])
+    answer = await posted(path, STREAMED[path], fleet=fleet)
     error = answer.json["error"]
     assert error == "too much" if path == OLLAMA else error["message"] == "too much"
     assert path not in (CHAT, RESPONSES) or error["code"] == "overloaded"

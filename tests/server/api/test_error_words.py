@@ -11,7 +11,7 @@ import trio
 from server.api.schemas import StrictModel, read_request
 from server.document.openapi import OPERATIONS
 from server.text.template import ChatTemplate
-from tests.server.support.surface import surface
+from tests.server.support.surface import posted, requested, surface
 from triolet.errors import RequestError
 
 from .test_content_types import BODIES
@@ -95,8 +95,7 @@ async def test_what_is_refused_after_the_fields_are_read_is_told_with_its_field_
     ],
 )
 async def test_what_is_not_there_is_named(path: str, subject: str) -> None:
-    async with surface() as server:
-        answer = await server.request("GET", path)
+    answer = await requested("GET", path)
     assert answer.status == 404
     assert subject in answer.error["message"]
 
@@ -161,8 +160,7 @@ def test_what_is_not_served_is_refused_with_what_to_do_instead(
 async def test_a_path_of_a_client_that_is_not_served_says_what_to_use(
     path: str, advice: str
 ) -> None:
-    async with surface() as server:
-        answer = await server.post(path, {})
+    answer = await posted(path, {})
     assert (answer.status, answer.error["code"]) == (404, "not_found")
     assert f"there is nothing at '{path}'" in answer.error["message"]
     assert advice in answer.error["message"]

@@ -13,7 +13,7 @@ from server.metrics.metrics import Metrics
 from server.metrics.recent import RecentFigures
 from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
-from tests.server.support.surface import CONFIG, surface
+from tests.server.support.surface import CONFIG, requested, surface
 from triolet.errors import no_worker, overloaded
 from triolet.service_class import Scheduling, ServiceClass
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 async def test_it_tells_workers_blocks_and_what_was_counted() -> None:
-    async with surface() as server:
-        answer = await server.request("GET", "/fleet/status")
+    answer = await requested("GET", "/fleet/status")
     assert answer.status == 200
     status = answer.json
     assert (status["queued"], status["servers"], status["is_draining"]) == (0, 1, False)
@@ -47,16 +46,24 @@ async def test_refusals_are_told_by_code_whatever_their_class() -> None:
     assert status["counters"]["requests_rejected"] == 3
 
 
-@pytest.mark.parametrize("path", ["/fleet/status", "/fleet/status/own"])
-async def test_what_a_proxy_passes_on_is_refused(path: str) -> None:
-    async with surface() as server:
-        answer = await server.request("GET", path, headers={"via": "1.1 proxy"})
+@pytest.mark.parametrize(
+    ("path", "header"),
+    [
+        ("/fleet/status", "Via"),
+        ("/fleet/status/own", "Via"),
+        ("/fleet/audit", "Via"),
+        ("/fleet/audit", "X-Forwarded-For"),
+        ("/fleet/audit", "Forwarded"),
+        ("/fleet/audit", "X-Real-IP"),
+    ],
+)
+async def test_what_a_proxy_passes_on_is_refused(path: str, header: str) -> None:
+    answer = await requested("GET", path, headers={header: "127.0.0.1"})
     assert (answer.status, answer.error["code"]) == (403, "permission_denied")
 
 
 async def test_the_page_is_open_and_its_figures_are_not_in_it() -> None:
-    async with surface() as server:
-        page = await server.request("GET", "/dashboard", headers={"via": "1.1 proxy"})
+    page = await requested("GET", "/dashboard", headers={"via": "1.1 proxy"})
     assert page.status == 200
     assert b"/static/dashboard.js" in page.body
 

@@ -32,11 +32,6 @@ def asleep(rung: Rung, state: ModelState = ModelState.SLEEPING) -> Rung:
     return replace(rung, state=state)
 
 
-def test_the_smallest_that_takes_all_answers() -> None:
-    assert chosen(Asked()) == ("small", Reason.SMALLEST)
-    assert chosen(of_size(10, 10)) == ("small", Reason.SMALLEST)
-
-
 @pytest.mark.parametrize(
     ("asked", "model"),
     [
@@ -63,28 +58,77 @@ def test_prompt_and_completion_fit(asked: Asked, model: str | None) -> None:
     assert chosen(asked) == (model, reason)
 
 
-def test_each_rung_counts_by_its_own_tokenizer() -> None:
-    sizes = {"small": Size(150, 10), "middle": Size(195, 10)}
-    assert chosen(Asked(sizes=sizes)) == ("large", Reason.CONTEXT)
-    assert chosen(Asked(sizes=sizes | {"middle": Size(190, 10)})) == ("middle", Reason.CONTEXT)
+BY_TOKENIZER = {"small": Size(150, 10), "middle": Size(195, 10)}
+TIGHT = Asked(unasked_tokens=500, sizes={"small": Size(80), "large": Size(80)})
+NO_TOOLS = (replace(SMALL, takes_tools=False), MIDDLE)
+NO_FORMS = (replace(SMALL, takes_forms=False), MIDDLE)
+TOOLS, FORM = Asked(has_tools=True), Asked(has_form=True)
+SLEEPY = ModelState.SLEEPING, ModelState.STAGED, ModelState.DRAINING, ModelState.LOADING
+RULES: list[tuple[str, Asked, tuple[Rung, ...], tuple[str, Reason]]] = [
+    ("the smallest that takes all", Asked(), LADDER, ("small", Reason.SMALLEST)),
+    ("and has room", of_size(10, 10), LADDER, ("small", Reason.SMALLEST)),
+    ("each by its own tokenizer", Asked(sizes=BY_TOKENIZER), LADDER, ("large", Reason.CONTEXT)),
+    (
+        "where it has room by that",
+        Asked(sizes=BY_TOKENIZER | {"middle": Size(190, 10)}),
+        LADDER,
+        ("middle", Reason.CONTEXT),
+    ),
+    (
+        "the smallest with any room where none has it for the usual completion",
+        TIGHT,
+        (SMALL, replace(LARGE, context_tokens=90)),
+        ("small", Reason.SMALLEST),
+    ),
+    ("tools", TOOLS, NO_TOOLS, ("middle", Reason.TOOLS)),
+    ("a form where tools are not taken", FORM, NO_TOOLS, ("small", Reason.SMALLEST)),
+    ("a form", FORM, NO_FORMS, ("middle", Reason.STRUCTURED_OUTPUT)),
+    ("tools where forms are not taken", TOOLS, NO_FORMS, ("small", Reason.SMALLEST)),
+    *(
+        (
+            f"one awake spares one that is {state.value} the load",
+            Asked(),
+            (asleep(SMALL, state), MIDDLE, LARGE),
+            ("middle", Reason.ASLEEP),
+        )
+        for state in SLEEPY
+    ),
+    (
+        "one that loads already spares another the load",
+        Asked(),
+        (asleep(SMALL), asleep(MIDDLE, ModelState.LOADING), asleep(LARGE)),
+        ("middle", Reason.ASLEEP),
+    ),
+    (
+        "one is woken where no other fits",
+        of_size(300),
+        (SMALL, MIDDLE, asleep(LARGE)),
+        ("large", Reason.WOKEN),
+    ),
+    ("or none is awake", Asked(), tuple(map(asleep, LADDER)), ("small", Reason.WOKEN)),
+]
 
 
-def test_with_no_room_for_the_usual_completion_the_smallest_with_any_answers() -> None:
-    rungs = (SMALL, replace(LARGE, context_tokens=90))
-    asked = Asked(unasked_tokens=500, sizes={"small": Size(80), "large": Size(80)})
-    assert chosen(asked, *rungs) == ("small", Reason.SMALLEST)
+@pytest.mark.parametrize(
+    ("asked", "rungs", "choice"), [r[1:] for r in RULES], ids=[r[0] for r in RULES]
+)
+def test_which_rung_answers_and_why(
+    asked: Asked, rungs: tuple[Rung, ...], choice: tuple[str, Reason]
+) -> None:
+    assert chosen(asked, *rungs) == choice
 
 
-def test_tools_go_to_a_rung_that_takes_them() -> None:
-    rungs = (replace(SMALL, takes_tools=False), MIDDLE)
-    assert chosen(Asked(has_tools=True), *rungs) == ("middle", Reason.TOOLS)
-    assert chosen(Asked(has_form=True), *rungs) == ("small", Reason.SMALLEST)
-
-
-def test_structured_output_goes_to_a_rung_that_takes_it() -> None:
-    rungs = (replace(SMALL, takes_forms=False), MIDDLE)
-    assert chosen(Asked(has_form=True), *rungs) == ("middle", Reason.STRUCTURED_OUTPUT)
-    assert chosen(Asked(has_tools=True), *rungs) == ("small", Reason.SMALLEST)
+@pytest.mark.parametrize(
+    ("asked", "rungs", "choice"),
+    [
+        (Asked(), (asleep(SMALL), MIDDLE), ("small", Reason.SMALLEST)),
+        (of_size(110), (SMALL, asleep(MIDDLE), LARGE), ("middle", Reason.CONTEXT)),
+    ],
+)
+def test_a_rung_is_woken_by_policy(
+    asked: Asked, rungs: tuple[Rung, ...], choice: tuple[str, Reason]
+) -> None:
+    assert chosen(asked, *rungs, wake=ALWAYS) == choice
 
 
 @pytest.mark.parametrize(
@@ -107,29 +151,6 @@ def test_two_rungs_that_take_one_of_two_take_not_both() -> None:
     rungs = (replace(SMALL, takes_tools=False), replace(LARGE, takes_forms=False))
     with pytest.raises(RequestError, match="takes tools and an answer"):
         choose(rungs, Asked(has_tools=True, has_form=True), IF_NEEDED)
-
-
-@pytest.mark.parametrize(
-    "state", [ModelState.SLEEPING, ModelState.STAGED, ModelState.DRAINING, ModelState.LOADING]
-)
-def test_a_rung_that_is_awake_spares_a_smaller_one_the_load(state: ModelState) -> None:
-    assert chosen(Asked(), asleep(SMALL, state), MIDDLE, LARGE) == ("middle", Reason.ASLEEP)
-
-
-def test_a_rung_that_loads_already_spares_another_one_the_load() -> None:
-    rungs = (asleep(SMALL), asleep(MIDDLE, ModelState.LOADING), asleep(LARGE))
-    assert chosen(Asked(), *rungs) == ("middle", Reason.ASLEEP)
-
-
-def test_a_rung_is_woken_where_no_other_fits() -> None:
-    assert chosen(of_size(300), SMALL, MIDDLE, asleep(LARGE)) == ("large", Reason.WOKEN)
-    assert chosen(Asked(), *map(asleep, LADDER)) == ("small", Reason.WOKEN)
-
-
-def test_a_rung_is_woken_by_policy() -> None:
-    assert chosen(Asked(), asleep(SMALL), MIDDLE, wake=ALWAYS) == ("small", Reason.SMALLEST)
-    larger = chosen(of_size(110), SMALL, asleep(MIDDLE), LARGE, wake=ALWAYS)
-    assert larger == ("middle", Reason.CONTEXT)
 
 
 @pytest.mark.parametrize("wake", WakePolicy)

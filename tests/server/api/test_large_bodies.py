@@ -27,7 +27,15 @@ from server.api.schemas import (
     read_request,
 )
 from tests.server.support.held_work import held_work
-from tests.server.support.surface import MODEL, PATIENCE_S, Answer, Surface, surface
+from tests.server.support.surface import (
+    MODEL,
+    PATIENCE_S,
+    Answer,
+    Surface,
+    posted,
+    requested,
+    surface,
+)
 from triolet.errors import RequestError
 
 if TYPE_CHECKING:
@@ -105,15 +113,13 @@ def test_an_object_with_very_many_keys_is_refused() -> None:
     "tokens", [5, ["a"], [-1] * 1000, [True], [2**31]], ids=["int", "text", "low", "bool", "high"]
 )
 async def test_bad_ids_make_one_error_that_names_the_list(tokens: object) -> None:
-    async with surface() as server:
-        answer = await server.post("/detokenize", {"tokens": tokens})
+    answer = await posted("/detokenize", {"tokens": tokens})
     assert (answer.status, answer.error["param"]) == (400, "tokens")
 
 
 async def test_more_ids_than_one_request_may_hold_are_refused() -> None:
     body = b'{"tokens":[' + b"1," * MAX_DETOKENIZED + b"1]}"
-    async with surface() as server:
-        answer = await server.request("POST", "/detokenize", body=body)
+    answer = await requested("POST", "/detokenize", body=body)
     assert (answer.status, answer.error["param"]) == (400, "tokens")
 
 
@@ -155,11 +161,10 @@ async def test_tools_beyond_the_bound_of_a_grammar_are_refused_at_once() -> None
 
 async def test_a_message_in_very_many_parts_is_refused_by_their_number() -> None:
     parts = [{"type": "text", "text": "a"}] * MAX_PARTS
-    async with surface() as server:
-        taken, refused = [
-            await server.post("/tokenize", {"messages": [{"role": "user", "content": content}]})
-            for content in (parts, [*parts, parts[0]])
-        ]
+    taken, refused = [
+        await posted("/tokenize", {"messages": [{"role": "user", "content": content}]})
+        for content in (parts, [*parts, parts[0]])
+    ]
     assert taken.status == 200
     assert (refused.status, refused.error["param"]) == (400, "messages.0.content")
     assert f"at most {MAX_PARTS} parts" in refused.error["message"]

@@ -16,7 +16,7 @@ from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
 from server.text.model_files import EmbeddingModel
 from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeText, fake_model
-from tests.server.support.surface import CONFIG, MODEL, surface
+from tests.server.support.surface import CONFIG, MODEL, posted, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from triolet.config import ANY_MODEL, QuotaConfig, ResponseCacheConfig
@@ -180,8 +180,7 @@ async def test_a_long_list_of_names_is_cut_in_an_error() -> None:
         fake_model(replace(CONFIG, model_name=f"model-{number}"), FakeFleet())
         for number in range(40)
     ]
-    async with surface(others=others) as server:
-        answer = await server.post(*_with_model(COMPLETIONS[0], "model-x"))
+    answer = await posted(*_with_model(COMPLETIONS[0], "model-x"), others=others)
     message = answer.error["message"]
     assert "model-14 and 25 more, which GET /v1/models lists" in message
     assert "model-15" not in message
@@ -335,8 +334,9 @@ async def test_one_socket_asks_several_models() -> None:
     async with two_models() as models:
         async with await open_socket(models.server) as socket:
             for name in (CODE, MODEL):
-                await socket.send({"type": "response.create", "model": name, "input": "hi"})
-                events = await socket.until("response.completed")
+                events = await socket.answer(
+                    {"type": "response.create", "model": name, "input": "hi"}
+                )
                 assert events[-1]["response"]["model"] == name
         assert models.counts == (1, 1)
 

@@ -23,7 +23,10 @@ from tests.server.support.fakes import (
 )
 from tests.server.support.surface import (
     MODEL,
+    asked_of,
     named_sse_events,
+    posted,
+    refused_at,
     surface,
 )
 from triolet.errors import RequestError, deadline_exceeded, no_worker, overloaded
@@ -204,9 +207,7 @@ async def test_every_parameter_reaches_the_generation() -> None:
         ignore_eos=True,
         priority=-1,
     )  # fmt: skip
-    async with surface() as server:
-        assert (await server.post(PATH, asked)).status == 200
-    request = server.fleet.generations[0].request
+    request = await asked_of(PATH, asked)
     assert bytes(request.prompt_ids) == (
         b"system: Be kind.\nuser: one\nassistant: two\nuser: three\nassistant:"
     )
@@ -219,18 +220,16 @@ async def test_every_parameter_reaches_the_generation() -> None:
 async def test_the_output_may_have_to_follow_a_schema() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "schema": schema}
-    async with surface() as server:
-        assert (await server.post(PATH, ask(output_config={"format": form}))).status == 200
-    grammar = server.fleet.generations[0].request.sampling.grammar
+    request = await asked_of(PATH, ask(output_config={"format": form}))
+    grammar = request.sampling.grammar
     assert grammar is not None
     assert json.loads(grammar.text) == schema | {"additionalProperties": False}
 
 
 async def test_words_of_the_assistant_at_the_end_are_gone_on_with() -> None:
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Once upon"}]
-    async with surface() as server:
-        assert (await server.post(PATH, ask(messages=turns))).status == 200
-    prompt = bytes(server.fleet.generations[0].request.prompt_ids)
+    request = await asked_of(PATH, ask(messages=turns))
+    prompt = bytes(request.prompt_ids)
     assert prompt == b"user: hi\nassistant: Once upon"
 
 
@@ -274,8 +273,7 @@ async def test_what_changes_no_promise_is_accepted() -> None:
         "tools": [],
         "tool_choice": {"type": "auto"},
     }
-    async with surface() as server:
-        assert (await server.post(PATH, ask(**ignored))).status == 200
+    assert (await posted(PATH, ask(**ignored))).status == 200
 
 
 @pytest.mark.parametrize(
@@ -330,9 +328,7 @@ async def test_what_changes_no_promise_is_accepted() -> None:
 )
 async def test_what_is_refused_is_named(change: dict[str, Any], param: str) -> None:
     body = {name: value for name, value in ask(**change).items() if value is not None}
-    async with surface() as server:
-        answer = await server.post(PATH, body)
-        assert not server.fleet.generations
+    answer = await refused_at(PATH, body)
     error = error_of(answer)
     assert (answer.status, error["type"]) == (400, "invalid_request_error")
     assert error["message"].startswith(param)
@@ -371,6 +367,7 @@ async def test_what_is_counted_is_what_is_sent() -> None:
 
 
 async def test_a_stop_sequence_is_named() -> None:
-    async with surface(FakeFleet(saying("so ", stop="END"))) as server:
-        message = (await server.post(PATH, ask(stop_sequences=["END"]))).json
+    message = (
+        await posted(PATH, ask(stop_sequences=["END"]), fleet=FakeFleet(saying("so ", stop="END")))
+    ).json
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")

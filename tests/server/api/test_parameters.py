@@ -8,9 +8,11 @@ import pytest
 
 from server.text.model_files import SamplingDefaults
 from tests.server.support.fakes import MAX_MODEL_LEN
-from tests.server.support.surface import surface
+from tests.server.support.surface import asked_of, surface
 from tests.server.support.websocket import open_socket
 from tests.server.tiny_text import BOS_ID, EOS_ID, tiny_text
+
+from .test_openai_parameters import seen
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -39,23 +41,28 @@ async def test_every_parameter_reaches_the_generation() -> None:
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
     }
-    async with surface() as server:
-        assert (await server.post(COMPLETIONS, body)).status == 200
-        (generation,) = server.fleet.generations
-    request, sampling = generation.request, generation.request.sampling
-    assert request.prompt_ids == (65, 66)
-    assert (request.stop, request.priority) == (("x", "y"), -2)
-    assert (request.skip_special_tokens, request.include_stop) == (False, True)
-    assert (sampling.max_tokens, sampling.min_tokens) == (9, 2)
-    assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
-    assert (sampling.top_k, sampling.min_p) == (40, 0.1)
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
-    assert sampling.repetition_penalty == 1.1
-    assert sampling.logit_bias == ((65, -5.0),)
-    assert sampling.seed == 2**63 - 1
-    assert sampling.stop_token_ids == (10,)
-    assert sampling.ignore_eos
-    assert sampling.logprobs == 3
+    wanted = {
+        "prompt_ids": (65, 66),
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "presence_penalty": 1.0,
+        "frequency_penalty": -1.0,
+        "repetition_penalty": 1.1,
+        "logit_bias": ((65, -5.0),),
+        "seed": 2**63 - 1,
+        "stop": ("x", "y"),
+        "stop_token_ids": (10,),
+        "ignore_eos": True,
+        "logprobs": 3,
+        "priority": -2,
+        "skip_special_tokens": False,
+        "include_stop": True,
+    }
+    assert seen(await asked_of(COMPLETIONS, body), wanted) == wanted
 
 
 async def test_a_chat_may_use_what_the_context_leaves() -> None:
@@ -73,10 +80,10 @@ async def test_parts_and_roles_become_what_templates_know() -> None:
         {"role": "assistant", "content": "ok", "refusal": None, "tool_calls": None, "audio": None},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     ]
-    async with surface() as server:
-        await server.post(CHAT, {"messages": messages, "chat_template_kwargs": {"thinking": True}})
-        (generation,) = server.fleet.generations
-    prompt = bytes(generation.request.prompt_ids).decode()
+    request = await asked_of(
+        CHAT, {"messages": messages, "chat_template_kwargs": {"thinking": True}}
+    )
+    prompt = bytes(request.prompt_ids).decode()
     assert prompt == "system: be kind\nassistant: ok\nuser: ab\nassistant: thinking"
 
 
@@ -103,9 +110,10 @@ async def test_the_model_s_recommendations_fill_in_what_a_request_leaves_out() -
 
 async def test_a_request_outweighs_the_recommendations() -> None:
     asked = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
-    async with surface(defaults=RECOMMENDED) as server:
-        await server.post(CHAT, {"messages": HI, "max_tokens": 200, **asked})
-        sampling = server.fleet.generations[0].request.sampling
+    request = await asked_of(
+        CHAT, {"messages": HI, "max_tokens": 200, **asked}, defaults=RECOMMENDED
+    )
+    sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 1.0, 0)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.0, 1.0)
     assert sampling.max_tokens == 200
@@ -117,9 +125,7 @@ async def test_a_default_length_shrinks_to_what_fits(path: str) -> None:
     body = {"prompt": text + "y" * 20} if path == COMPLETIONS else {
         "messages": [{"role": "user", "content": text}], "add_generation_prompt": False
     }  # fmt: skip
-    async with surface(defaults=RECOMMENDED) as server:
-        assert (await server.post(path, body)).status == 200
-        request = server.fleet.generations[0].request
+    request = await asked_of(path, body, defaults=RECOMMENDED)
     assert request.sampling.max_tokens == MAX_MODEL_LEN - len(request.prompt_ids)
 
 
@@ -127,11 +133,9 @@ CONTINUED = [*HI, {"role": "assistant", "content": "Once upon "}]
 
 
 async def test_the_last_message_may_be_continued_where_it_ends() -> None:
-    async with surface() as server:
-        body = {"messages": CONTINUED, "continue_final_message": True}
-        assert (await server.post(CHAT, body)).status == 200
-        (generation,) = server.fleet.generations
-    prompt = bytes(generation.request.prompt_ids).decode()
+    body = {"messages": CONTINUED, "continue_final_message": True}
+    request = await asked_of(CHAT, body)
+    prompt = bytes(request.prompt_ids).decode()
     assert prompt.endswith("assistant: Once upon ")
 
 
@@ -194,8 +198,6 @@ async def test_what_cannot_be_continued_is_refused(changes: dict[str, Any], para
 async def test_who_waits_for_a_whole_answer_waits_no_longer_than_it_says(
     headers: dict[str, str], is_streamed: bool, deadline_s: float
 ) -> None:
-    async with surface() as server:
-        body = {"messages": HI, "stream": is_streamed}
-        assert (await server.post(CHAT, body, headers=headers)).status == 200
-        (generation,) = server.fleet.generations
-    assert generation.request.deadline_s == deadline_s
+    body = {"messages": HI, "stream": is_streamed}
+    request = await asked_of(CHAT, body, headers=headers)
+    assert request.deadline_s == deadline_s

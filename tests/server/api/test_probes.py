@@ -9,7 +9,7 @@ import pytest
 
 from server.api.operations.pages import STATIC_DIR
 from tests.server.support.fakes import FakeWorker
-from tests.server.support.surface import MODEL, surface
+from tests.server.support.surface import MODEL, requested, surface
 from transport.frames import Load
 from triolet.ids import Role
 
@@ -136,16 +136,14 @@ async def test_text_becomes_tokens_and_text_again() -> None:
     ],
 )
 async def test_what_is_not_there_says_so_in_json(method: str, path: str, status: int) -> None:
-    async with surface() as server:
-        answer = await server.request(method, path)
+    answer = await requested(method, path)
     assert answer.status == status
     assert answer.error["message"]
     assert ("allow" in answer.headers) == (status == 405)
 
 
 async def test_a_websocket_asked_without_its_handshake_names_both_ways() -> None:
-    async with surface() as server:
-        answer = await server.request("GET", "/v1/responses")
+    answer = await requested("GET", "/v1/responses")
     assert answer.error["message"] == "this path takes POST, and WebSockets"
 
 
@@ -194,8 +192,7 @@ async def test_a_model_is_described_in_the_words_of_both_apis() -> None:
 
 
 async def test_metrics_go_by_their_own_names_only_if_told_so() -> None:
-    async with surface(metrics_compat="none") as server:
-        answer = await server.request("GET", "/metrics")
+    answer = await requested("GET", "/metrics", metrics_compat="none")
     assert b"vllm:" not in answer.body
     assert b"triolet_requests_received_total" in answer.body
 
@@ -249,8 +246,7 @@ async def test_the_page_and_its_files_come_under_a_strict_policy() -> None:
     "host", ["127.0.0.1", "localhost", "LOCALHOST:80", "[::1]:8000", "127.0.0.1:1"]
 )
 async def test_names_of_this_machine_are_answered(host: str) -> None:
-    async with surface() as server:
-        assert (await server.request("GET", "/version", headers={"Host": host})).status == 200
+    assert (await requested("GET", "/version", headers={"Host": host})).status == 200
 
 
 @pytest.mark.parametrize(
@@ -275,8 +271,13 @@ async def test_other_names_are_not(host: str, status: int) -> None:
 
 
 async def test_behind_a_public_address_any_name_may_stand() -> None:
-    async with surface(host="0.0.0.0", allow_remote_clients=True) as server:
-        answer = await server.request("GET", "/version", headers={"Host": "llm.example"})
+    answer = await requested(
+        "GET",
+        "/version",
+        headers={"Host": "llm.example"},
+        host="0.0.0.0",
+        allow_remote_clients=True,
+    )
     assert answer.status == 200
 
 
@@ -307,7 +308,6 @@ async def test_a_request_id_that_could_split_a_header_is_replaced() -> None:
 
 
 async def test_models_have_a_context_length() -> None:
-    async with surface() as server:
-        answer = await server.request("GET", "/v1/models")
+    answer = await requested("GET", "/v1/models")
     (card,) = answer.json["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == (MODEL, "model", 4096)

@@ -12,12 +12,11 @@ import trio
 from ops.cli.tenant_usage import show_usage
 from ops.exit_codes import CommandFailed
 from server.contract.generation import Usage
-from server.tenants.accounts import limits_of
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import ChargingFleet, FakeRun, by_hand
 from tests.server.support.surface import surface
-from tests.server.support.tenants import tenant, tenants_of
+from tests.server.support.tenants import LimitedServer, tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from triolet.config import ResponseCacheConfig
 from triolet.errors import overloaded
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from server.contract.generation import GenerationRequest
-    from server.tenants.accounts import Account
     from server.tenants.quotas import Quotas
     from tests.server.support.surface import Answer, Surface
 
@@ -47,21 +45,12 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-class World:
+class World(LimitedServer):
     """A server whose tenants alice and root have limits, and none."""
 
     def __init__(self, server: Surface, fleet: ChargingFleet, quotas: Quotas, plan: Plan) -> None:
-        self.server = server
+        super().__init__(server, quotas, plan)
         self.fleet = fleet
-        self.quotas = quotas
-        self.plan = plan
-
-    @property
-    def account(self) -> Account:
-        """Alice's."""
-        account = self.quotas.store.last_seen("alice", limits_of(self.plan))
-        assert account is not None
-        return account
 
     async def ask(self, path: str = "/v1/chat/completions", body: Any = CHAT) -> Answer:  # noqa: ANN401
         """Ask as alice."""

@@ -11,7 +11,7 @@ from server.contract.generation import Finished, Usage
 from server.scheduling.output import Relay
 from tests.lazily import lazily
 from tests.server.support.fakes import FakeFleet
-from tests.server.support.surface import MODEL, surface
+from tests.server.support.surface import MODEL, posted, surface
 from tests.server.support.websocket import open_socket
 from tests.server.tiny_text import EOS_ID, TEMPLATE, tiny_text
 from transport.frames import TokenRow
@@ -166,8 +166,7 @@ async def test_a_chat_has_its_reasoning_beside_its_content() -> None:
 async def test_a_streamed_chat_says_the_same_piece_by_piece() -> None:
     fleet, text = thinking()
     body = {"messages": HI, "stream": True, "stream_options": {"include_usage": True}}
-    async with surface(fleet, text=text) as server:
-        *chunks, usage, done = (await server.post(CHAT, body)).events
+    *chunks, usage, done = (await posted(CHAT, body, fleet=fleet, text=text)).events
     assert done == "[DONE]"
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     kinds = [next(iter(delta), "") for delta in deltas[1:]]
@@ -438,8 +437,7 @@ async def test_a_message_has_a_block_of_thinking() -> None:
 )
 async def test_what_is_wrong_is_named(path: str, body: dict[str, Any], param: str) -> None:
     fleet, text = thinking()
-    async with surface(fleet, text=text) as server:
-        answer = await server.post(path, body)
+    answer = await posted(path, body, fleet=fleet, text=text)
     assert (answer.status, answer.error["param"]) == (400, param)
 
 
@@ -454,8 +452,9 @@ async def test_what_is_wrong_is_named(path: str, body: dict[str, Any], param: st
 )
 async def test_a_budget_of_a_message_has_to_leave_room(fields: dict[str, Any], word: str) -> None:
     fleet, text = thinking()
-    async with surface(fleet, text=text) as server:
-        answer = await server.post(MESSAGES, {"messages": HI, "max_tokens": 9} | fields)
+    answer = await posted(
+        MESSAGES, {"messages": HI, "max_tokens": 9} | fields, fleet=fleet, text=text
+    )
     assert answer.status == 400
     assert answer.json["error"]["message"].startswith(word)
 
@@ -494,12 +493,10 @@ async def test_a_socket_resumes_reasoning_and_remembers_it() -> None:
     create = {"type": "response.create", "model": MODEL, "input": "hi", "resumable": True}
     async with surface(fleet, text=text) as server:
         async with await open_socket(server) as socket:
-            await socket.send(create)
-            uncut = await socket.until("response.completed")
+            uncut = await socket.answer(create)
             last = uncut[-1]["response"]
             assert [item["type"] for item in last["output"]] == ["reasoning", "message"]
-            await socket.send(create | {"previous_response_id": last["id"]})
-            await socket.until("response.completed")
+            await socket.answer(create | {"previous_response_id": last["id"]})
         for cut in (2, 5, 9):
             async with await open_socket(server) as socket:
                 resume = {"type": "response.resume", "response_id": last["id"]}

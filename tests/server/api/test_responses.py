@@ -24,7 +24,7 @@ from server.contract.generation import (
 )
 from tests.server.api.test_messages import NESTED
 from tests.server.support.fakes import FakeFleet, delta, saying
-from tests.server.support.surface import CONFIG, MODEL, surface
+from tests.server.support.surface import CONFIG, MODEL, posted, refused_at, surface
 from triolet.errors import no_worker
 from triolet.sampling import SamplingParams
 
@@ -120,8 +120,7 @@ def test_a_cancel_is_no_failure_but_an_end_with_what_was_said() -> None:
 
 
 async def test_a_stream_is_named_and_numbered_events() -> None:
-    async with surface() as server:
-        events = events_of(await server.post(PATH, ask(stream=True)))
+    events = events_of(await posted(PATH, ask(stream=True)))
     assert [event["type"] for event in events] == ORDER
     assert [event["sequence_number"] for event in events] == list(range(len(ORDER)))
     assert all("stream_id" not in event for event in events)
@@ -149,8 +148,9 @@ async def test_a_whole_answer_is_the_last_event_of_a_stream() -> None:
 
 
 async def test_the_length_limit_is_a_detail_of_an_incomplete_response() -> None:
-    async with surface(FakeFleet(saying("cut", reason=FinishReason.LENGTH))) as server:
-        whole = (await server.post(PATH, ask())).json
+    whole = (
+        await posted(PATH, ask(), fleet=FakeFleet(saying("cut", reason=FinishReason.LENGTH)))
+    ).json
     assert whole["status"] == "incomplete"
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
 
@@ -302,8 +302,7 @@ async def test_what_changes_no_promise_is_accepted() -> None:
         "tools": [],
         "tool_choice": "auto",
     }
-    async with surface() as server:
-        assert (await server.post(PATH, ask(**ignored))).status == 200
+    assert (await posted(PATH, ask(**ignored))).status == 200
 
 
 @pytest.mark.parametrize(
@@ -350,9 +349,7 @@ async def test_what_changes_no_promise_is_accepted() -> None:
     ids=lambda value: str(value)[:40],
 )
 async def test_what_is_refused_is_named(change: dict[str, Any], param: str) -> None:
-    async with surface() as server:
-        answer = await server.post(PATH, ask(**change))
-        assert not server.fleet.generations
+    answer = await refused_at(PATH, ask(**change))
     assert (answer.status, answer.error["param"]) == (400, param)
 
 

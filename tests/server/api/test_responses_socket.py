@@ -28,8 +28,7 @@ async def refused(socket: Socket, message: dict[str, Any] | str) -> dict[str, An
 
 async def test_an_answer_is_one_message_with_numbered_events() -> None:
     async with surface() as server, await open_socket(server) as socket:
-        await socket.send(create(instructions="be kind", max_output_tokens=9))
-        events = await socket.until("response.completed")
+        events = await socket.answer(create(instructions="be kind", max_output_tokens=9))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert all("stream_id" not in event for event in events)
     first, last = events[0]["response"], events[-1]["response"]
@@ -54,8 +53,7 @@ async def test_the_length_limit_makes_it_incomplete() -> None:
         surface(FakeFleet(saying("cut", reason=FinishReason.LENGTH))) as server,
         await open_socket(server) as socket,
     ):
-        await socket.send(create())
-        last = (await socket.until("response.incomplete"))[-1]["response"]
+        last = await socket.response(create(), "response.incomplete")
     assert last["incomplete_details"] == {"reason": "max_output_tokens"}
     assert last["output"][0]["status"] == last["status"] == "incomplete"
 
@@ -65,8 +63,7 @@ async def test_a_failure_is_one_terminal_event() -> None:
         surface(FakeFleet(saying("half", error=no_worker("the worker died")))) as server,
         await open_socket(server) as socket,
     ):
-        await socket.send(create())
-        last = (await socket.until("response.failed"))[-1]["response"]
+        last = await socket.response(create(), "response.failed")
         again = await refused(socket, create(previous_response_id=last["id"]))
     assert last["status"] == "failed"
     assert last["error"] == {
@@ -85,8 +82,7 @@ async def test_a_refused_submission_is_an_error_and_the_socket_lives() -> None:
         event = await refused(socket, create(stream_id="lane-1"))
         assert (event["status"], event["stream_id"]) == (503, "lane-1")
         fleet.refuse_with = None
-        await socket.send(create())
-        await socket.until("response.completed")
+        await socket.answer(create())
 
 
 @pytest.mark.parametrize("by", ["response_id", "lane", "default lane"])
@@ -103,8 +99,7 @@ async def test_a_cancel_ends_the_answer_with_what_was_said(by: str) -> None:
             target = {"response_id": response_id}
         elif by == "lane":
             target = {"stream_id": "a"}
-        await socket.send({"type": "response.cancel", **target})
-        last = (await socket.until("response.incomplete"))[-1]["response"]
+        last = await socket.response({"type": "response.cancel", **target}, "response.incomplete")
         # Crossing messages are no error: the next event is of the next answer.
         await socket.send({"type": "response.cancel", "response_id": response_id})
         fleet.script = lambda generation: generation.finish()
@@ -156,10 +151,8 @@ async def test_answers_at_once_and_waiting_are_bounded() -> None:
 async def test_a_conversation_goes_on_from_an_earlier_answer() -> None:
     async with surface() as server:
         async with await open_socket(server) as socket:
-            await socket.send(create(input="one", instructions="only once"))
-            first = (await socket.until("response.completed"))[-1]["response"]["id"]
-            await socket.send(create(input="two", previous_response_id=first))
-            await socket.until("response.completed")
+            first = (await socket.response(create(input="one", instructions="only once")))["id"]
+            await socket.answer(create(input="two", previous_response_id=first))
             unknown = await refused(socket, create(previous_response_id="resp_0"))
         async with await open_socket(server) as other:
             elsewhere = await refused(other, create(previous_response_id=first))
@@ -170,11 +163,9 @@ async def test_a_conversation_goes_on_from_an_earlier_answer() -> None:
 
 async def test_a_turn_may_be_warmed_and_then_be_built_upon() -> None:
     async with surface() as server, await open_socket(server) as socket:
-        await socket.send(create(input="one", generate=False))
-        events = await socket.until("response.completed")
+        events = await socket.answer(create(input="one", generate=False))
         warmed = events[-1]["response"]
-        await socket.send(create(input="two", previous_response_id=warmed["id"]))
-        await socket.until("response.completed")
+        await socket.answer(create(input="two", previous_response_id=warmed["id"]))
     assert [event["type"] for event in events] == [
         "response.created",
         "response.in_progress",
@@ -191,8 +182,7 @@ async def test_a_call_of_a_tool_is_answered_on_the_same_socket() -> None:
 
     tools = [{"type": "function", "name": "weather"}]
     async with surface(FakeFleet(saying(call))) as server, await open_socket(server) as socket:
-        await socket.send(create(tools=tools))
-        first = (await socket.until("response.completed"))[-1]["response"]
+        first = await socket.response(create(tools=tools))
         (item,) = first["output"]
         result = {
             "type": "function_call_output",
@@ -200,8 +190,7 @@ async def test_a_call_of_a_tool_is_answered_on_the_same_socket() -> None:
             "output": "warm",
         }
         more = create(input=[result], tools=tools, previous_response_id=first["id"])
-        await socket.send(more)
-        await socket.until("response.completed")
+        await socket.answer(more)
     prompt = bytes(server.fleet.generations[1].request.prompt_ids).decode()
     call_id = item["call_id"]
     assert prompt == (
@@ -224,8 +213,7 @@ async def test_earlier_answers_may_be_sent_back_as_they_came() -> None:
         {"role": "user", "content": "go on"},
     ]
     async with surface() as server, await open_socket(server) as socket:
-        await socket.send(create(input=history))
-        await socket.until("response.completed")
+        await socket.answer(create(input=history))
     prompt = bytes(server.fleet.generations[0].request.prompt_ids).decode()
     assert prompt == "system: be kind\nuser: hi\nassistant: yes\nuser: go on\nassistant:"
 
@@ -233,8 +221,7 @@ async def test_earlier_answers_may_be_sent_back_as_they_came() -> None:
 async def test_logprobs_come_where_they_are_asked_for() -> None:
     asked = create(include=["message.output_text.logprobs"], top_logprobs=1)
     async with surface() as server, await open_socket(server) as socket:
-        await socket.send(asked)
-        last = (await socket.until("response.completed"))[-1]["response"]
+        last = await socket.response(asked)
     scored = last["output"][0]["content"][0]["logprobs"]
     assert "".join(token["token"] for token in scored) == "Hello there"
     assert scored[0]["top_logprobs"][0]["token"] == "H"
@@ -281,8 +268,7 @@ async def test_what_is_wrong_is_an_error_event_that_names_it(
     async with surface() as server, await open_socket(server) as socket:
         event = await refused(socket, message)
         assert (event["status"], event["error"]["param"]) == (400, param)
-        await socket.send(create())
-        await socket.until("response.completed")
+        await socket.answer(create())
 
 
 async def test_binary_messages_and_empty_ones_are_refused() -> None:

@@ -15,7 +15,7 @@ import trio.testing
 from server.contract.generation import CancelReason
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, by_hand
-from tests.server.support.surface import PATIENCE_S, request_bytes, surface
+from tests.server.support.surface import PATIENCE_S, refused_at, request_bytes, surface
 from tests.server.support.tenants import tenancy_of
 from triolet.config import ResumeConfig
 from triolet.errors import no_worker
@@ -62,6 +62,12 @@ async def ask(server: Surface, body: dict[str, Any], **headers: str) -> RawClien
     return client
 
 
+async def begun(server: Surface) -> tuple[RawClient, FakeGeneration]:
+    """Ask for a stream with a key, and wait until the fleet has begun it."""
+    client = await ask(server, ASK, idempotency_key="k")
+    return client, await server.fleet.nth(0)
+
+
 async def events(client: RawClient, count: int | None = None) -> list[bytes]:
     """Read a stream's events, all or some of them, each with its id."""
     status, headers = await client.head()
@@ -88,8 +94,7 @@ def id_of(event: bytes) -> int:
 async def test_a_stream_cut_anywhere_and_resumed_has_the_same_bytes() -> None:
     rng = random.Random(5)
     async with surface(FakeFleet(by_hand)) as server:
-        whole = await ask(server, ASK, idempotency_key="k")
-        generation = await server.fleet.nth(0)
+        whole, generation = await begun(server)
         for word in WORDS:
             generation.say(word)
             await trio.testing.wait_all_tasks_blocked()
@@ -111,8 +116,7 @@ async def test_a_stream_cut_anywhere_and_resumed_has_the_same_bytes() -> None:
 
 async def test_two_clients_read_one_live_stream() -> None:
     async with surface(FakeFleet(by_hand)) as server:
-        first = await ask(server, ASK, idempotency_key="k")
-        generation = await server.fleet.nth(0)
+        first, generation = await begun(server)
         generation.say("one ", "two ")
         second = await ask(server, ASK, idempotency_key="k")
         status, headers = await second.head()
@@ -128,8 +132,7 @@ async def test_two_clients_read_one_live_stream() -> None:
 
 async def test_an_answer_goes_on_when_its_client_leaves_and_may_return() -> None:
     async with surface(FakeFleet(by_hand)) as server:
-        first = await ask(server, ASK, idempotency_key="k")
-        generation = await server.fleet.nth(0)
+        first, generation = await begun(server)
         generation.say("one ")
         got = await events(first, 2)
         await first.stream.aclose()
@@ -157,8 +160,7 @@ async def test_without_a_key_a_client_that_leaves_ends_its_answer() -> None:
 
 async def test_nobody_is_waited_for_beyond_the_grace(mock_clock: MockClock) -> None:
     async with surface(FakeFleet(by_hand), resume=ResumeConfig(grace_s=30.0)) as server:
-        first = await ask(server, ASK, idempotency_key="k")
-        generation = await server.fleet.nth(0)
+        first, generation = await begun(server)
         generation.say("one ")
         await first.until(b"one ")
         await first.stream.aclose()
@@ -247,8 +249,7 @@ async def test_what_failed_is_tried_anew_and_what_was_refused_is_not_kept() -> N
 
 async def test_a_stream_that_failed_ends_for_all_with_its_error() -> None:
     async with surface(FakeFleet(by_hand)) as server:
-        first = await ask(server, ASK, idempotency_key="k")
-        generation = await server.fleet.nth(0)
+        first, generation = await begun(server)
         generation.say("one")
         generation.fail(no_worker("they left"))
         uncut = await events(first)
@@ -271,17 +272,14 @@ async def test_a_stream_that_failed_ends_for_all_with_its_error() -> None:
 async def test_what_cannot_be_continued_is_refused_by_name(
     headers: dict[str, str], body: dict[str, Any], status: int, param: str
 ) -> None:
-    async with surface() as server:
-        answer = await server.post(CHAT, body, headers=headers)
-        assert (answer.status, answer.error["param"]) == (status, param)
-        assert not server.fleet.generations
+    answer = await refused_at(CHAT, body, headers=headers)
+    assert (answer.status, answer.error["param"]) == (status, param)
 
 
 async def test_a_beginning_that_was_read_may_be_forgotten() -> None:
     config = ResumeConfig(buffer_bytes=2_000, ahead_bytes=1_000)
     async with surface(FakeFleet(by_hand), resume=config) as server:
-        first = await ask(server, ASK, idempotency_key="k")
-        generation = await server.fleet.nth(0)
+        first, generation = await begun(server)
         for word in WORDS:
             generation.say(word)
             await first.until(word.encode())
@@ -297,8 +295,7 @@ async def test_a_beginning_that_was_read_may_be_forgotten() -> None:
 async def test_an_answer_runs_ahead_of_its_readers_by_a_bound_only() -> None:
     config = ResumeConfig(ahead_bytes=1_000)
     async with surface(FakeFleet(by_hand), resume=config) as server:
-        first = await ask(server, ASK, idempotency_key="k")
-        generation = await server.fleet.nth(0)
+        first, generation = await begun(server)
         await events(first, 1)
         for _ in range(400):
             generation.say("x" * 8_000)

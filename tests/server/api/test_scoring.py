@@ -13,7 +13,7 @@ from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from server.text.model_files import EmbeddingModel
 from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeRun
-from tests.server.support.surface import CONFIG, MODEL, surface
+from tests.server.support.surface import CONFIG, MODEL, posted, refused_at, surface
 from tests.server.support.tenants import tenant, tenants_of
 from triolet.tenants.plans import Plan
 
@@ -90,8 +90,7 @@ async def test_only_the_first_are_returned_with_their_documents_if_asked_for() -
 async def test_one_text_is_scored_with_each_or_each_with_its_pair(
     path: str, first: object, second: object, scores: list[float]
 ) -> None:
-    async with surface(LetterFleet()) as server:
-        answer = (await server.post(path, {"text_1": first, "text_2": second})).json
+    answer = (await posted(path, {"text_1": first, "text_2": second}, fleet=LetterFleet())).json
     assert [one["score"] for one in answer["data"]] == pytest.approx(scores)
     assert [one["index"] for one in answer["data"]] == list(range(len(scores)))
     assert (answer["object"], answer["model"]) == ("list", MODEL)
@@ -114,9 +113,7 @@ async def test_one_text_is_scored_with_each_or_each_with_its_pair(
 )
 async def test_what_is_wrong_is_named(path: str, body: dict[str, Any], param: str) -> None:
     limits = replace(CONFIG.embedding, max_documents=3)
-    async with surface(LetterFleet(), embedding=limits) as server:
-        answer = await server.post(path, body)
-        assert not server.fleet.inputs
+    answer = await refused_at(path, body, fleet=LetterFleet(), embedding=limits)
     assert answer.status == (404 if param == "model" else 400)
     assert answer.error["param"] == param
 

@@ -152,11 +152,9 @@ async def test_who_names_no_length_gets_what_the_plan_allows() -> None:
 async def test_a_change_counts_on_an_open_websocket_from_the_next_message_on() -> None:
     who = tenancy()
     async with surface(tenancy=who) as server, await open_socket(server, HEADERS) as socket:
-        await socket.send({"type": "response.create", "input": "hi"})
-        await socket.until("response.completed")
+        await socket.answer({"type": "response.create", "input": "hi"})
         who.replace(tenants_of(tenant("alice", KEY, plan=Plan("basic", weight=7.0))))
-        await socket.send({"type": "response.create", "input": "hi"})
-        await socket.until("response.completed")
+        await socket.answer({"type": "response.create", "input": "hi"})
         assert [one.weight for one in schedulings(server)] == [4.0, 7.0]
         for change, status in (
             (tenant("alice", KEY, is_disabled=True), 403),

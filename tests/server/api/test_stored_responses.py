@@ -18,7 +18,7 @@ from server.contract.generation import FinishReason, GenerationRequest
 from server.tenants.tenancy import Tenancy
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
-from tests.server.support.surface import MODEL, request_bytes, surface
+from tests.server.support.surface import MODEL, posted, request_bytes, requested, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from triolet.config import OF_CONNECTION, StoredResponsesConfig
@@ -189,8 +189,7 @@ async def test_items_are_referred_to_by_their_ids() -> None:
 async def test_an_id_of_a_megabyte_is_looked_at_once() -> None:
     # From each of its letters on, a search would take a quarter of an hour.
     long = {"type": "item_reference", "id": "a" * MIB}
-    async with surface() as server:
-        answer = await server.post(PATH, ask(input=[long]))
+    answer = await posted(PATH, ask(input=[long]))
     assert (answer.status, answer.error["param"]) == (404, "input.0.id")
 
 
@@ -271,8 +270,7 @@ async def test_a_response_that_nobody_uses_is_gone_after_its_time(mock_clock: Mo
 async def test_a_restart_loses_them_and_the_error_says_so() -> None:
     async with surface(responses=KEPT) as server:
         response = await created(server)
-    async with surface(responses=KEPT) as server:
-        lost = await server.post(PATH, ask(previous_response_id=response["id"]))
+    lost = await posted(PATH, ask(previous_response_id=response["id"]), responses=KEPT)
     assert (lost.status, lost.error["param"]) == (400, "previous_response_id")
     assert response["id"] in lost.error["message"]
     assert "a restart of the server" in lost.error["message"]
@@ -313,13 +311,10 @@ async def test_a_websocket_and_http_share_what_is_stored() -> None:
         over_http = await created(server)
         async with await open_socket(server) as socket:
             create = {"type": "response.create", **ask(previous_response_id=over_http["id"])}
-            await socket.send(create)
-            stored = (await socket.until("response.completed"))[-1]["response"]
+            stored = await socket.response(create)
             private = {"type": "response.create", **ask(store=False)}
-            await socket.send(private)
-            own = (await socket.until("response.completed"))[-1]["response"]
-            await socket.send(private | {"previous_response_id": own["id"]})
-            await socket.until("response.completed")
+            own = await socket.response(private)
+            await socket.answer(private | {"previous_response_id": own["id"]})
         assert (await get(server, stored["id"])).json == stored
         assert (await get(server, own["id"])).status == 404
         await created(server, previous_response_id=stored["id"])
@@ -357,8 +352,7 @@ async def test_metrics_show_what_is_stored() -> None:
 
 @pytest.mark.parametrize("config", [KEPT, StoredResponsesConfig()], ids=["kept", "off"])
 async def test_the_document_says_what_needs_state(config: StoredResponsesConfig) -> None:
-    async with surface(responses=config) as server:
-        document = (await server.request("GET", "/openapi.json")).json
+    document = (await requested("GET", "/openapi.json", responses=config)).json
     assert f"{PATH}/{{response_id}}/input_items" in document["paths"]
     schemas = document["components"]["schemas"]
     stateless = {"previous_response_id": {"type": "null"}, "store": {"enum": [None, False]}}

@@ -12,7 +12,7 @@ from server.text.tool_forms.scanning import MAX_CONTAINERS, parsed_arguments
 from server.text.tool_forms.table import QWEN3_CODER
 from server.text.tool_forms.tool_calls import HERMES, LLAMA
 from tests.server.support.fakes import FakeFleet, FakeText, saying
-from tests.server.support.surface import surface
+from tests.server.support.surface import posted, refused_at, surface
 from triolet.grammar import build_tokenizer, compile_grammar
 
 if TYPE_CHECKING:
@@ -177,15 +177,14 @@ async def test_tools_that_may_be_left_alone_are_no_grammar(
     ],
 )
 async def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
-    async with surface() as server:
-        answer = await server.post(CHAT, BODY | fields)
-        assert (answer.status, answer.error["param"]) == (400, param)
-        assert not server.fleet.generations
+    answer = await refused_at(CHAT, BODY | fields)
+    assert (answer.status, answer.error["param"]) == (400, param)
 
 
 async def test_calls_are_taken_out_of_a_whole_answer() -> None:
-    async with surface(FakeFleet(saying("Well. ", CALLED, "\n", CALLED))) as server:
-        answer = (await server.post(CHAT, BODY)).json
+    answer = (
+        await posted(CHAT, BODY, fleet=FakeFleet(saying("Well. ", CALLED, "\n", CALLED)))
+    ).json
     (choice,) = answer["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Well. "
@@ -196,8 +195,9 @@ async def test_calls_are_taken_out_of_a_whole_answer() -> None:
 
 
 async def test_text_without_calls_is_an_answer_as_ever() -> None:
-    async with surface(FakeFleet(saying("No <tool", " here."))) as server:
-        whole = (await server.post(CHAT, BODY)).json["choices"][0]
+    whole = (await posted(CHAT, BODY, fleet=FakeFleet(saying("No <tool", " here.")))).json[
+        "choices"
+    ][0]
     assert whole["message"] == {
         "role": "assistant",
         "content": "No <tool here.",
@@ -208,8 +208,9 @@ async def test_text_without_calls_is_an_answer_as_ever() -> None:
 
 async def test_calls_are_streamed_as_they_come() -> None:
     pieces = [CALLED[i : i + 7] for i in range(0, len(CALLED), 7)]
-    async with surface(FakeFleet(saying("Hi ", *pieces))) as server:
-        events = (await server.post(CHAT, BODY | {"stream": True})).events
+    events = (
+        await posted(CHAT, BODY | {"stream": True}, fleet=FakeFleet(saying("Hi ", *pieces)))
+    ).events
     deltas = [event["choices"][0]["delta"] for event in events[:-1]]
     assert events[-1] == "[DONE]"
     assert deltas[0] == {"role": "assistant", "content": ""}

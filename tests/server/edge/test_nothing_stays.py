@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
@@ -103,17 +104,17 @@ async def read_a_stream(server: Surface) -> None:
     await client.stream.aclose()
 
 
-async def leave_a_stream(server: Surface) -> None:
+async def leave(kind: str, server: Surface) -> None:
     client = await server.connect()
-    generation = await begin(server, client, "sse")
+    generation = await begin(server, client, kind)
     generation.say("hello")
     await client.stream.aclose()
     await generation.was_cancelled.wait()
 
 
-async def stall_a_stream(server: Surface) -> None:
+async def stall(kind: str, server: Surface) -> None:
     client = await small_window(server)
-    await read_nothing(await begin(server, client, "sse"))
+    await read_nothing(await begin(server, client, kind))
     await read_to_the_end(client)
 
 
@@ -125,32 +126,6 @@ async def close_a_socket(server: Surface) -> None:
     await Socket(client, {}).until("response.completed")
     await client.send(frame_bytes(CLOSE, b"\x03\xe8"))
     await read_to_the_end(client)
-
-
-async def leave_a_socket(server: Surface) -> None:
-    client = await server.connect()
-    generation = await begin(server, client, "ws")
-    generation.say("hello")
-    await client.stream.aclose()
-    await generation.was_cancelled.wait()
-
-
-async def stall_a_socket(server: Surface) -> None:
-    client = await small_window(server)
-    await read_nothing(await begin(server, client, "ws"))
-    await read_to_the_end(client)
-
-
-async def send_bad_json(server: Surface) -> None:
-    await refuse(server, b'{"messages": [' + b" " * LARGE)
-
-
-async def send_wrong_fields(server: Surface) -> None:
-    await refuse(server, json.dumps({"messages": "x" * LARGE}).encode())
-
-
-async def send_a_wrong_field(server: Surface) -> None:
-    await refuse(server, b'{"messages": 1}')
 
 
 async def send_a_bad_event(server: Surface) -> None:
@@ -179,7 +154,7 @@ async def open_a_socket_nowhere(server: Surface) -> None:
     await read_to_the_end(client)
 
 
-async def refuse(server: Surface, body: bytes) -> None:
+async def refuse(body: bytes, server: Surface) -> None:
     client = await server.connect()
     await client.send(request_bytes("POST", "/v1/chat/completions", body=body))
     status, _ = await client.head()
@@ -195,14 +170,14 @@ async def refuse(server: Surface, body: bytes) -> None:
         ask_in_no_such_way,
         open_a_socket_nowhere,
         read_a_stream,
-        leave_a_stream,
-        stall_a_stream,
         close_a_socket,
-        leave_a_socket,
-        stall_a_socket,
-        send_bad_json,
-        send_wrong_fields,
-        send_a_wrong_field,
+        *(pytest.param(partial(leave, kind), id=f"leave {kind}") for kind in ("sse", "ws")),
+        *(pytest.param(partial(stall, kind), id=f"stall {kind}") for kind in ("sse", "ws")),
+        pytest.param(partial(refuse, b'{"messages": [' + b" " * LARGE), id="bad json"),
+        pytest.param(
+            partial(refuse, json.dumps({"messages": "x" * LARGE}).encode()), id="wrong fields"
+        ),
+        pytest.param(partial(refuse, b'{"messages": 1}'), id="a wrong field"),
         send_a_bad_event,
     ],
 )

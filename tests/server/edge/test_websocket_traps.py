@@ -192,8 +192,7 @@ async def test_a_peer_with_pongs_is_not(mock_clock: MockClock) -> None:
                 frame = await socket.frame()
                 assert frame.opcode == PING
                 await socket.client.send(frame_bytes(PONG, frame.payload))
-            await socket.send(CREATE)
-            await socket.until("response.completed")
+            await socket.answer(CREATE)
         nursery.cancel_scope.cancel()
 
 

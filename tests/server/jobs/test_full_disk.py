@@ -27,7 +27,7 @@ from tests.server.support.tenants import tenant, tenants_of
 from triolet.config import BatchConfig
 from triolet.tenants.plans import Plan
 
-from .test_runner import content, ended, set_full
+from .test_runner import content, ended, running, set_full
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -151,11 +151,8 @@ class World:
         """Run batches meanwhile."""
         app = build_app(self.server.services)
         runner = BatchRunner(self.storage, config, app, "localhost", lambda: 0.0, self.note)
-        with trio.fail_after(PATIENCE_S):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(runner.run)
-                yield
-                nursery.cancel_scope.cancel()
+        async with running(runner):
+            yield
 
     async def has_begun(self, count: int) -> None:
         """Wait until so many lines have been asked."""

@@ -15,7 +15,7 @@ from server.jobs.runner import BatchRunner
 from server.jobs.storage import Storage
 from triolet.config import BatchConfig
 
-from .test_runner import CONFIG, NUM_LINES, PATIENCE_S, begin, ended
+from .test_runner import CONFIG, NUM_LINES, begin, ended, running
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -66,12 +66,8 @@ async def run_until_ended(
     runner: BatchRunner, storage: Storage, batch_id: str = "batch_1"
 ) -> BatchRecord:
     """Run until a batch has ended."""
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(runner.run)
-            batch = await ended(storage, batch_id)
-            nursery.cancel_scope.cancel()
-    return batch
+    async with running(runner):
+        return await ended(storage, batch_id)
 
 
 @pytest.mark.slow
@@ -163,18 +159,15 @@ async def test_what_has_not_begun_is_taken_back_while_batches_are_paused(tmp_pat
 
     await begin(storage)
     runner = BatchRunner(storage, config, waiting_app, "localhost", hold_s, note)
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(runner.run)
-            await is_taken_back.wait()
-            assert [thing.is_cancelled for thing in things] == [False, True]
-            await trio.sleep(3 * config.paused_s)
-            assert outcomes == ["taken_back"], "what a worker computes goes on"
-            assert len(things) == 2, "nothing is asked while batches are paused"
-            is_paused = False
-            may_end.set()
-            batch = await ended(storage)
-            nursery.cancel_scope.cancel()
+    async with running(runner):
+        await is_taken_back.wait()
+        assert [thing.is_cancelled for thing in things] == [False, True]
+        await trio.sleep(3 * config.paused_s)
+        assert outcomes == ["taken_back"], "what a worker computes goes on"
+        assert len(things) == 2, "nothing is asked while batches are paused"
+        is_paused = False
+        may_end.set()
+        batch = await ended(storage)
     assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
     assert outcomes == ["taken_back"] + ["completed"] * NUM_LINES
     storage.close()

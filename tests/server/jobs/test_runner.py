@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,10 +16,9 @@ from server.jobs.records import OPEN, BatchRecord, BatchState
 from server.jobs.runner import BatchRunner
 from server.jobs.storage import Storage, time_of_day
 from triolet.config import BatchConfig
-from triolet.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
 CONFIG = BatchConfig(concurrency=2, poll_s=0.01, retry_s=0.01)
@@ -86,34 +86,14 @@ async def ended(storage: Storage, batch_id: str = "batch_1") -> BatchRecord:
     return batch
 
 
-@pytest.mark.slow
-async def test_a_full_disk_holds_a_batch_up_and_ends_nothing(tmp_path: Path) -> None:
-    storage = Storage(str(tmp_path), CONFIG, "one")
-    outcomes: list[str] = []
-    has_failed = trio.Event()
-
-    def note(outcome: str) -> None:
-        outcomes.append(outcome)
-        if outcome == "held":
-            has_failed.set()
-
-    await begin(storage)
-    await storage.run(set_full, storage, is_full=True)
+@asynccontextmanager
+async def running(runner: BatchRunner) -> AsyncIterator[None]:
+    """Run batches meanwhile."""
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(
-                BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.0, note).run
-            )
-            await has_failed.wait()
-            with pytest.raises(RequestError) as refused:
-                await storage.run(storage.files.add, "", "f", "in", "batch", LONG.encode(), 0)
-            assert refused.value.status == 507
-            await storage.run(set_full, storage, is_full=False)
-            batch = await ended(storage)
+            nursery.start_soon(runner.run)
+            yield
             nursery.cancel_scope.cancel()
-    assert outcomes.count("completed") == NUM_LINES
-    assert batch.request_counts.completed == NUM_LINES
-    storage.close()
 
 
 class LimitedApp:
@@ -145,17 +125,14 @@ async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: 
     await begin(storage, "busy", "1")
     await begin(storage, "other", "2")
 
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(
-                BatchRunner(storage, CONFIG, limited, "localhost", lambda: 0.0, outcomes.append).run
-            )
-            other = await ended(storage, "batch_2")
-            while limited.num_refused <= 2 * CONFIG.max_line_attempts:  # noqa: ASYNC110
-                await trio.sleep(CONFIG.poll_s)
-            limited.is_limited = False
-            busy = await ended(storage)
-            nursery.cancel_scope.cancel()
+    async with running(
+        BatchRunner(storage, CONFIG, limited, "localhost", lambda: 0.0, outcomes.append)
+    ):
+        other = await ended(storage, "batch_2")
+        while limited.num_refused <= 2 * CONFIG.max_line_attempts:  # noqa: ASYNC110
+            await trio.sleep(CONFIG.poll_s)
+        limited.is_limited = False
+        busy = await ended(storage)
     for batch in (busy, other):
         assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
     assert outcomes.count("limited") == limited.num_refused
@@ -166,14 +143,11 @@ async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: 
 async def test_lines_have_their_turns_although_somebody_always_waits(tmp_path: Path) -> None:
     storage, outcomes = Storage(str(tmp_path), CONFIG, "one"), list[str]()
     await begin(storage)
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(
-                BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.05, outcomes.append).run
-            )
-            while len(outcomes) < NUM_LINES:  # noqa: ASYNC110
-                await trio.sleep(CONFIG.poll_s)
-            nursery.cancel_scope.cancel()
+    async with running(
+        BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.05, outcomes.append)
+    ):
+        while len(outcomes) < NUM_LINES:  # noqa: ASYNC110
+            await trio.sleep(CONFIG.poll_s)
     assert outcomes == ["completed"] * NUM_LINES
     storage.close()
 
@@ -195,11 +169,8 @@ async def test_who_came_first_leaves_places_to_others(tmp_path: Path) -> None:
         await trio.sleep_forever()
 
     runner = BatchRunner(storage, CONFIG, holding_app, "localhost", lambda: False, lambda _: None)
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(runner.run)
-            await are_two.wait()
-            nursery.cancel_scope.cancel()
+    async with running(runner):
+        await are_two.wait()
     assert sorted(owners) == ["first", "second"]
     storage.close()
 
@@ -231,18 +202,15 @@ async def test_a_batch_that_is_paused_until_its_window_ends_has_what_was_done(
         storage._connection.execute("UPDATE batches SET expires_at = ?", (int(time_of_day()),))
 
     await begin(storage)
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            runner = BatchRunner(storage, config, pausing_app, "localhost", hold_s, lambda _: None)
-            nursery.start_soon(runner.run)
-            await is_paused.wait()
-            while (await found(storage)).request_counts.completed < num_asked:  # noqa: ASYNC110
-                await trio.sleep(config.poll_s)
-            await storage.run(end_window, storage)
-            batch = await ended(storage)
-            while runner._running:  # noqa: ASYNC110
-                await trio.sleep(config.poll_s)
-            nursery.cancel_scope.cancel()
+    runner = BatchRunner(storage, config, pausing_app, "localhost", hold_s, lambda _: None)
+    async with running(runner):
+        await is_paused.wait()
+        while (await found(storage)).request_counts.completed < num_asked:  # noqa: ASYNC110
+            await trio.sleep(config.poll_s)
+        await storage.run(end_window, storage)
+        batch = await ended(storage)
+        while runner._running:  # noqa: ASYNC110
+            await trio.sleep(config.poll_s)
     assert batch.status is BatchState.EXPIRED
     assert num_asked == NUM_LINES // 2
     counts = batch.request_counts

@@ -54,6 +54,12 @@ class Store:
         assert self.batches.take_lease(NOW)
         self.batches.advance(NOW)
 
+    def batch(self) -> BatchRecord:
+        """Return the batch that was begun."""
+        batch = self.batches.get("batch_1")
+        assert batch is not None
+        return batch
+
     def answer(self, one: WaitingLine, *, is_good: bool = True) -> bool:
         result = answer_line(f"r{one.number}", one.custom_id, 200, "rid", OK)
         return self.batches.finish_line(one, result, NOW, is_good=is_good)
@@ -90,8 +96,7 @@ def test_each_line_is_answered_once_and_the_last_one_ends_the_batch(store: Store
     for one in reversed(lines):
         assert store.answer(one, is_good=one.number != 3)
         assert not store.answer(one)
-    batch = store.batches.get("batch_1")
-    assert batch is not None
+    batch = store.batch()
     assert batch.status is BatchState.COMPLETED
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (count, count - 1, 1)
@@ -111,8 +116,7 @@ def test_another_process_goes_on_where_one_died(tmp_path: Path) -> None:
     assert not first.answer(mine[1]), "it lost the lease, and does not know"
     assert not first.batches.take_lease(NOW + 12)
     assert all(second.answer(one) for one in second.batches.waiting(4))
-    batch = first.batches.get("batch_1")
-    assert batch is not None
+    batch = first.batch()
     assert batch.status is BatchState.COMPLETED
 
 
@@ -148,8 +152,7 @@ def test_what_is_not_done_in_the_end_is_an_error(
         assert not store.batches.is_wanted("batch_1")
     store.batches.advance(now)
     assert not store.answer(lines[0]), "too late"
-    batch = store.batches.get("batch_1")
-    assert batch is not None
+    batch = store.batch()
     assert batch.status.value == status
     assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 2)
     assert [told["custom_id"] for told in store.content(batch.output_file_id)] == ["c1"]
@@ -200,8 +203,7 @@ def test_a_bad_file_fails_its_batch(store: Store) -> None:
     store.files.add("", "file-of-batch_1", "in.jsonl", "batch", b"{]\n", NOW)
     store.batches.add("", record("batch_1"))
     store.batches.advance(NOW)
-    batch = store.batches.get("batch_1")
-    assert batch is not None
+    batch = store.batch()
     assert batch.status is BatchState.FAILED
     assert batch.errors is not None
     assert [error["line"] for error in batch.errors] == [1]
@@ -214,8 +216,7 @@ def test_a_file_in_use_is_kept_and_a_result_can_be_forgotten(store: Store) -> No
         store.files.delete("", "file-of-batch_1")
     [one] = store.batches.waiting(1)
     assert store.answer(one)
-    batch = store.batches.get("batch_1")
-    assert batch is not None
+    batch = store.batch()
     assert batch.output_file_id is not None
     assert store.files.delete("", "file-of-batch_1")
     assert store.files.delete("", batch.output_file_id)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
+from .chat_page import answered
 from .test_dashboard import status
 from .test_markdown import STORY
 
@@ -99,9 +100,7 @@ def check(page: Page) -> None:
 
 
 def talk(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Show me")
-    server.next_exchange().created().say(STORY).complete(9)
-    expect(chat.button("Regenerate")).to_be_visible()
+    answered(chat, server, "Show me", STORY, tokens=9)
     chat.ask("And an error?")
     server.next_exchange().refuse(503, "overloaded", "full")
     expect(chat.problem).to_be_visible()
@@ -155,9 +154,7 @@ def test_everything_has_a_name_and_stands_out(
 def test_tab_leads_through_the_page_in_the_order_of_reading(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    chat.ask("Hello!")
-    server.next_exchange().created().say("```\ncode\n```").complete(3)
-    expect(chat.button("Regenerate")).to_be_visible()
+    answered(chat, server, "Hello!", "```\ncode\n```", tokens=3)
     chat.page.evaluate("document.activeElement.blur(); getSelection().removeAllRanges()")
     chat.page.locator(".brand").click()
     names = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from .chat_page import answered, begun
 from .conftest import new_page, opened
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ def titles(page: Page) -> Locator:
 def converse(chat: ChatPage, server: FakeServer, question: str, answer: str = "Yes.") -> None:
     """Ask and be answered, in a chat of its own."""
     chat.button("New chat").click()
-    chat.ask(question)
-    server.next_exchange().created().say(answer).complete(2)
-    expect(chat.button("Regenerate")).to_be_visible()
+    answered(chat, server, question, answer, tokens=2)
 
 
 def delete(chat: ChatPage, title: str) -> None:
@@ -47,8 +46,7 @@ def delete(chat: ChatPage, title: str) -> None:
 def test_chats_outlive_the_page_and_go_on(chat: ChatPage, server: FakeServer) -> None:
     converse(chat, server, "One?", "**First.**")
     converse(chat, server, "Two?", "Second.")
-    chat.page.reload()
-    expect(chat.link).to_have_text("Connected")
+    chat.reload()
     expect(titles(chat.page)).to_have_text(["Two?", "One?"])
     expect(chat.answer).to_have_text("Second.")
     expect(chat.facts).to_contain_text("2 tokens")
@@ -71,9 +69,7 @@ def test_chats_outlive_the_page_and_go_on(chat: ChatPage, server: FakeServer) ->
 def test_an_answer_goes_on_while_another_chat_is_read(chat: ChatPage, server: FakeServer) -> None:
     converse(chat, server, "One?")
     chat.button("New chat").click()
-    chat.ask("Tell me a story.")
-    exchange = server.next_exchange().created().say("Once upon")
-    expect(chat.answer).to_have_text("Once upon")
+    exchange = begun(chat, server, "Tell me a story.", "Once upon")
     chat.button("One?").click()
     expect(chat.answer).to_have_text("Yes.")
     expect(chat.button("Send")).to_be_visible()
@@ -90,9 +86,7 @@ def test_an_answer_goes_on_while_another_chat_is_read(chat: ChatPage, server: Fa
 def test_a_page_that_is_loaded_again_goes_on_with_its_answers(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    chat.ask("Tell me a story.")
-    left = server.next_exchange().created().say("Once upon")
-    expect(chat.answer).to_have_text("Once upon")
+    left = begun(chat, server, "Tell me a story.", "Once upon")
     expect(chat.page).to_have_title("Tell me a story. · Triolet")
     ttft = chat.facts.locator(".ttft").inner_text()
     chat.page.reload()
@@ -151,9 +145,7 @@ def test_who_spoke_and_how_fast_stays_when_the_page_is_loaded_again(
 def test_an_answer_that_a_killed_server_has_lost_is_said_to_be_when_the_page_is_loaded_again(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    chat.ask("Tell me a story.")
-    server.next_exchange().created().say("Once upon")
-    expect(chat.answer).to_have_text("Once upon")
+    begun(chat, server, "Tell me a story.", "Once upon")
     chat.page.reload()
     server.next_exchange().refuse(404, "not_found", "there is no such response")
     expect(chat.problem).to_contain_text("The connection broke")
@@ -213,16 +205,13 @@ def test_a_deleted_chat_comes_back_when_that_was_not_meant(
     expect(chat.page.get_by_text("2 chats deleted.")).to_be_visible()
     chat.button("Dismiss").click()
     expect(chat.button("Undo")).to_be_hidden()
-    chat.page.reload()
-    expect(chat.link).to_have_text("Connected")
+    chat.reload()
     expect(titles(chat.page)).to_have_count(0)
     assert chat.page.evaluate("Object.keys(localStorage).filter(k => k.includes('chat.'))") == []
 
 
 def test_deleting_a_chat_ends_its_answer(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Tell me a story.")
-    exchange = server.next_exchange().created().say("Once")
-    expect(chat.answer).to_have_text("Once")
+    exchange = begun(chat, server, "Tell me a story.", "Once")
     chat.page.get_by_role("button", name="Delete Tell me a story.").click()
     exchange.wait_cancelled()
     exchange.say(" upon").incomplete(2)
@@ -232,8 +221,7 @@ def test_deleting_a_chat_ends_its_answer(chat: ChatPage, server: FakeServer) -> 
 
 def test_a_browser_that_keeps_nothing_is_said_to(tab_chat: ChatPage, server: FakeServer) -> None:
     tab_chat.page.add_init_script(FORBID)
-    tab_chat.page.reload()
-    expect(tab_chat.link).to_have_text("Connected")
+    tab_chat.reload()
     expect(tab_chat.page.get_by_text("This browser keeps nothing for this page")).to_be_visible()
     converse(tab_chat, server, "One?", "First.")
     converse(tab_chat, server, "Two?")
@@ -246,8 +234,7 @@ def test_a_browser_without_room_is_said_to_be_full(tab_chat: ChatPage, server: F
     tab_chat.page.evaluate(FULL)
     converse(tab_chat, server, "Two?")
     expect(tab_chat.page.get_by_text("The browser has no room left")).to_be_visible()
-    tab_chat.page.reload()
-    expect(tab_chat.link).to_have_text("Connected")
+    tab_chat.reload()
     expect(titles(tab_chat.page)).to_have_text(["One?"])
 
 
@@ -275,8 +262,7 @@ def test_what_somebody_else_wrote_is_no_chat_and_no_harm(
     wrong += [json.dumps({"id": "6", "title": "x", "changedMs": 1, "turns": [{"question": "q"}]})]
     put = "(texts) => texts.forEach((t, i) => localStorage.setItem(`triolet.chat.${i}`, t))"
     chat.page.evaluate(put, wrong)
-    chat.page.reload()
-    expect(chat.link).to_have_text("Connected")
+    chat.reload()
     expect(titles(chat.page)).to_have_text(["One?"])
 
 
@@ -287,8 +273,7 @@ def test_two_tabs_show_the_same_chats(browser: Browser, server: FakeServer) -> N
         second = first.context.new_page()
         second.goto(first.url)
         expect(second.locator(".answer .text")).to_have_text("First.")
-        one.ask("And?")
-        server.next_exchange().created().say("More.").complete(2)
+        answered(one, server, "And?", "More.", tokens=2)
         expect(second.locator(".answer .text").last).to_have_text("More.")
         second.get_by_role("button", name="Delete One?").click()
         expect(titles(first)).to_have_count(0)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from .chat_page import begun, cut, go_away
+
 if TYPE_CHECKING:
     from .chat_page import ChatPage
     from .fake_server import FakeServer
@@ -20,9 +22,7 @@ AWAY = ("WebSocket connection to", "net::ERR_CONNECTION")
 def test_an_answer_goes_on_when_its_connection_is_replaced(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    chat.ask("Tell me a story.")
-    server.next_exchange().created().say("Once", " upon")
-    expect(chat.answer).to_have_text("Once upon")
+    begun(chat, server, "Tell me a story.", "Once", " upon")
     server.drop()
     resumed = server.next_exchange()
     assert resumed.request == {
@@ -41,9 +41,7 @@ def test_an_answer_goes_on_when_its_connection_is_replaced(
 def test_an_answer_that_the_server_does_not_have_any_more_can_be_tried_again(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    chat.ask("Tell me a story.")
-    server.next_exchange().created().say("Once upon")
-    expect(chat.answer).to_have_text("Once upon")
+    begun(chat, server, "Tell me a story.", "Once upon")
     server.drop()
     server.next_exchange().refuse(404, "not_found", "there is no such response")
     expect(chat.problem).to_contain_text("The connection broke")
@@ -57,9 +55,7 @@ def test_an_answer_that_the_server_does_not_have_any_more_can_be_tried_again(
 def test_an_answer_stopped_without_a_connection_is_cancelled_when_there_is_one(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    chat.ask("Tell me a story.")
-    server.next_exchange().created().say("Once")
-    expect(chat.answer).to_have_text("Once")
+    begun(chat, server, "Tell me a story.", "Once")
     server.stop()
     expect(chat.facts).to_contain_text("Connection lost; goes on when it is back")
     chat.page.keyboard.press("Escape")
@@ -96,17 +92,14 @@ def test_a_server_that_leaves_is_left_when_its_answers_are_over(
     exchange.complete(3)
     exchange.wait_connection_closed()
     expect(chat.link).to_have_text("Connected")
-    chat.ask("Still there?")
-    server.next_exchange().created().say("Yes.").complete(2)
-    expect(chat.answer).to_have_text("Yes.")
+    begun(chat, server, "Still there?", "Yes.").complete(2)
 
 
 def test_the_page_finds_a_restarted_server_and_its_new_model(
     chat: ChatPage, server: FakeServer
 ) -> None:
     expect(chat.page.locator("#model")).to_have_text("triolet-demo")
-    server.stop()
-    expect(chat.link).to_have_text("Reconnecting")
+    go_away(chat, server)
     expect(chat.page.get_by_text("No connection to the server.")).to_be_visible()
     server.models = ["another-model"]
     server.start()
@@ -120,8 +113,7 @@ def test_the_page_finds_a_restarted_server_and_its_new_model(
 
 def test_try_now_does_not_wait_for_the_back_off(own_chat: ChatPage, server: FakeServer) -> None:
     own_chat.stop_clock()
-    server.stop()
-    expect(own_chat.link).to_have_text("Reconnecting")
+    go_away(own_chat, server)
     for _ in range(6):
         own_chat.page.clock.fast_forward(10_000)
         expect(own_chat.link).to_have_text("Reconnecting")
@@ -134,8 +126,7 @@ def test_try_now_does_not_wait_for_the_back_off(own_chat: ChatPage, server: Fake
 def test_a_question_asked_while_the_server_is_away_is_answered_when_it_is_back(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    server.stop()
-    expect(chat.link).to_have_text("Reconnecting")
+    go_away(chat, server)
     chat.ask("Are you there?")
     expect(chat.button("Stop the answer")).to_be_visible()
     server.start()
@@ -148,8 +139,7 @@ def test_a_question_does_not_wait_for_ever_for_a_server(
     own_chat: ChatPage, server: FakeServer
 ) -> None:
     own_chat.page.clock.install()
-    server.stop()
-    expect(own_chat.link).to_have_text("Reconnecting")
+    go_away(own_chat, server)
     own_chat.ask("Are you there?")
     expect(own_chat.button("Stop the answer")).to_be_visible()
     own_chat.page.clock.fast_forward(10_000)
@@ -160,8 +150,7 @@ def test_a_question_does_not_wait_for_ever_for_a_server(
 def test_a_question_that_waits_for_a_server_can_be_stopped(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    server.stop()
-    expect(chat.link).to_have_text("Reconnecting")
+    go_away(chat, server)
     chat.ask("Are you there?")
     chat.page.keyboard.press("Escape")
     expect(chat.facts).to_contain_text("Stopped")
@@ -204,8 +193,7 @@ def test_a_connection_that_nobody_answers_is_given_up(
 ) -> None:
     own_chat.stop_clock()
     server.answers_handshakes.clear()
-    server.drop()
-    expect(own_chat.link).to_have_text("Reconnecting")
+    cut(own_chat, server)
     own_chat.page.clock.fast_forward(1_000)
     expect(own_chat.link).to_have_text("Connecting")
     own_chat.page.clock.fast_forward(8_000)
@@ -222,18 +210,15 @@ def test_connections_that_do_not_last_are_tried_ever_more_rarely(
     clock = own_chat.page.clock
     own_chat.stop_clock()
     for _ in range(6):
-        server.drop()
-        expect(own_chat.link).to_have_text("Reconnecting")
+        cut(own_chat, server)
         clock.fast_forward(10_000)
         expect(own_chat.link).to_have_text("Connected")
-    server.drop()
-    expect(own_chat.link).to_have_text("Reconnecting")
+    cut(own_chat, server)
     clock.fast_forward(2_000)
     expect(own_chat.link).to_have_text("Reconnecting")
     clock.fast_forward(8_000)
     expect(own_chat.link).to_have_text("Connected")
     clock.fast_forward(5_000)
-    server.drop()
-    expect(own_chat.link).to_have_text("Reconnecting")
+    cut(own_chat, server)
     clock.fast_forward(400)
     expect(own_chat.link).to_have_text("Connected")

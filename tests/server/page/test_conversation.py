@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from .chat_page import answered, begun
+
 if TYPE_CHECKING:
     from .chat_page import ChatPage
     from .fake_server import FakeServer
@@ -66,8 +68,7 @@ def test_reasoning_is_folded_away_and_sent_with_the_conversation(
     expect(thoughts).to_be_visible()
     exchange.complete(9)
     expect(chat.button("Send")).to_be_visible()
-    chat.page.reload()
-    expect(chat.link).to_have_text("Connected")
+    chat.reload()
     expect(thoughts).to_have_text("Shall I <b>?")
     chat.ask("Again.")
     assert server.next_exchange().request["input"] == [
@@ -122,9 +123,7 @@ def test_an_answer_cut_at_the_limit_says_so(chat: ChatPage, server: FakeServer) 
 def test_stopping_cancels_at_the_server_and_keeps_the_text(
     chat: ChatPage, server: FakeServer, way: str
 ) -> None:
-    chat.ask(STORY)
-    exchange = server.next_exchange().created().say("Once upon")
-    expect(chat.answer).to_have_text("Once upon")
+    exchange = begun(chat, server, STORY, "Once upon")
     if way == "button":
         chat.button("Stop the answer").click()
     else:
@@ -140,9 +139,7 @@ def test_stopping_cancels_at_the_server_and_keeps_the_text(
 def test_what_still_comes_for_a_stopped_answer_stays_out_of_the_next(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    chat.ask(STORY)
-    first = server.next_exchange().created().say("Once upon")
-    expect(chat.answer).to_have_text("Once upon")
+    first = begun(chat, server, STORY, "Once upon")
     chat.page.keyboard.press("Escape")
     chat.ask("Another one.")
     second = server.next_exchange().created()
@@ -157,9 +154,7 @@ def test_what_still_comes_for_a_stopped_answer_stays_out_of_the_next(
 def test_the_last_word_on_a_stopped_answer_does_not_replace_its_successor(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    chat.ask(STORY)
-    first = server.next_exchange().created().say("Once upon")
-    expect(chat.answer).to_have_text("Once upon")
+    first = begun(chat, server, STORY, "Once upon")
     chat.page.keyboard.press("Escape")
     chat.button("Regenerate").click()
     server.next_exchange().created().say("There was").complete(3)
@@ -196,17 +191,13 @@ def test_regenerating_replaces_the_last_answer(chat: ChatPage, server: FakeServe
 
 def test_only_the_last_answer_can_be_regenerated(chat: ChatPage, server: FakeServer) -> None:
     for question in ("One?", "Two?"):
-        chat.ask(question)
-        server.next_exchange().created().say("Yes.").complete(2)
-        expect(chat.button("Send")).to_be_visible()
+        answered(chat, server, question, "Yes.", tokens=2)
     expect(chat.button("Copy")).to_have_count(2)
     expect(chat.button("Regenerate")).to_have_count(1)
 
 
 def test_a_new_chat_begins_with_nothing_of_the_old_one(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask(STORY)
-    exchange = server.next_exchange().created().say("Once")
-    expect(chat.answer).to_have_text("Once")
+    exchange = begun(chat, server, STORY, "Once")
     chat.button("New chat").click()
     expect(chat.page.get_by_text("What would you like to hear?")).to_be_visible()
     expect(chat.field).to_be_focused()
@@ -217,11 +208,8 @@ def test_a_new_chat_begins_with_nothing_of_the_old_one(chat: ChatPage, server: F
 
 
 def test_the_last_question_can_be_asked_differently(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Hello!")
-    server.next_exchange().created().say("Good day.").complete(3)
-    expect(chat.button("Send")).to_be_visible()
-    chat.ask("Tell me a stroy.")
-    server.next_exchange().created().say("What?").complete(2)
+    answered(chat, server, "Hello!", "Good day.", tokens=3)
+    answered(chat, server, "Tell me a stroy.", "What?", tokens=2)
     expect(chat.button("Edit")).to_have_count(1)
     chat.button("Edit").click()
     expect(chat.field).to_have_value("Tell me a stroy.")
@@ -301,15 +289,13 @@ def test_a_late_answer_of_the_server_before_names_no_model(
 def test_an_answer_keeps_the_name_of_the_model_that_gave_it(
     tab_chat: ChatPage, server: FakeServer
 ) -> None:
-    tab_chat.ask("Hello!")
-    server.next_exchange().created().say("Good day.").complete(3)
+    answered(tab_chat, server, "Hello!", "Good day.", tokens=3)
     speakers = tab_chat.page.locator(".answer .role")
     expect(speakers).to_have_text(["triolet-demo"])
     server.models = ["other"]
     server.drop()
     expect(tab_chat.page.locator("#model")).to_have_text("other")
-    tab_chat.ask("And you?")
-    server.next_exchange().created().say("Good evening.").complete(3)
+    answered(tab_chat, server, "And you?", "Good evening.", tokens=3)
     expect(speakers).to_have_text(["triolet-demo", "other"])
     expect(tab_chat.button("Send")).to_be_visible()
     tab_chat.page.reload()
@@ -318,8 +304,7 @@ def test_an_answer_keeps_the_name_of_the_model_that_gave_it(
 
 def test_a_copied_answer_is_the_text_of_the_answer(own_chat: ChatPage, server: FakeServer) -> None:
     own_chat.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    own_chat.ask(STORY)
-    server.next_exchange().created().say("Once\nupon <b>a</b> time.").complete(8)
+    answered(own_chat, server, STORY, "Once\nupon <b>a</b> time.", tokens=8)
     expect(own_chat.button("Copy")).to_be_visible()
     own_chat.stop_clock()
     own_chat.button("Copy").click()

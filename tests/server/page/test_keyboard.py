@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from .chat_page import answered
+
 if TYPE_CHECKING:
     from .chat_page import ChatPage
     from .fake_server import FakeServer
@@ -81,9 +83,7 @@ def test_a_question_typed_during_an_answer_is_kept(chat: ChatPage, server: FakeS
 
 
 def test_escape_does_nothing_when_nothing_is_under_way(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Hello!")
-    server.next_exchange().created().say("Good day.").complete(3)
-    expect(chat.button("Send")).to_be_visible()
+    answered(chat, server, "Hello!", "Good day.", tokens=3)
     chat.page.keyboard.press("Escape")
     expect(chat.facts).not_to_contain_text("Stopped")
 
@@ -106,17 +106,14 @@ def test_a_screen_reader_hears_the_whole_answer_once_it_is_there(
 
 
 def test_roles_are_named(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Hello!")
-    server.next_exchange().created().say("Good day.").complete(3)
+    answered(chat, server, "Hello!", "Good day.", tokens=3)
     expect(chat.page.get_by_role("heading", name="You")).to_be_attached()
     speaker = chat.page.get_by_role("log").get_by_role("heading", name=server.models[0])
     expect(speaker).to_be_visible()
 
 
 def test_every_button_has_a_name(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Hello!")
-    server.next_exchange().created().say("Good day.").complete(3)
-    expect(chat.button("Regenerate")).to_be_visible()
+    answered(chat, server, "Hello!", "Good day.", tokens=3)
     for button in chat.page.get_by_role("button").all():
         label = button.get_attribute("aria-label") or button.inner_text()
         assert label.strip(), button.inner_html()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from .chat_page import answered
 from .fake_server import STATIC
 
 if TYPE_CHECKING:
@@ -102,9 +103,7 @@ def test_nothing_is_wider_than_a_small_phone(chat: ChatPage, server: FakeServer)
     chat.page.set_viewport_size({"width": 360, "height": 640})
     wide = "[document.documentElement, scroller].some((e) => e.scrollWidth > e.clientWidth)"
     assert not chat.page.evaluate(wide)
-    chat.ask("x" * 300)
-    server.next_exchange().created().say("y" * 300 + " ", "word " * 80).complete(99)
-    expect(chat.button("Regenerate")).to_be_visible()
+    answered(chat, server, "x" * 300, "y" * 300 + " ", "word " * 80, tokens=99)
     assert not chat.page.evaluate(wide)
     chat.ask("And an error?")
     server.next_exchange().refuse(400, "new", "z" * 300)
@@ -142,8 +141,7 @@ def test_reading_follows_the_end_unless_the_reader_scrolled_away(
 def test_the_end_stays_in_sight_when_a_phones_keyboard_opens(
     chat: ChatPage, server: FakeServer
 ) -> None:
-    chat.ask("Tell me a story.")
-    server.next_exchange().created().say("line\n" * 60).complete(99)
+    answered(chat, server, "Tell me a story.", "line\n" * 60, tokens=99)
     expect(chat.button("Regenerate")).to_be_in_viewport()
     chat.page.set_viewport_size({"width": 360, "height": 320})
     expect(chat.button("Regenerate")).to_be_in_viewport()

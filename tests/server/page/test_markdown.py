@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from .chat_page import answered, begun
+
 if TYPE_CHECKING:
     from .chat_page import ChatPage
     from .fake_server import FakeServer
@@ -70,9 +72,7 @@ WATCH_POLICY = """() => {
 
 
 def test_an_answer_is_shown_with_its_form(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Show me")
-    server.next_exchange().created().say(*STORY.splitlines(keepends=True)).complete(9)
-    expect(chat.button("Regenerate")).to_be_visible()
+    answered(chat, server, "Show me", *STORY.splitlines(keepends=True), tokens=9)
     answer = chat.answer
     expect(answer.get_by_role("heading", name="A story")).to_be_visible()
     expect(answer.locator("em")).to_have_text(["one", "ways"])
@@ -96,9 +96,7 @@ def test_hostile_text_runs_loads_and_hides_nothing(chat: ChatPage, server: FakeS
     chat.page.evaluate(WATCH_POLICY)
     asked: list[str] = []
     chat.page.on("request", lambda request: asked.append(request.url))
-    chat.ask("Show me")
-    server.next_exchange().created().say(HOSTILE, ZALGO).complete(9)
-    expect(chat.button("Regenerate")).to_be_visible()
+    answered(chat, server, "Show me", HOSTILE, ZALGO, tokens=9)
     answer = chat.answer
     expect(answer.locator("img, script, iframe, object, style, form, input")).to_have_count(0)
     addresses = answer.locator("a").evaluate_all("links => links.map((link) => link.href)")
@@ -117,8 +115,7 @@ def test_hostile_text_runs_loads_and_hides_nothing(chat: ChatPage, server: FakeS
 
 
 def test_a_text_without_form_stays_as_it_was_written(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Plainly")
-    server.next_exchange().created().say("one\n", "two  three").complete(3)
+    answered(chat, server, "Plainly", "one\n", "two  three", tokens=3)
     expect(chat.facts).to_contain_text("3 tokens")
     assert chat.answer.evaluate("node => node.textContent") == "one\ntwo  three"
     expect(chat.answer.locator("*")).to_have_count(1)
@@ -131,9 +128,7 @@ def test_a_text_that_grew_looks_as_if_it_had_come_at_once(chat: ChatPage) -> Non
 
 
 def test_growing_text_leaves_a_selection_alone(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Tell me a story.")
-    exchange = server.next_exchange().created().say("Once upon a time")
-    expect(chat.answer).to_have_text("Once upon a time")
+    exchange = begun(chat, server, "Tell me a story.", "Once upon a time")
     chat.page.evaluate(
         "getSelection().setBaseAndExtent(document.querySelector('.answer .text p').firstChild, 5,"
         " document.querySelector('.answer .text p').firstChild, 9)"
@@ -180,9 +175,7 @@ def test_formulas_are_set_and_everything_else_stays_text(
 ) -> None:
     chat = tab_chat
     chat.page.evaluate(WATCH_POLICY)
-    chat.ask("Show me")
-    server.next_exchange().created().say(*FORMULAS.splitlines(keepends=True)).complete(9)
-    expect(chat.button("Regenerate")).to_be_visible()
+    answered(chat, server, "Show me", *FORMULAS.splitlines(keepends=True), tokens=9)
     answer = chat.answer
     expect(answer.locator("span.math math")).to_have_count(2)
     expect(answer.locator("div.math math")).to_have_count(2)

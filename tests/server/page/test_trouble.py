@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
+
+from .chat_page import answered
 
 if TYPE_CHECKING:
     from .chat_page import ChatPage
@@ -18,10 +20,17 @@ MARKUP = (
 )
 
 
-def test_an_error_is_explained_and_can_be_tried_again(chat: ChatPage, server: FakeServer) -> None:
+def refused(chat: ChatPage, server: FakeServer, *refusal: Any, shown: str) -> None:  # noqa: ANN401
+    """Ask, and wait until the page has told the refusal so."""
     chat.ask("Hello!")
-    server.next_exchange().refuse(503, "draining", "internal words")
-    expect(chat.problem).to_contain_text("The server is about to restart.")
+    server.next_exchange().refuse(*refusal)
+    expect(chat.problem).to_contain_text(shown)
+
+
+def test_an_error_is_explained_and_can_be_tried_again(chat: ChatPage, server: FakeServer) -> None:
+    refused(
+        chat, server, 503, "draining", "internal words", shown="The server is about to restart."
+    )
     expect(chat.problem).not_to_contain_text("internal words")
     chat.button("Try again").click()
     server.next_exchange().created().say("Good day.").complete(3)
@@ -30,18 +39,21 @@ def test_an_error_is_explained_and_can_be_tried_again(chat: ChatPage, server: Fa
 
 
 def test_a_chat_that_is_too_long_offers_a_new_one(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Hello!")
-    server.next_exchange().refuse(400, "context_length_exceeded", "2049 of 2048 tokens")
-    expect(chat.problem).to_contain_text("too long for the model")
+    refused(
+        chat,
+        server,
+        400,
+        "context_length_exceeded",
+        "2049 of 2048 tokens",
+        shown="too long for the model",
+    )
     chat.button("Start a new chat").click()
     expect(chat.page.locator(".turn")).to_have_count(0)
     expect(chat.field).to_be_focused()
 
 
 def test_what_nobody_can_mend_offers_no_button(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Hello!")
-    server.next_exchange().refuse(429, "insufficient_quota", "used up")
-    expect(chat.problem).to_contain_text("The quota is used up.")
+    refused(chat, server, 429, "insufficient_quota", "used up", shown="The quota is used up.")
     expect(chat.problem.get_by_role("button")).to_have_count(0)
 
 
@@ -73,16 +85,13 @@ def test_markup_stays_text_wherever_it_comes_from(chat: ChatPage, server: FakeSe
     expect(chat.button("Send")).to_be_visible()
     expect(chat.answer).to_have_text(MARKUP)
     expect(chat.page.locator(".question .text").last).to_have_text(MARKUP)
-    chat.ask("And an error?")
-    server.next_exchange().refuse(400, MARKUP, MARKUP)
-    expect(chat.problem).to_contain_text(MARKUP)
+    refused(chat, server, 400, MARKUP, MARKUP, shown=MARKUP)
     assert chat.page.locator("img, .turn script").count() == 0
     assert chat.page.evaluate("window.broken") is None
 
 
 def test_line_breaks_and_spaces_survive(chat: ChatPage, server: FakeServer) -> None:
-    chat.ask("Hello!")
-    server.next_exchange().created().say("a\n\n", "   b").complete(4)
+    answered(chat, server, "Hello!", "a\n\n", "   b", tokens=4)
     expect(chat.answer).to_contain_text("b")
     expect(chat.button("Send")).to_be_visible()
     assert chat.answer.inner_text() == "a\n\n   b"

@@ -27,9 +27,7 @@ def brought_to(world: World, phase: Phase, *, max_tokens: int = 200) -> Reader:
     """Submit a request and bring it into a phase, with no frame under way."""
     decode, prefill = world.worker(world.decode), world.worker(world.prefill)
     if phase is Phase.QUEUED:
-        world.decode.row_credit = 0
-        world.beat(decode)
-        world.deliver()
+        world.announce(world.decode, row_credit=0)
     reader = world.submit(make_request(max_tokens=max_tokens))
     if phase in (Phase.QUEUED, Phase.RESERVING):
         world.up[decode].clear()

@@ -29,7 +29,7 @@ from triolet.pooling import VectorForm
 from triolet.service_class import Scheduling, ServiceClass
 
 from .fakes import make_request
-from .test_fair_queue import place
+from .test_fair_queue import all_turns, next_turn, place
 from .world import World
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class Scene:
     def __init__(self, tokens_per_s: float, rows: int = 16) -> None:
         world = World()
         world.prefill.prompt_tokens_per_s = tokens_per_s
-        for worker in world.workers:
-            world.greet(worker)
+        world.greet_all()
         self.now = 0.0
         self.line: FairQueue[str] = FairQueue(QueueConfig())
         self.line.note_pools(10**6, rows)
@@ -162,17 +161,12 @@ def test_the_pace_of_a_line_is_seen_while_it_leaves_rows_to_others() -> None:
     for scheduling in both:
         for _ in range(100):
             scene.wait(scheduling, 100)
-    running = []
-    while (turn := scene.line.first()) is not None:
-        scene.line.take(turn)
-        running.append(turn)
+    running = all_turns(scene.line)
     assert scene.line.classes[D].is_waiting
     for number in range(60):
         scene.sweep(1.0)
         scene.line.end(running.pop(0), 10)
-        turn = scene.line.first()
-        assert turn is not None
-        scene.line.take(turn)
+        turn = next_turn(scene.line)
         running.append(turn)
         scene.admission.overload.prediction.left(100, scene.now)
         scene.wait(both[number % 2], 100)
@@ -191,11 +185,7 @@ def test_rows_that_one_class_leaves_free_are_for_those_below_it() -> None:
     critical = Scheduling("critical", service_class=ServiceClass.CRITICAL)
     for number in range(100):
         line.add(f"critical {number}", place(critical))
-    num_running = 0
-    while (turn := line.first()) is not None:
-        line.take(turn)
-        num_running += 1
-    assert num_running < 64
+    assert len(all_turns(line)) < 64
     line.add("seldom", place(Scheduling("seldom")))
     assert line.first() == "seldom"
     # No request that could go is passed by it, so it lets none pass.
@@ -359,8 +349,7 @@ def test_who_waits_in_vain_is_swept_when_its_first_token_is_too_late() -> None:
 
 def test_brownout_pauses_inputs_of_batches_too() -> None:
     world = World()
-    world.prefill.token_credit = 0
-    world.greet(world.worker(world.prefill))
+    world.announce(world.prefill, token_credit=0)
     scheduling = Scheduling(service_class=ServiceClass.BATCH)
     for number in range(2):
         request = input_request(
@@ -376,15 +365,3 @@ def test_brownout_pauses_inputs_of_batches_too() -> None:
     world.requests.admission.overload.brownout.level = Level.NORMAL
     world.sweep()
     assert line.first() is not None
-
-
-def test_who_waits_by_its_own_limit_holds_up_no_batch() -> None:
-    world = World(token_window=4)
-    scheduling = Scheduling("limited", max_running=1)
-    world.submit(make_request(1, max_tokens=100, scheduling=scheduling))
-    world.settle(read=False)
-    waiting = world.submit(make_request(2, scheduling=scheduling))
-    assert waiting.request.phase is Phase.QUEUED
-    assert not world.requests.background.is_urgent()
-    world.submit(make_request(3))
-    assert world.requests.background.is_urgent()

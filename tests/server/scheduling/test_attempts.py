@@ -25,8 +25,7 @@ def test_a_lost_decode_worker_costs_no_token_in_any_phase(phase: Phase) -> None:
     world = World(num_decodes=2)
     reader = brought_to(world, phase)
     world.lose(world.worker(world.decode))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
     assert reader.text == text_of(completion_ids(0, 200))
     [replay] = [f for f in world.decodes[1].received if isinstance(f, Reserve)]
     assert replay.attempt == 1
@@ -55,18 +54,15 @@ def test_a_lost_prefill_worker_before_the_hand_over_begins_again() -> None:
     world = World(num_prefills=2)
     reader = brought_to(world, Phase.PREFILLING)
     world.lose(world.worker(world.prefill))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
     assert reader.request.num_attempts == 2
-    world.check_idle()
 
 
 def test_a_lost_prefill_worker_after_the_hand_over_does_not_matter() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
     world.lose(world.worker(world.prefill))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
     assert reader.request.num_attempts == 1
 
 
@@ -102,10 +98,8 @@ def test_preemption_does_not_count_as_a_failure() -> None:
         world.compute(world.worker(world.prefill))
         world.compute(world.worker(world.decode))
         world.deliver()
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
     assert reader.request.num_attempts == 5
-    world.check_idle()
 
 
 def test_attempts_that_fail_are_bounded() -> None:
@@ -138,9 +132,7 @@ def test_a_stream_that_gets_on_outlives_any_number_of_workers() -> None:
         world.greet(world.worker(next(fake for fake in world.decodes if fake.epoch > busy.epoch)))
         world.decodes.reverse()
     assert reader.request.num_attempts == 9
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
-    world.check_idle()
+    world.complete(reader, 200)
 
 
 @pytest.mark.parametrize(
@@ -155,17 +147,14 @@ def test_a_refusal_waits_a_moment_and_counts_for_nothing(reason: RefuseReason) -
         assert reader.request.phase is Phase.QUEUED
         world.sweep(0.25)
     world.decode.refusal = None
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
-    world.check_idle()
+    world.complete(reader, 16)
 
 
 def test_a_refused_request_goes_to_another_worker_at_once() -> None:
     world = World(num_decodes=2)
     world.decode.refusal = RefuseReason.NO_BLOCKS
     reader = world.submit(make_request())
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     assert [f for f in world.decodes[1].received if isinstance(f, Reserve)]
 
 
@@ -194,10 +183,8 @@ def test_requests_wait_for_a_worker_that_restarts() -> None:
     world = World(connect=False)
     reader = world.submit(make_request())
     world.sweep(20.0)
-    for worker in world.workers:
-        world.greet(worker)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.greet_all()
+    world.complete(reader, 16)
 
 
 def test_requests_do_not_wait_for_a_worker_that_stays_away() -> None:
@@ -249,6 +236,4 @@ def test_a_prefill_that_ends_without_a_token_leads_to_a_new_attempt(reason: EndR
     ended = Ended(*key, reason, num_tokens=0, freed_blocks=0)
     world.hear(world.worker(world.prefill), ended)
     assert len(reader.request.faults) == (reason is not EndReason.DRAIN)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
-    world.check_idle()
+    world.complete(reader, 200)

@@ -34,8 +34,7 @@ def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
     assert not background.is_urgent()
     world.submit(make_request(3, scheduling=Scheduling("other")))
     assert background.is_urgent()
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_while_batches_are_paused_none_begins() -> None:
@@ -71,8 +70,7 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
 
 def test_inputs_that_wait_cost_the_streams_of_batches_nothing() -> None:
     world = World()
-    world.prefill.token_credit = 0
-    world.greet(world.worker(world.prefill))
+    world.announce(world.prefill, token_credit=0)
     world.requests.submit(
         [input_request(bytes([n]) * 16, (1, 2), VectorForm(), 600.0) for n in range(200)], world.now
     )

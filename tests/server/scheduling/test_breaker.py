@@ -141,13 +141,6 @@ def test_what_began_before_it_opened_changes_nothing() -> None:
     assert breaker.state is S.HALF_OPEN
 
 
-def test_a_new_life_begins_closed() -> None:
-    breaker = tripped()
-    breaker.reset()
-    assert breaker.is_admitting
-    assert breaker.state is S.CLOSED
-
-
 @pytest.mark.parametrize(
     ("num_workers", "num_failing", "num_out"),
     [(1, 1, 0), (2, 1, 1), (2, 2, 1), (3, 2, 1), (5, 5, 2), (6, 4, 3), (4, 1, 1), (4, 0, 0)],

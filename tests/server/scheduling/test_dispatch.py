@@ -270,24 +270,19 @@ def test_limits_follow_what_workers_said_last() -> None:
 
 def test_a_long_line_is_refused_by_the_conductor() -> None:
     world = World(max_queued_requests=3)
-    world.decode.row_credit = 1
-    world.beat(world.workers[1])
-    world.deliver()
+    world.announce(world.decode, row_credit=1)
     for number in range(1, 5):
         world.submit(make_request(number, prompt="x" * 100))
     with pytest.raises(RequestError, match="3 requests wait") as refusal:
         world.submit(make_request(9))
     assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
     assert refusal.value.retry_after_s == FULL_RETRY_S
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_a_slow_line_is_refused_by_the_conductor() -> None:
     world = World()
-    world.decode.row_credit = 1
-    world.beat(world.workers[1])
-    world.deliver()
+    world.announce(world.decode, row_credit=1)
     for number in range(1, 12):
         world.submit(make_request(number, prompt="x" * 100))
     world.deliver()
@@ -296,8 +291,7 @@ def test_a_slow_line_is_refused_by_the_conductor() -> None:
     with pytest.raises(RequestError, match=r"come too late, after \d\d\.\d s"):
         world.submit(make_request(99))
     world.submit(make_request(100, priority=-1))
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_waiting_for_workers_to_start_says_nothing_of_their_pace() -> None:
@@ -306,10 +300,8 @@ def test_waiting_for_workers_to_start_says_nothing_of_their_pace() -> None:
         world.submit(make_request(number, prompt="x" * 100))
         world.sweep(2.0)
     world.submit(make_request(99))
-    for worker in world.workers:
-        world.greet(worker)
-    world.settle()
-    world.check_idle()
+    world.greet_all()
+    world.end()
 
 
 def test_decode_is_told_a_tenants_weight_and_of_its_own_priorities_nothing() -> None:
@@ -322,5 +314,4 @@ def test_decode_is_told_a_tenants_weight_and_of_its_own_priorities_nothing() -> 
     tenants, nobodys = (told[number.to_bytes(16, "big")] for number in (1, 2))
     assert (tenants.weight, tenants.priority) == (4.0, scheduling.priority(0))
     assert (nobodys.weight, nobodys.priority) == (1.0, -100)
-    world.settle()
-    world.check_idle()
+    world.end()

@@ -62,8 +62,7 @@ def test_no_sweep_is_left_out_while_somebody_waits_for_workers(phase: Phase) -> 
 
 def test_no_sweep_is_left_out_while_an_input_waits_and_its_deadline_is_kept_later() -> None:
     world = World()
-    world.prefill.token_credit = 0
-    world.greet(world.worker(world.prefill))
+    world.announce(world.prefill, token_credit=0)
     requests = [input_request(bytes([n]) * 16, (1, 2, 3), VectorForm(), 600.0) for n in range(2)]
     first, second = world.requests.submit(requests, world.now)
     world.collect()
@@ -101,16 +100,6 @@ def test_no_sweep_is_left_out_while_somebody_is_held_back() -> None:
     assert not world.requests.is_restless
     world.settle()
     assert len(line.token_ids) == 100
-
-
-@pytest.mark.parametrize("phase", UNFINISHED)
-def test_no_deadline_passes_unseen(phase: Phase) -> None:
-    world = World()
-    reader = brought_to(world, phase)
-    assert due_at(reader.request, world.config) <= reader.request.deadline
-    world.now = reader.request.deadline
-    world.sweep()
-    assert reader.request.phase is Phase.FINISHED
 
 
 def test_a_stalled_reader_is_due_when_its_patience_ends() -> None:

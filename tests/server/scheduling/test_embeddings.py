@@ -81,8 +81,7 @@ def test_only_a_part_of_the_prompt_credit_is_under_way_or_one_input_that_is_larg
     token_credit: int | None, num_begun: int
 ) -> None:
     world = World()
-    world.prefill.token_credit = token_credit or world.prefill.token_credit
-    world.greet(world.worker(world.prefill))
+    world.announce(world.prefill, token_credit=token_credit or world.prefill.token_credit)
     inputs = submit(world, [request(n, "x" * 500) for n in range(20)])
     world.deliver()
     assert len(world.prefill.inputs) == num_begun
@@ -143,8 +142,7 @@ def test_an_input_that_processes_die_of_is_refused_and_takes_nobody_with_it() ->
         world.deliver()
         worker = world.worker(world.prefill)
         if any(key.request_id == bad.spec.request_id for key in world.prefill.inputs):
-            world.lose(worker)
-            world.greet(worker)
+            world.restart(worker)
         else:
             world.compute(worker)
     assert error_of(bad).code == "quarantined"
@@ -230,8 +228,7 @@ def test_a_deadline_and_the_servers_own_drain_end_it() -> None:
 
 def test_too_many_or_too_long_is_refused_whole() -> None:
     world = World(embedding=EmbeddingLimits(max_waiting_inputs=4))
-    world.prefill.token_credit = 4
-    world.greet(world.worker(world.prefill))
+    world.announce(world.prefill, token_credit=4)
     kept = submit(world, [request(n) for n in range(3)])
     with pytest.raises(RequestError, match="wait already") as refusal:
         submit(world, [request(10 + n) for n in range(3)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pytest
@@ -26,7 +26,7 @@ CONFIG = QueueConfig(
     expected_completion_tokens=EXPECTED, completion_memory=0.0, head_start_tokens=0
 )
 ORDERS = count(1)
-
+K = TypeVar("K")
 CLAIMS = [
     Scheduling("a", weight=1.0),
     Scheduling("a", weight=1.0, service_class=ServiceClass.CRITICAL),
@@ -118,6 +118,22 @@ def assert_nothing_is_left(queue: FairQueue[int], slow: SlowQueue) -> None:
         assert not line.is_waiting
 
 
+def next_turn(queue: FairQueue[K]) -> K:
+    """Take the request whose turn it is: work is conserved, one waits, so one goes."""
+    turn = queue.first()
+    assert turn is not None
+    queue.take(turn)
+    return turn
+
+
+def all_turns(queue: FairQueue[K], until: K | None = None) -> list[K]:
+    """Give turns while one may go that is not this one; return whose they were."""
+    turns = []
+    while queue.first() not in (None, until):
+        turns.append(next_turn(queue))
+    return turns
+
+
 def served(
     queue: FairQueue[int], sizes: Mapping[Scheduling, Iterator[tuple[int, int]]], num_turns: int
 ) -> dict[Scheduling, int]:
@@ -136,9 +152,7 @@ def served(
             come(scheduling)
     running: list[int] = []
     for _ in range(num_turns):
-        turn = queue.first()
-        assert turn is not None, "work is conserved: one waits, so one goes"
-        queue.take(turn)
+        turn = next_turn(queue)
         running.append(turn)
         if len(running) > 3:
             over = running.pop(0)
@@ -217,9 +231,7 @@ def test_who_idled_has_saved_nothing() -> None:
         queue.add(f"now idle {number}", place(idle, 100))
     turns = []
     for _ in range(20):
-        turn = queue.first()
-        assert turn is not None
-        queue.take(turn)
+        turn = next_turn(queue)
         turns.append("busy" in turn)
     assert 8 <= sum(turns) <= 12
 
@@ -235,9 +247,7 @@ def test_who_comes_alone_in_the_midst_of_a_flood_is_next() -> None:
     queue.add("quiet", place(quiet))
     turns = []
     while "quiet" not in turns:
-        turn = queue.first()
-        assert turn is not None
-        queue.take(turn)
+        turn = next_turn(queue)
         turns.append(turn)
     assert len(turns) <= 2
 
@@ -253,10 +263,7 @@ def test_of_a_tenant_its_priority_then_who_is_due_then_who_came_first() -> None:
         ("patient", 3, 0.0),
     ):
         queue.add(name, place(scheduling, priority=priority, due=due))
-    turns = []
-    while (turn := queue.first()) is not None:
-        queue.take(turn)
-        turns.append(turn)
+    turns = all_turns(queue)
     assert turns == ["urgent", "soon", "late", "later", "patient"]
 
 
@@ -301,9 +308,7 @@ def test_who_starts_again_keeps_its_place_and_pays_once() -> None:
     queue.take("a 1")
     turns = []
     for _ in range(8):
-        turn = queue.first()
-        assert turn is not None
-        queue.take(turn)
+        turn = next_turn(queue)
         turns.append(turn[0])
     assert sorted(turns[:4]) == ["a", "a", "b", "b"] or turns[:3].count("b") == 2
 
@@ -332,10 +337,7 @@ def test_without_fairness_rank_and_arrival_decide() -> None:
     for number in range(3):
         queue.add(f"a {number}", place(Scheduling("a"), due=9.0 - number))
         queue.add(f"b {number}", place(default, 1, due=9.0 - number))
-    turns = []
-    while (turn := queue.first()) is not None:
-        queue.take(turn)
-        turns.append(turn)
+    turns = all_turns(queue)
     assert turns == ["a 0", "b 0", "a 1", "b 1", "a 2", "b 2", "batch"]
 
 
@@ -354,10 +356,8 @@ def test_what_is_ahead_is_what_will_go_first() -> None:
         predicted = queue.tokens_ahead(place(newcomer, 0, UNKNOWN_TOKENS))
         queue.add(-1, place(newcomer, 5, max_tokens=0))
         truth = 0
-        while (turn := queue.first()) != -1:
-            assert turn is not None
-            queue.take(turn)
-            truth += tokens[turn]
+        while queue.first() != -1:
+            truth += tokens[next_turn(queue)]
         # One request of each tenant may be under way, and one group counts up to twice.
         assert (
             truth - len(schedulings) * largest
@@ -382,9 +382,7 @@ def test_tenants_that_come_once_beside_others_are_forgotten() -> None:
     for name in range(1000):
         queue.add(name, place(Scheduling(f"tenant {name}")))
         for _ in range(2):
-            turn = queue.first()
-            assert turn is not None
-            queue.take(turn)
+            turn = next_turn(queue)
             if turn < 0:
                 queue.end(turn, 10)
                 queue.add(turn, place(Scheduling("always")))

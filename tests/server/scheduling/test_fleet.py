@@ -117,6 +117,24 @@ async def read_some(stream: OutputStream, num_tokens: int) -> list[int]:
     return token_ids
 
 
+def names(cluster: Cluster) -> dict[str, str]:
+    """Return the state of each worker by name."""
+    return {worker.name: worker.state for worker in cluster.fleet.status().workers}
+
+
+@asynccontextmanager
+async def unbroken(
+    cluster: Cluster, max_tokens: int = 150, num_read: int = 20
+) -> AsyncIterator[None]:
+    """Read a part of a stream, let something happen, and check that the stream is whole."""
+    stream = cluster.fleet.submit(make_request(max_tokens=max_tokens))
+    before = await read_some(stream, num_read)
+    yield
+    after, end = await read_all(stream)
+    assert before + after == completion_ids(0, max_tokens)
+    assert isinstance(end, Finished)
+
+
 async def test_twenty_streams_at_once_are_all_exact(autojump_clock: MockClock) -> None:
     async with running() as cluster:
         results: dict[int, list[int]] = {}
@@ -136,13 +154,9 @@ async def test_a_killed_decode_worker_that_restarts_continues_every_stream(
     autojump_clock: MockClock,
 ) -> None:
     async with running() as cluster:
-        generation = cluster.fleet.submit(make_request(max_tokens=150))
-        before = await read_some(generation, 20)
-        began = trio.current_time()
-        await cluster.restart_decode()
-        after, end = await read_all(generation)
-        assert before + after == completion_ids(0, 150)
-        assert isinstance(end, Finished)
+        async with unbroken(cluster):
+            began = trio.current_time()
+            await cluster.restart_decode()
         assert trio.current_time() - began < 3.5
         cluster.check_idle()
 
@@ -169,32 +183,22 @@ async def test_a_frozen_worker_is_given_up_and_its_late_words_do_not_count(
     autojump_clock: MockClock,
 ) -> None:
     async with running() as cluster:
-        generation = cluster.fleet.submit(make_request(max_tokens=150))
-        before = await read_some(generation, 20)
-        cluster.decode_process.freeze()
-        await trio.sleep(2.0)
-        states = {worker.name: worker.state for worker in cluster.fleet.status().workers}
-        assert states == {"prefill-0": "alive", "decode-0": "dead"}
-        assert not cluster.fleet.status().is_ready
-        cluster.decode_process.thaw()
-        after, end = await read_all(generation)
-        assert before + after == completion_ids(0, 150)
-        assert isinstance(end, Finished)
+        async with unbroken(cluster):
+            cluster.decode_process.freeze()
+            await trio.sleep(2.0)
+            assert names(cluster) == {"prefill-0": "alive", "decode-0": "dead"}
+            assert not cluster.fleet.status().is_ready
+            cluster.decode_process.thaw()
         await trio.sleep(1.0)
         cluster.check_idle()
 
 
 async def test_a_partition_heals_into_a_new_attempt(autojump_clock: MockClock) -> None:
-    async with running() as cluster:
-        generation = cluster.fleet.submit(make_request(max_tokens=150))
-        before = await read_some(generation, 20)
+    async with running() as cluster, unbroken(cluster):
         [server] = cluster.decode_process.servers
         cluster.network.cut("mem://decode-0", server)
         await trio.sleep(3.0)
         cluster.network.heal("mem://decode-0", server)
-        after, end = await read_all(generation)
-        assert before + after == completion_ids(0, 150)
-        assert isinstance(end, Finished)
 
 
 async def test_each_attempt_has_a_kv_key_of_its_own(autojump_clock: MockClock) -> None:

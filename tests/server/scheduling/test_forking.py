@@ -57,9 +57,7 @@ def test_several_completions_need_one_prefill(routing: RoutingConfig) -> None:
 
 def test_a_fork_takes_little_of_its_worker() -> None:
     world = World(routing=OFF)
-    world.decode.num_blocks = 10
-    world.beat(world.worker(world.decode))
-    world.deliver()
+    world.announce(world.decode, num_blocks=10)
     requests = [replace(r, prompt_ids=tuple(range(1, 18))) for r in choices(3, max_tokens=2)]
     readers = world.submit_together(requests)
     world.deliver()
@@ -73,9 +71,7 @@ def test_a_fork_takes_little_of_its_worker() -> None:
 def test_where_there_is_no_room_a_completion_goes_its_own_way() -> None:
     world = World(num_decodes=2, routing=OFF)
     for decode in world.decodes:
-        decode.row_credit = 2
-        world.beat(world.worker(decode))
-    world.deliver()
+        world.announce(decode, row_credit=2)
     readers = world.submit_together(choices(4))
     world.settle()
     check_answers(readers)
@@ -151,9 +147,7 @@ def test_who_finds_no_origin_any_more_is_not_asked_to_share_again() -> None:
 
 def test_all_are_taken_or_none() -> None:
     world = World(routing=OFF, max_queued_requests=4)
-    world.decode.row_credit = 0
-    world.beat(world.worker(world.decode))
-    world.deliver()
+    world.announce(world.decode, row_credit=0)
     world.submit_together(choices(2))
     with pytest.raises(RequestError, match="wait already") as refusal:
         world.submit_together(choices(4, first=10))

@@ -54,11 +54,9 @@ def test_a_fleet_without_prefill_answers(routing: RoutingConfig) -> None:
 def test_prefill_gets_nothing_where_decode_computes_always() -> None:
     world, routes = world_of(1, routing=ALWAYS)
     reader = world.submit(make_request())
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     assert not [frame for frame in world.prefill.received if isinstance(frame, Prefill)]
     assert routes.routes == {"decode: always": 1}
-    world.check_idle()
 
 
 @pytest.mark.parametrize("phase", [Phase.RESERVING, Phase.PREFILLING, Phase.DECODING])
@@ -88,11 +86,9 @@ def test_tokens_that_overtake_their_grant_stand_for_it() -> None:
     world.deliver()
     assert reader.request.phase is Phase.DECODING
     world.hear(worker, grant)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 5)
+    world.complete(reader, 5)
     assert routes.routes == {"decode: no_prefill": 1}
     assert not routes.causes
-    world.check_idle()
 
 
 def test_a_window_whose_every_row_was_lost_is_said_again() -> None:
@@ -119,8 +115,7 @@ def test_decode_must_not_compute_what_it_was_not_asked_to() -> None:
     world.up[worker].clear()
     world.hear(worker, Grant(*reserve.key, epoch=world.decode.epoch, is_local=True))
     assert routes.causes == {"local_unasked": 1}
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
 
 
 def test_a_stream_goes_on_over_prefill_where_decode_had_computed_its_prompt_and_back() -> None:
@@ -139,8 +134,7 @@ def test_a_stream_goes_on_over_prefill_where_decode_had_computed_its_prompt_and_
     world.lose(first)
     world.deliver()
     assert world.prefill.waiting, "there is a prefill worker again"
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 60)
+    world.complete(reader, 60)
     assert routes.routes == {"decode: no_prefill": 1, "prefill: long": 1}
     world.greet(first)
     world.check_idle()
@@ -171,8 +165,7 @@ def test_a_prompt_that_decode_dies_of_is_convicted_like_one_that_prefill_dies_of
     for _ in range(2):
         world.deliver()
         assert culprit.request.phase is Phase.PREFILLING
-        world.lose(world.worker(world.decode))
-        world.greet(world.worker(world.decode))
+        world.restart(world.worker(world.decode))
     world.settle()
     assert culprit.failed.error.code == "quarantined"
 
@@ -185,8 +178,7 @@ def test_a_suspect_does_not_wait_for_ever_for_a_prefill_worker() -> None:
     world.sweep(RoutingConfig().prefill_grace_s)
     assert reader.request.phase is Phase.QUEUED
     world.sweep(RoutingConfig().suspect_grace_s)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     assert routes.routes == {"prefill: long": 1, "decode: no_prefill": 1}
 
 
@@ -197,8 +189,7 @@ def test_decode_that_ends_a_prompt_of_its_own_is_not_a_broken_path() -> None:
     [key] = world.decode.rows
     world.hear(world.worker(world.decode), world.decode.end(key, EndReason.ERROR))
     assert len(world.requests.recovery.paths) == 0
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     assert routes.causes == {"error": 1}
 
 

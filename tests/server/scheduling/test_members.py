@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from server.contract.generation import Finished
 from server.scheduling.members import MemberFile, by_model
 from server.scheduling.workers import Worker
+from tests.server.support.surface import until
 from triolet.config import AdapterConfig, ServedModelConfig, ToolParser
 from triolet.config.members import MAX_MEMBERS, Member, Members, read_members, written_members
 from triolet.errors import ConfigError, RequestError
@@ -20,10 +21,9 @@ from triolet.ids import Role
 
 from .fake_processes import FakeProcess
 from .fakes import FakeDecode, completion_ids, make_request
-from .test_fleet import Cluster, read_all, read_some, running
+from .test_fleet import Cluster, names, read_all, running, unbroken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from trio.testing import MockClock
@@ -32,11 +32,6 @@ PREFILL = (Role.PREFILL, "mem://prefill-0")
 FIRST = (Role.DECODE, "mem://decode-0")
 SECOND = (Role.DECODE, "mem://decode-1")
 POLL_S = 0.005
-PATIENCE_S = 60.0
-
-
-def names(cluster: Cluster) -> dict[str, str]:
-    return {worker.name: worker.state for worker in cluster.fleet.status().workers}
 
 
 async def second(cluster: Cluster) -> FakeDecode:
@@ -51,22 +46,18 @@ async def test_a_worker_joins_and_another_leaves_when_its_streams_have_ended(
     autojump_clock: MockClock,
 ) -> None:
     async with running() as cluster:
-        old = cluster.fleet.submit(make_request(1, max_tokens=60))
-        before = await read_some(old, 5)
-        joined = await second(cluster)
-        cluster.fleet.set_members([PREFILL, FIRST, SECOND])
-        await trio.sleep(2.0)
-        assert names(cluster) == dict.fromkeys(("prefill-0", "decode-0", "decode-1"), "alive")
-
-        cluster.fleet.set_members([PREFILL, SECOND])
-        assert names(cluster)["decode-0"] == "draining"
-        new = cluster.fleet.submit(make_request(2, max_tokens=30, seed=2))
-        token_ids, end = await read_all(new)
-        assert (token_ids, type(end)) == (completion_ids(2, 30), Finished)
-        assert joined.steps > 0
         # What began on the one that leaves ends there: nothing is computed twice.
-        token_ids, _ = await read_all(old)
-        assert before + token_ids == completion_ids(0, 60)
+        async with unbroken(cluster, 60, 5):
+            joined = await second(cluster)
+            cluster.fleet.set_members([PREFILL, FIRST, SECOND])
+            await trio.sleep(2.0)
+            assert names(cluster) == dict.fromkeys(("prefill-0", "decode-0", "decode-1"), "alive")
+            cluster.fleet.set_members([PREFILL, SECOND])
+            assert names(cluster)["decode-0"] == "draining"
+            new = cluster.fleet.submit(make_request(2, max_tokens=30, seed=2))
+            token_ids, end = await read_all(new)
+            assert (token_ids, type(end)) == (completion_ids(2, 30), Finished)
+            assert joined.steps > 0
         await trio.sleep(2.0)
         assert names(cluster) == {"prefill-0": "alive", "decode-1": "alive"}
         assert cluster.fleet.status().is_ready
@@ -77,14 +68,10 @@ async def test_a_worker_that_dies_as_it_leaves_is_left_and_its_stream_goes_on(
     autojump_clock: MockClock,
 ) -> None:
     async with running() as cluster:
-        stream = cluster.fleet.submit(make_request(1, max_tokens=60))
-        before = await read_some(stream, 5)
-        await second(cluster)
-        cluster.fleet.set_members([PREFILL, SECOND])
-        cluster.decode_process.kill()
-        token_ids, end = await read_all(stream)
-        assert before + token_ids == completion_ids(0, 60)
-        assert isinstance(end, Finished)
+        async with unbroken(cluster, 60, 5):
+            await second(cluster)
+            cluster.fleet.set_members([PREFILL, SECOND])
+            cluster.decode_process.kill()
         await trio.sleep(2.0)
         assert set(names(cluster)) == {"prefill-0", "decode-1"}
 
@@ -93,13 +80,10 @@ async def test_who_comes_back_before_it_has_left_was_never_away(
     autojump_clock: MockClock,
 ) -> None:
     async with running() as cluster:
-        stream = cluster.fleet.submit(make_request(1, max_tokens=60))
-        before = await read_some(stream, 5)
-        cluster.fleet.set_members([PREFILL])
-        await trio.sleep(0.1)
-        cluster.fleet.set_members([PREFILL, FIRST])
-        token_ids, _ = await read_all(stream)
-        assert before + token_ids == completion_ids(0, 60)
+        async with unbroken(cluster, 60, 5):
+            cluster.fleet.set_members([PREFILL])
+            await trio.sleep(0.1)
+            cluster.fleet.set_members([PREFILL, FIRST])
         await trio.sleep(2.0)
         assert names(cluster) == {"prefill-0": "alive", "decode-0": "alive"}
 
@@ -224,14 +208,6 @@ def test_each_model_has_its_members_and_an_unknown_one_is_an_error() -> None:
     x = msgspec.structs.replace(own, models=(ServedModelConfig("x", "/x"),))
     with pytest.raises(ConfigError, match="the member at b is of model 'chat'; this server has x"):
         by_model(x, ["chat"])
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while True:
-            if is_so():
-                return
-            await trio.sleep(POLL_S)
 
 
 async def test_the_last_good_file_stays_in_force(tmp_path: Path) -> None:

@@ -30,17 +30,24 @@ def died(poison: PoisonDetector, num_tokens: int, num_suspects: int, event: obje
     return poison.settle(event, has_died=True)
 
 
-def test_one_death_convicts_nothing() -> None:
-    for num_suspects in (1, 2, 20):
-        poison = PoisonDetector()
-        assert not died(poison, 5, num_suspects, "first")
-        assert not poison.isolated
-
-
-def test_two_deaths_alone_convict() -> None:
+@pytest.mark.parametrize(
+    ("suspects", "convicted", "isolated"),
+    [
+        ([1], [False], False),
+        ([2], [False], False),
+        ([20], [False], False),
+        ([20, 1], [False, True], True),
+        ([1, 1, 1, 1], [False, True, False, False], True),
+    ],
+    ids=["one alone", "one of two", "one of many", "two", "told once"],
+)
+def test_two_deaths_convict_once_and_one_convicts_nothing(
+    suspects: list[int], convicted: list[bool], isolated: bool
+) -> None:
     poison = PoisonDetector()
-    died(poison, 5, 20, "first")
-    assert died(poison, 5, 1, "second")
+    deaths = enumerate(suspects)
+    assert [died(poison, 5, num_suspects, event) for event, num_suspects in deaths] == convicted
+    assert poison.isolated is isolated
 
 
 def test_two_deaths_among_others_isolate_and_a_third_convicts() -> None:
@@ -84,11 +91,6 @@ def test_a_strike_of_a_process_that_lives_is_taken_back() -> None:
     assert not poison.isolated
     assert not poison.is_blamed
     assert died(poison, 5, 1, "another death")
-
-
-def test_a_conviction_is_told_once() -> None:
-    poison = PoisonDetector()
-    assert [died(poison, 5, 1, event) for event in range(4)] == [False, True, False, False]
 
 
 def test_more_tokens_clear() -> None:

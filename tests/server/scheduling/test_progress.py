@@ -39,12 +39,9 @@ def test_doubled_rows_are_shown_once() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
     decode = world.worker(world.decode)
-    key = reader.request.attempt.key if reader.request.attempt else None
-    assert key is not None
-    rows = [TokenRow(*key, p, i) for p, i in enumerate(completion_ids(0, 4))]
+    rows = [TokenRow(*reader.attempt.key, p, i) for p, i in enumerate(completion_ids(0, 4))]
     world.hear(decode, Tokens(9, tuple(rows)))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
 
 
 def test_rows_out_of_order_are_shown_in_order() -> None:
@@ -68,8 +65,7 @@ def test_rows_out_of_order_are_shown_in_order() -> None:
 def test_two_answers_for_one_position_are_an_error(position: int) -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     right = completion_ids(0, 200)[position]
     for token_id in (right, right + 1):
         row = TokenRow(*attempt.key, position, token_id)
@@ -82,8 +78,7 @@ def test_two_answers_for_one_position_are_an_error(position: int) -> None:
 def test_the_end_waits_for_tokens_that_ended_overtook() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING, max_tokens=200)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     have = len(reader.request.relay.token_ids)
     ids = completion_ids(0, have + 2)
     world.decode.rows.clear()
@@ -126,8 +121,7 @@ def test_usage_has_what_prefill_found_cached_where_decodes_end_overtakes_its_fir
     assert reader.finished.reason is FinishReason.LENGTH
     assert reader.finished.usage.cached_tokens == 8
     assert len(reader.token_ids) == 1
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 @pytest.mark.parametrize(
@@ -154,8 +148,7 @@ def test_an_end_does_not_wait_for_a_first_token_that_will_not_come(event: str) -
     world.read(reader)
     assert reader.finished.reason is FinishReason.LENGTH
     assert reader.finished.usage.cached_tokens == 4
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_tokens_that_never_come_lead_to_a_new_attempt() -> None:
@@ -164,9 +157,7 @@ def test_tokens_that_never_come_lead_to_a_new_attempt() -> None:
     world.sweep(1.0)
     assert reader.request.phase is Phase.FINISHING
     world.sweep(1.0)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
-    world.check_idle()
+    world.complete(reader, 200)
 
 
 def test_more_tokens_than_credit_end_the_attempt() -> None:
@@ -183,11 +174,9 @@ def test_more_tokens_than_credit_end_the_attempt() -> None:
 def test_frames_of_attempts_that_are_over_change_nothing() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     old = attempt.key
-    world.lose(world.worker(world.decode))
-    world.greet(world.worker(world.decode))
+    world.restart(world.worker(world.decode))
     decode, prefill = world.worker(world.decode), world.worker(world.prefill)
     before = list(reader.request.relay.token_ids)
     row = TokenRow(*old, len(before), 1)
@@ -201,16 +190,13 @@ def test_frames_of_attempts_that_are_over_change_nothing() -> None:
     late_first = FirstToken(*old, row, cached_tokens=0, queue_s=0, compute_s=0)
     world.hear(prefill, late_first)
     assert reader.request.relay.token_ids == before
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
-    world.check_idle()
+    world.complete(reader, 200)
 
 
 def test_a_grant_of_an_earlier_life_is_not_taken() -> None:
     world = World()
     reader = brought_to(world, Phase.RESERVING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     grant = Grant(*attempt.key, epoch=world.decode.epoch + 7)
     world.hear(attempt.pair.decode, grant)
     assert reader.request.phase is Phase.RESERVING
@@ -255,15 +241,13 @@ def test_a_prefill_that_has_forgotten_what_it_shipped_does_not_matter() -> None:
     world.down[prefill].clear()
     [key] = world.decode.rows
     world.hear(prefill, Ended(*key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
 
 
 def test_an_attempt_that_decode_does_not_know_yet_is_ended_before_it_begins() -> None:
     world = World(max_attempts=1)
     reader = brought_to(world, Phase.RESERVING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     unknown = Ended(*attempt.key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0)
     world.hear(attempt.pair.decode, unknown)
     world.read(reader)
@@ -278,8 +262,7 @@ def test_an_attempt_that_decode_does_not_know_yet_is_ended_before_it_begins() ->
 def test_what_decode_says_after_it_has_ended_changes_nothing(reason: EndReason) -> None:
     world = World(max_attempts=1)
     reader = brought_to(world, Phase.FINISHING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     again = Ended(*attempt.key, reason, num_tokens=9, freed_blocks=0)
     world.hear(attempt.pair.decode, again)
     assert reader.request.phase is Phase.FINISHING
@@ -289,8 +272,7 @@ def test_what_decode_says_after_it_has_ended_changes_nothing(reason: EndReason) 
 def test_fewer_tokens_than_the_client_has_are_an_error() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
-    attempt = reader.request.attempt
-    assert attempt is not None
+    attempt = reader.attempt
     ended = Ended(*attempt.key, EndReason.LENGTH, num_tokens=1, freed_blocks=0)
     world.hear(attempt.pair.decode, ended)
     world.read(reader)
@@ -307,8 +289,7 @@ def test_tokens_of_decode_prove_the_hand_over() -> None:
     world.deliver()
     assert prefill.live_keys == []
     world.lose(prefill)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
+    world.complete(reader, 200)
     assert reader.request.num_attempts == 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue
 from triolet.service_class import Scheduling, ServiceClass
 
-from .test_fair_queue import CONFIG, place
+from .test_fair_queue import CONFIG, all_turns, place
 
 
 def test_who_waits_by_its_own_limit_is_ahead_of_nobody_but_itself() -> None:
@@ -47,10 +47,7 @@ def test_who_had_one_stream_running_has_saved_nothing() -> None:
     for number in range(200):
         queue.add(f"keeps {number}", place(keeps))
     queue.add("quiet", place(quiet))
-    turns = []
-    while (turn := queue.first()) is not None and turn != "quiet":
-        queue.take(turn)
-        turns.append(turn)
+    turns = all_turns(queue, until="quiet")
     assert len(turns) <= 2
 
 
@@ -61,10 +58,7 @@ def test_rows_that_a_higher_class_leaves_are_for_whoever_may_have_them() -> None
     queue.add("low 0", place(low))
     for number in range(32):
         queue.add(f"loud {number}", place(loud))
-    turns = []
-    while (turn := queue.first()) is not None and turn != "low 0":
-        queue.take(turn)
-        turns.append(turn)
+    turns = all_turns(queue, until="low 0")
     assert len(turns) == 14
     assert queue.first() == queue.first(is_aged_too=False) == "low 0"
     assert not queue.lets_pass("low 0"), "a higher one may not go, so none passes"

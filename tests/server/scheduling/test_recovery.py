@@ -139,18 +139,15 @@ def test_a_prefill_worker_that_fails_is_left_out_tried_and_used_again() -> None:
     assert worker.breaker.state is BreakerState.OPEN
     world.sweep(1.0)
     reader = world.submit(make_request(1))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     assert seen.breakers == ["open", "half_open", "closed"]
-    world.check_idle()
 
 
 def test_the_only_worker_is_never_left_out() -> None:
     world = World()
     trip(world, world.decode)
     reader = world.submit(make_request(1))
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
 
 
 @pytest.mark.parametrize(("has_restarted", "state"), [(True, "closed"), (False, "open")])
@@ -234,8 +231,7 @@ def test_what_is_nobodys_fault_is_free() -> None:
         [key] = world.decode.rows
         world.hear(world.worker(world.decode), world.decode.end(key, EndReason.PREEMPTED))
         world.prefill.waiting.clear()
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     assert world.requests.recovery.budget.tokens == 1
 
 
@@ -254,20 +250,16 @@ def test_a_pair_that_lost_one_another_is_not_paired_again_if_there_is_another(
 ) -> None:
     world = World(num_prefills, num_decodes)
     reader = brought_to(world, Phase.PREFILLING)
-    assert reader.request.attempt is not None
-    before = reader.request.attempt.pair
+    before = reader.attempt.pair
     world.prefill.waiting.clear()
-    lost = Ended(*reader.request.attempt.key, EndReason.PEER_LOST, 0, 0)
+    lost = Ended(*reader.attempt.key, EndReason.PEER_LOST, 0, 0)
     world.hear(before.prefill, lost)
-    assert reader.request.attempt is not None
-    after = reader.request.attempt.pair
+    after = reader.attempt.pair
     assert (after == before) == (num_prefills == num_decodes == 1)
     assert all(worker.breaker.state.value == "closed" for worker in world.workers)
     world.sweep(world.config.recovery.path_avoid_s + 1.0)
     assert len(world.requests.recovery.paths) == 0
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
-    world.check_idle()
+    world.complete(reader, 200)
 
 
 def test_prefill_whose_kv_is_unwanted_leaves_the_word_to_decode() -> None:
@@ -288,8 +280,7 @@ def test_frames_that_count_for_nothing_are_counted_by_reason() -> None:
     world = World(num_decodes=2)
     seen = Seen(world)
     reader = brought_to(world, Phase.DECODING)
-    assert reader.request.attempt is not None
-    attempt = reader.request.attempt
+    attempt = reader.attempt
     decode = world.worker(world.decode)
     world.hear(decode, Grant(*attempt.key, epoch=world.decode.epoch))
     world.hear(decode, Tokens(1, (TokenRow(b"?" * 16, 0, 0, 1),)))
@@ -304,9 +295,7 @@ def test_workers_that_leave_by_themselves_are_held_against_nobody(phase: Phase) 
     seen = Seen(world)
     reader = brought_to(world, phase)
     for _ in range(5):
-        attempt = reader.request.attempt
-        assert attempt is not None
-        for worker in attempt.pair:
+        for worker in reader.attempt.pair:
             world.lose(worker, FAREWELL)
             world.greet(worker)
     world.settle()
@@ -345,9 +334,8 @@ def test_a_long_pause_of_our_own_costs_an_attempt_and_counts_for_nobody() -> Non
     world.decode.rows.clear()  # its leases ran out
     for down in world.down.values():
         down.clear()
-    for worker in world.workers:
-        world.greet(worker)
-        assert worker.breaker.state.value == "closed"
+    world.greet_all()
+    assert all(worker.breaker.state.value == "closed" for worker in world.workers)
     world.settle()
     assert reader.request.faults == []
     assert reader.token_ids == completion_ids(0, 200)
@@ -362,8 +350,7 @@ def test_a_pause_is_not_held_against_a_client_that_does_not_read() -> None:
     world.settle(read=False)
     world.now += world.config.stall_timeout_s + 5.0
     world.requests.note_pause(world.now)
-    for worker in world.workers:
-        world.greet(worker)
+    world.greet_all()
     world.sweep()
     assert reader.request.phase is not Phase.FINISHED
     world.sweep(world.config.stall_timeout_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 import weakref
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +19,9 @@ from triolet.ids import AttemptKey
 from triolet.sampling import SamplingParams
 
 from .world import TEXT, World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RID = b"r" * 16
 
@@ -44,63 +48,61 @@ def run(relay: Relay, ids: list[int]) -> tuple[str, list[int], RelayEnd | None]:
     return event.text, list(event.token_ids), end
 
 
-def test_deltas_of_many_tokens_are_merged() -> None:
-    assert run(relay_of(), list("aé日".encode())) == ("aé日", list("aé日".encode()), None)
+LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
+DOT = {"max_tokens": 9, "stop_token_ids": (0x2E,)}
 
 
-def test_the_end_token_is_hidden_and_flushes_what_was_held_back() -> None:
-    relay = relay_of(stop=("ab!",))
-    text, ids, end = run(relay, [*b"xab", EOS_ID])
-    assert (text, ids) == ("xab", [*b"xab", EOS_ID])
-    assert end == RelayEnd(FinishReason.STOP)
-
-
-def test_the_last_token_allowed_flushes_half_a_character() -> None:
-    relay = relay_of(sampling=SamplingParams(max_tokens=2))
-    assert run(relay, [0x61, 0xC3]) == ("a\ufffd", [0x61, 0xC3], RelayEnd(FinishReason.LENGTH))
-
-
-def test_a_stop_string_wins_over_the_last_token_allowed() -> None:
-    relay = relay_of(sampling=SamplingParams(max_tokens=3), stop=("c",))
-    assert run(relay, list(b"abc")) == ("ab", list(b"abc"), RelayEnd(FinishReason.STOP, "c"))
-
-
-def test_half_a_character_can_complete_a_stop_string() -> None:
-    relay = relay_of(sampling=SamplingParams(max_tokens=2), stop=("a\ufffd",))
-    text, _, end = run(relay, [0x61, 0xC3])
-    assert (text, end) == ("", RelayEnd(FinishReason.STOP, "a\ufffd"))
-
-
-def test_a_stop_token_is_hidden_unless_it_shall_be_included() -> None:
-    sampling = SamplingParams(max_tokens=9, stop_token_ids=(0x2E,))
-    assert run(relay_of(sampling=sampling), list(b"a.")) == (
-        "a",
-        list(b"a."),
-        RelayEnd(FinishReason.STOP, is_by_stop_token=True),
-    )
-    assert run(relay_of(sampling=sampling, include_stop=True), list(b"a."))[0] == "a."
-
-
-def test_before_min_tokens_nothing_ends() -> None:
-    sampling = SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(0x2E,))
-    end = run(relay_of(sampling=sampling), list(b"..."))[2]
-    assert end == RelayEnd(FinishReason.STOP, is_by_stop_token=True)
-
-
-def test_an_end_token_of_the_model_s_is_its_own_whoever_names_it() -> None:
-    sampling = SamplingParams(max_tokens=9, stop_token_ids=(EOS_ID,))
-    assert run(relay_of(sampling=sampling), [0x61, EOS_ID])[2] == RelayEnd(FinishReason.STOP)
-
-
-def test_ignored_end_tokens_do_not_end() -> None:
-    sampling = SamplingParams(max_tokens=9, ignore_eos=True)
-    text, _, end = run(relay_of(sampling=sampling), [0x61, EOS_ID, 0x62])
-    assert (text, end) == ("ab", None)
-
-
-def test_special_tokens_are_shown_on_demand() -> None:
-    assert run(relay_of(), [PAD_ID])[0] == ""
-    assert run(relay_of(skip_special_tokens=False), [PAD_ID])[0] == "<|pad|>"
+@pytest.mark.parametrize(
+    ("sampling", "changes", "ids", "text", "end"),
+    [
+        pytest.param({}, {}, "aé日".encode(), "aé日", None, id="deltas are merged"),
+        pytest.param(
+            {}, {"stop": ("ab!",)}, [*b"xab", EOS_ID], "xab", RelayEnd(STOP),
+            id="the end token is hidden and flushes what was held back",
+        ),
+        pytest.param(
+            {"max_tokens": 2}, {}, [0x61, 0xC3], "a\ufffd", RelayEnd(LENGTH),
+            id="the last token allowed flushes half a character",
+        ),
+        pytest.param(
+            {"max_tokens": 3}, {"stop": ("c",)}, b"abc", "ab", RelayEnd(STOP, "c"),
+            id="a stop string wins over the last token allowed",
+        ),
+        pytest.param(
+            {"max_tokens": 2}, {"stop": ("a\ufffd",)}, [0x61, 0xC3], "", RelayEnd(STOP, "a\ufffd"),
+            id="half a character can complete a stop string",
+        ),
+        pytest.param(
+            DOT, {}, b"a.", "a", RelayEnd(STOP, is_by_stop_token=True), id="a stop token is hidden"
+        ),
+        pytest.param(
+            DOT, {"include_stop": True}, b"a.", "a.", RelayEnd(STOP, is_by_stop_token=True),
+            id="unless it shall be included",
+        ),
+        pytest.param(
+            DOT | {"min_tokens": 2}, {}, b"...", "..", RelayEnd(STOP, is_by_stop_token=True),
+            id="before min_tokens nothing ends",
+        ),
+        pytest.param(
+            {"max_tokens": 9, "stop_token_ids": (EOS_ID,)}, {}, [0x61, EOS_ID], "a",
+            RelayEnd(STOP), id="an end token is the model's own whoever names it",
+        ),
+        pytest.param(
+            {"max_tokens": 9, "ignore_eos": True}, {}, [0x61, EOS_ID, 0x62], "ab", None,
+            id="ignored end tokens do not end",
+        ),
+        pytest.param({}, {}, [PAD_ID], "", None, id="special tokens are hidden"),
+        pytest.param(
+            {}, {"skip_special_tokens": False}, [PAD_ID], "<|pad|>", None, id="or shown on demand"
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_reader_sees_of_tokens_and_how_they_end(
+    sampling: dict[str, Any], changes: dict[str, object], ids: Sequence[int], text: str,
+    end: RelayEnd | None,
+) -> None:  # fmt: skip
+    relay = relay_of(sampling=SamplingParams(**{"max_tokens": 1000} | sampling), **changes)
+    assert run(relay, list(ids)) == (text, list(ids), end)
 
 
 def test_logprobs_come_with_text_and_bytes() -> None:

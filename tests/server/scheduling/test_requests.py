@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from server.contract.generation import AutoChoice, CancelReason, Cost, FinishReason, Usage
+from server.scheduling.attempt import due_at
 from server.scheduling.request import Phase
 from simulation.charges import RecordingCharges
 from tests.server.tiny_text import EOS_ID
@@ -24,25 +26,33 @@ from .fakes import LINK, completion_ids, make_request
 from .stages import UNFINISHED, brought_to, text_of
 from .world import World
 
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from server.contract.generation import GenerationRequest
+
+
+def line_of(world: World, request: GenerationRequest) -> MutableMapping[str, Any]:
+    """Answer a request, and return its line in the log."""
+    with capture_logs() as logs:
+        world.submit(request)
+        world.settle()
+    [line] = [one for one in logs if one["event"] == "request_ended"]
+    return line
+
 
 def test_its_line_in_the_log_names_the_version_of_its_model() -> None:
     for digest, shown in (("sha256:1", "sha256:1"), ("", None)):
         world = World(model_name="chat", model_digest=digest)
-        with capture_logs() as logs:
-            world.submit(make_request(max_tokens=3))
-            world.settle()
-        [line] = [one for one in logs if one["event"] == "request_ended"]
+        line = line_of(world, make_request(max_tokens=3))
         assert (line["model"], line["model_digest"]) == ("chat", shown)
 
 
 def test_its_line_in_the_log_names_its_tenant() -> None:
     world = World()
     for number, tenant in enumerate(("alice", "")):
-        with capture_logs() as logs:
-            request = make_request(number, max_tokens=3)
-            world.submit(replace(request, scheduling=Scheduling(tenant)))
-            world.settle()
-        [line] = [one for one in logs if one["event"] == "request_ended"]
+        request = make_request(number, max_tokens=3, scheduling=Scheduling(tenant))
+        line = line_of(world, request)
         assert line["tenant"] == tenant
 
 
@@ -52,10 +62,7 @@ def test_its_line_in_the_log_names_its_adapter() -> None:
     for worker in world.workers:
         worker.adapters = frozenset({b"\xab" * 32})
     for number, (adapter, shown) in enumerate(((b"", None), (b"\xab" * 32, "sha256:" + "ab" * 32))):
-        with capture_logs() as logs:
-            world.submit(replace(make_request(number, max_tokens=3), adapter=adapter))
-            world.settle()
-        [line] = [one for one in logs if one["event"] == "request_ended"]
+        line = line_of(world, replace(make_request(number, max_tokens=3), adapter=adapter))
         assert line.get("adapter_digest") == shown
 
 
@@ -78,10 +85,7 @@ def test_its_line_in_the_log_says_how_its_model_was_chosen_and_what_that_saved()
     ):
         charges = Priced(world.wrongly_charged.append) if cost else world.charges
         world.requests.table._charges = charges
-        with capture_logs() as logs:
-            world.submit(replace(make_request(number, max_tokens=3), auto=choice))
-            world.settle()
-        [line] = [one for one in logs if one["event"] == "request_ended"]
+        line = line_of(world, replace(make_request(number, max_tokens=3), auto=choice))
         names = ("auto", "auto_largest", "cost", "auto_largest_cost")
         assert tuple(line.get(name) for name in names) == shown
 
@@ -114,8 +118,7 @@ def test_cached_tokens_are_known_where_decode_is_faster_than_prefill() -> None:
     world.deliver_down(prefill)
     world.read(reader)
     assert reader.finished.usage.cached_tokens == 2
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_the_end_token_ends_with_stop_and_is_counted_but_not_shown() -> None:
@@ -140,8 +143,7 @@ def test_an_end_token_from_prefill_ends_at_once() -> None:
     world.read(reader)
     assert (reader.text, reader.token_ids) == ("", [EOS_ID])
     assert reader.finished.reason is FinishReason.STOP
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_a_stop_string_ends_the_request_and_its_worker() -> None:
@@ -177,9 +179,7 @@ def test_a_reader_that_does_not_read_pauses_decode_at_the_window() -> None:
     assert reader.token_ids == completion_ids(0, 8)
     world.settle(read=False)
     assert len(reader.request.relay.token_ids) == 16
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 100)
-    world.check_idle()
+    world.complete(reader, 100)
 
 
 def test_credit_goes_out_in_quarters_of_the_window() -> None:
@@ -202,9 +202,7 @@ def test_credit_that_was_lost_is_given_again() -> None:
     assert not reader.terminals, "decode waits for credit and the server for tokens"
     for _ in range(3):
         world.sweep(LINK.heartbeat_interval_s)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 100)
-    world.check_idle()
+    world.complete(reader, 100)
 
 
 def test_no_credit_is_repeated_to_a_stream_that_its_reader_holds_up() -> None:
@@ -259,19 +257,19 @@ def test_cancel_in_every_phase_ends_once_and_frees_both_workers(
         Phase.FINISHING: set(),  # both are done
     }
     assert ended == expected[phase]
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 @pytest.mark.parametrize("phase", UNFINISHED)
 def test_the_deadline_ends_every_phase_with_504(phase: Phase) -> None:
     world = World()
     reader = brought_to(world, phase)
-    world.sweep(600.0)
+    assert due_at(reader.request, world.config) <= reader.request.deadline
+    world.sweep(reader.request.deadline - world.now)
+    assert reader.request.phase is Phase.FINISHED
     world.read(reader)
     assert (reader.failed.error.status, reader.failed.error.code) == (504, "deadline_exceeded")
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_a_client_that_stops_reading_is_ended_and_others_are_not() -> None:
@@ -285,8 +283,7 @@ def test_a_client_that_stops_reading_is_ended_and_others_are_not() -> None:
     world.read(stalled)
     assert stalled.failed.error.code == "request_timeout"
     assert stalled.token_ids == completion_ids(0, 8)
-    world.settle()
-    assert steady.token_ids == completion_ids(0, 100)
+    world.complete(steady, 100)
     ends = [f.reason for f in world.decode.received if isinstance(f, End)]
     assert EndReason.STALLED in ends
     world.check_idle()
@@ -299,9 +296,7 @@ def test_draining_refuses_the_new_and_lets_the_running_finish() -> None:
     with pytest.raises(RequestError) as refusal:
         world.submit(make_request(2))
     assert refusal.value.code == "draining"
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 200)
-    world.check_idle()
+    world.complete(reader, 200)
 
 
 def test_what_still_runs_at_the_drain_timeout_gets_its_terminal_event() -> None:
@@ -312,8 +307,7 @@ def test_what_still_runs_at_the_drain_timeout_gets_its_terminal_event() -> None:
     world.sweep(30.0)
     world.read(reader)
     assert reader.failed.error.code == "draining"
-    world.settle()
-    world.check_idle()
+    world.end()
 
 
 def test_a_request_id_in_use_is_refused() -> None:
@@ -334,5 +328,4 @@ def test_a_prompt_that_no_worker_was_told_to_compute_costs_nothing() -> None:
             world.deliver()
         world.cancel(reader, CancelReason.CLIENT_GONE)
         assert world.charges.of[reader.request.spec.request_id].is_begun is is_granted
-        world.settle()
-        world.check_idle()
+        world.end()

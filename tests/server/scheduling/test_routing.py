@@ -35,30 +35,29 @@ BUSY = DecodeRates(1000.0, step_s=0.03, streams=8, waiting_tokens=0, chunk_token
 FREE = PrefillRates(1000.0, 0.05, 0, 0, 0, handover_s=0.005)
 LOADED = FREE._replace(tokens_behind=5000, waiting_prompts=1)
 FOUR = Need(4, 4)
+SLOW = IDLE._replace(tokens_per_s=500.0)
+EQUAL = FREE._replace(tokens_before=100, waiting_prompts=1)
 
 
-def test_an_idle_decode_worker_takes_what_it_may() -> None:
-    assert most_local_tokens(IDLE, FREE, CONFIG) == CONFIG.max_local_tokens
-
-
-def test_streams_are_not_made_to_wait_for_what_prefill_does_at_once() -> None:
-    assert most_local_tokens(BUSY, FREE, CONFIG) == 0
+@pytest.mark.parametrize(
+    ("decode", "prefill", "most"),
+    [
+        pytest.param(IDLE, FREE, CONFIG.max_local_tokens, id="an idle worker takes what it may"),
+        pytest.param(BUSY, FREE, 0, id="streams do not wait for what prefill does at once"),
+        pytest.param(IDLE._replace(tokens_per_s=0.0), FREE, 0, id="no rate of decode"),
+        pytest.param(IDLE, FREE._replace(tokens_per_s=0.0), 0, id="no rate of prefill"),
+        pytest.param(SLOW, FREE, 5, id="a slow worker takes hardly anything"),
+        pytest.param(SLOW, LOADED, 55, id="but instead of the wait: what it overtakes is a step"),
+        pytest.param(SLOW, EQUAL, 105, id="and what it does not overtake costs all of it"),
+    ],
+)
+def test_how_much_decode_takes(decode: DecodeRates, prefill: PrefillRates, most: int) -> None:
+    assert most_local_tokens(decode, prefill, CONFIG) == most
 
 
 def test_where_prefill_has_much_to_do_a_few_tokens_are_sooner_done_beside_few_streams() -> None:
     few = most_local_tokens(BUSY._replace(streams=1, step_s=0.02), LOADED, CONFIG)
     assert 0 < few <= 10, "half of a step of 20 ms at 1,000 tokens/s"
-
-
-def test_without_rates_nothing_is_sent_to_decode() -> None:
-    assert most_local_tokens(IDLE._replace(tokens_per_s=0.0), FREE, CONFIG) == 0
-    assert most_local_tokens(IDLE, FREE._replace(tokens_per_s=0.0), CONFIG) == 0
-
-
-def test_a_slow_decode_worker_takes_a_prompt_only_instead_of_the_wait() -> None:
-    slow = IDLE._replace(tokens_per_s=500.0)
-    assert most_local_tokens(slow, FREE, CONFIG) == 5
-    assert most_local_tokens(slow, LOADED, CONFIG) == 55
 
 
 def share_out(
@@ -93,13 +92,6 @@ def test_a_burst_beside_few_streams_is_shared_out_too_and_a_lone_prompt_is_not()
     assert share_out(1, one, FREE, 128) == (0, 1)
     assert share_out(8, one, FREE, 128)[0] >= 2
     assert share_out(8, BUSY, FREE, 128) == (0, 8), "as many readers as wait: their gaps stay flat"
-
-
-def test_what_is_overtaken_costs_a_step_and_what_is_not_costs_all_of_it() -> None:
-    slow = IDLE._replace(tokens_per_s=500.0)
-    overtaken = most_local_tokens(slow, LOADED, CONFIG)
-    equal = FREE._replace(tokens_before=100, waiting_prompts=1)
-    assert (overtaken, most_local_tokens(slow, equal, CONFIG)) == (55, 105)
 
 
 rates = st.floats(0.0, 1e6)
@@ -195,9 +187,7 @@ def test_decode_computes_for_a_prefill_worker_that_does_not_come_back() -> None:
 
 def test_a_prefill_worker_with_another_model_or_on_its_way_out_is_not_there() -> None:
     world = World()
-    world.prefill.is_draining = True
-    world.beat(world.worker(world.prefill))
-    world.deliver()
+    world.announce(world.prefill, is_draining=True)
     leaving = route(world)
     assert leaving is not None
     assert leaving.pair.is_local

@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.scheduling.queue import FairQueue
 from triolet.service_class import Scheduling
 
-from .test_fair_queue import CONFIG, place
+from .test_fair_queue import CONFIG, next_turn, place
 
 
 def full_of(queue: FairQueue[str], scheduling: Scheduling, count: int) -> list[str]:
@@ -40,6 +40,4 @@ def test_who_has_its_share_leaves_rows_for_others_that_come_now_and_then() -> No
     for turn in turns:
         assert queue.first() is None
         queue.end(turn, 3)
-        again = queue.first()
-        assert again is not None
-        queue.take(again)
+        next_turn(queue)

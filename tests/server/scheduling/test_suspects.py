@@ -128,18 +128,13 @@ def lose_twice(world: World) -> None:
 
 def test_a_prompt_in_quarantine_ends_where_it_waits() -> None:
     world = World(num_prefills=2)
-    world.decode.row_credit = 1
-    world.beat(world.worker(world.decode))
-    world.deliver()
+    world.announce(world.decode, row_credit=1)
     culprit, twin = (world.submit(make_request(number, prompt="böse")) for number in (1, 2))
     lose_twice(world)
-    world.decode.row_credit = 0
-    world.beat(world.worker(world.decode))
-    world.deliver()
+    world.announce(world.decode, row_credit=0)
     for fake in world.prefills:
         world.greet(world.worker(fake))
-    world.decode.row_credit = 1
-    world.beat(world.worker(world.decode))
+    world.announce(world.decode, row_credit=1)
     world.settle()
     assert culprit.failed.error.code == "quarantined"
     assert twin.failed.error.code == "quarantined"
@@ -164,10 +159,8 @@ def test_processes_that_come_back_convict_nothing_in_whatever_life(num_lives: in
         for fake in world.prefills:
             live_again(world, world.worker(fake), num_lives=num_lives)
         assert len(reader.request.poison.strikes) == 0
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     assert world.requests.recovery.num_quarantined == 0
-    world.check_idle()
 
 
 @pytest.mark.parametrize("first_died", [True, False])
@@ -178,8 +171,7 @@ def test_one_death_and_one_return_convict_nothing(first_died: bool) -> None:
     for fake, has_died in zip(world.prefills, (first_died, not first_died), strict=True):
         (world.greet if has_died else partial(live_again, world))(world.worker(fake))
     assert len(reader.request.poison.strikes) == 1
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     assert world.requests.recovery.num_quarantined == 0
 
 
@@ -221,8 +213,7 @@ def test_a_worker_in_the_step_for_which_it_was_given_up_may_still_die_of_it() ->
         world.hear(worker, stuck)
         assert worker.monitor.is_stuck
         assert reader.request.poison.strikes, "whether it dies of that step is still open"
-        world.lose(worker)
-        world.greet(worker)
+        world.restart(worker)
     world.settle()
     assert reader.failed.error.code == "quarantined"
 
@@ -239,8 +230,7 @@ def test_a_blamed_request_does_not_wait_for_ever_for_workers_that_stay_away() ->
     world.sweep()
     assert reader.request.phase is Phase.QUEUED
     world.sweep(world.config.routing.suspect_grace_s)
-    world.settle()
-    assert reader.token_ids == completion_ids(0, 16)
+    world.complete(reader, 16)
     for fake in world.prefills:
         world.greet(world.worker(fake))
     assert world.requests.recovery.num_quarantined == 0, "it has got through"
@@ -258,8 +248,7 @@ def test_a_prompt_is_convicted_for_the_tenant_whose_requests_it_was() -> None:
     with pytest.raises(RequestError, match="not tried again"):
         world.submit(make_request(2, prompt="0", scheduling=ours))
     other = world.submit(make_request(3, prompt="0", scheduling=theirs))
-    world.settle()
-    assert other.token_ids == completion_ids(0, 16)
+    world.complete(other, 16)
 
 
 def test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its_tenant() -> None:

@@ -16,13 +16,13 @@ from transport.frames import AttemptRow, ServerHeartbeat
 from triolet.config import RecoveryConfig
 from triolet.ids import LIVES
 
-from .fakes import LINK, FakeDecode, FakePrefill, server_config
+from .fakes import LINK, FakeDecode, FakePrefill, completion_ids, server_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from server.contract.generation import CancelReason, Event, GenerationRequest
-    from server.scheduling.request import Request
+    from server.scheduling.request import Attempt, Request
     from transport.frames import AnyFrame
 
 TEXT = tiny_text()
@@ -52,6 +52,12 @@ class Reader:
                     self.token_ids += event.token_ids
                 case _:
                     self.terminals.append(event)
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that is made, which must be there."""
+        assert self.request.attempt is not None
+        return self.request.attempt
 
     @property
     def finished(self) -> Finished:
@@ -101,8 +107,14 @@ class World:
         self.down: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
         self.readers: list[Reader] = []
         if connect:
-            for worker in self.workers:
-                self.greet(worker)
+            self.greet_all()
+
+    def announce(self, fake: FakeDecode | FakePrefill, **changes: int) -> None:
+        """Let a worker change, and say so with its next heartbeat."""
+        for name, value in changes.items():
+            setattr(fake, name, value)
+        self.beat(self.worker(fake))
+        self.deliver()
 
     def observe(self, observer: Observer) -> None:
         """Let another observer be told from now on."""
@@ -158,6 +170,15 @@ class World:
         self.requests.welcomed(worker, fake.welcome(), self.now)
         self.requests.received(worker, fake.heartbeat(), self.now)
         self.collect()
+
+    def greet_all(self) -> None:
+        for worker in self.workers:
+            self.greet(worker)
+
+    def restart(self, worker: Worker) -> None:
+        """Lose it, and let its next life be greeted."""
+        self.lose(worker)
+        self.greet(worker)
 
     def beat(self, worker: Worker) -> None:
         """Heartbeats both ways."""
@@ -232,6 +253,17 @@ class World:
             if not moved:
                 return
         raise AssertionError("it never comes to rest")
+
+    def complete(self, reader: Reader, num_tokens: int) -> None:
+        """Let everything run, and assert that a client has read the whole completion and that
+        nothing is left."""
+        self.end()
+        assert reader.token_ids == completion_ids(0, num_tokens)
+
+    def end(self) -> None:
+        """Let everything run, and assert that nothing is left."""
+        self.settle()
+        self.check_idle()
 
     def deliver(self) -> None:
         """Let all frames through, without computing or reading."""

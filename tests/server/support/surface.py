@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from server.api.served_models import ServedModel
     from server.api.services import Services
+    from server.contract.generation import GenerationRequest
     from server.jobs.storage import Storage
     from server.tenants.quotas import Quotas
     from server.text.model_files import SamplingDefaults
@@ -332,3 +333,58 @@ async def surface(
         await edge.wait_closed()
         nursery.cancel_scope.cancel()
     assert edge.connections == 0
+
+
+async def posted(
+    path: str,
+    body: object,
+    *,
+    headers: dict[str, str] | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Answer:
+    """Run a server only to send it this, and return the answer."""
+    async with surface(**options) as server:
+        return await server.post(path, body, headers=headers)
+
+
+async def requested(
+    method: str,
+    path: str,
+    *,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Answer:
+    """Run a server only to ask it this, and return the answer."""
+    async with surface(**options) as server:
+        return await server.request(method, path, body=body, headers=headers)
+
+
+async def asked_of(
+    path: str,
+    body: object,
+    *,
+    headers: dict[str, str] | None = None,
+    **options: Any,  # noqa: ANN401
+) -> GenerationRequest:
+    """Return the one request that a server makes of this for its fleet."""
+    async with surface(**options) as server:
+        answer = await server.post(path, body, headers=headers)
+        assert answer.status == 200, answer.body
+    (generation,) = server.fleet.generations
+    return generation.request
+
+
+async def refused_at(
+    path: str,
+    body: object,
+    *,
+    headers: dict[str, str] | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Answer:
+    """Return the answer of a server that begins nothing for this."""
+    async with surface(**options) as server:
+        answer = await server.post(path, body, headers=headers)
+        assert not server.fleet.generations
+        assert not server.fleet.inputs
+    return answer

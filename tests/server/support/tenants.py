@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from server.tenants.accounts import limits_of
 from server.tenants.tenancy import Tenancy
 from triolet.tenants.api_keys import digest_of
 from triolet.tenants.plans import Plan, Tenant, TenantKey, TenantRole, Tenants
+
+if TYPE_CHECKING:
+    from server.tenants.accounts import Account
+    from server.tenants.quotas import Quotas
+    from tests.server.support.surface import Surface
+
+
+class LimitedServer:
+    """A server with the tenant alice, by a plan."""
+
+    def __init__(self, server: Surface, quotas: Quotas, plan: Plan) -> None:
+        self.server = server
+        self.quotas = quotas
+        self.plan = plan
+
+    @property
+    def account(self) -> Account:
+        """Alice's."""
+        account = self.quotas.store.last_seen("alice", limits_of(self.plan))
+        assert account is not None
+        return account
 
 
 def tenants_of(*tenants: Tenant) -> Tenants:

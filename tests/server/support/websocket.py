@@ -83,6 +83,21 @@ class Socket:
         event: dict[str, Any] = json.loads(frame.payload)
         return event
 
+    async def answer(
+        self, message: dict[str, Any], end: str = "response.completed"
+    ) -> list[dict[str, Any]]:
+        """Send a message and read up to its answer's end."""
+        await self.send(message)
+        return await self.until(end)
+
+    async def response(
+        self, message: dict[str, Any], end: str = "response.completed"
+    ) -> dict[str, Any]:
+        """Send a message and return the response as it ended."""
+        *_, last = await self.answer(message, end)
+        response: dict[str, Any] = last["response"]
+        return response
+
     async def until(self, kind: str) -> list[dict[str, Any]]:
         """Read events up to and including the first of a kind."""
         events = [await self.event()]

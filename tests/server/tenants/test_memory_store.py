@@ -10,13 +10,14 @@ import trio
 
 from server.tenants.accounts import Ask, Limit, Limits, Settlement
 from server.tenants.memory_store import MemoryStore, Spend, SpendFile
+from tests.server.support.surface import until
 from triolet.config import QuotaConfig, shown_url
 from triolet.errors import ConfigError
 
 from .fakes import RecordingObserver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 LIMITS = Limits(budget=1000)
@@ -52,12 +53,6 @@ def host(tmp_path: Path) -> Iterator[Host]:
     yield host
     for file in host.files:
         file.close()
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while not is_so():  # noqa: ASYNC110 (a thread's doing sets no event)
-            await trio.sleep(0.001)
 
 
 async def run_once(host: Host, *costs: int) -> MemoryStore:

@@ -17,9 +17,10 @@ from server.tenants import redis_calls as scripts
 from server.tenants.accounts import Ask, Limits, Settlement
 from server.tenants.redis_calls import with_calls
 from server.tenants.redis_store import RedisStore
+from tests.server.support.surface import until
 
 from .redis_server import running_redis
-from .worlds import PATIENCE_S, RedisWorld, unhurried
+from .worlds import RedisWorld, unhurried
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -59,12 +60,6 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 async def started(nursery: trio.Nursery, *worlds: RedisWorld) -> None:
     for world in worlds:
         await nursery.start(world.store.run)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not is_so():  # noqa: ASYNC110 (Redis' doing sets no event)
-            await trio.sleep(0.005)
 
 
 async def admitted(world: RedisWorld, count: int, limits: Limits, name: str = "") -> list[str]:

@@ -12,7 +12,7 @@ from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeGeneration, by_hand, saying
-from tests.server.support.surface import MODEL, request_bytes, surface
+from tests.server.support.surface import MODEL, posted, refused_at, request_bytes, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.tiny_text import tiny_text
 from triolet.tenants.plans import Plan
@@ -112,8 +112,7 @@ async def test_options_are_applied_and_those_without_effect_are_named() -> None:
 async def test_a_context_beyond_the_models_is_cut_to_it_and_named(
     path: str, body: dict[str, Any]
 ) -> None:
-    async with surface() as server:
-        answer = await server.post(f"/api/{path}", body | {"options": {"num_ctx": 1 << 20}})
+    answer = await posted(f"/api/{path}", body | {"options": {"num_ctx": 1 << 20}})
     assert (answer.status, answer.headers["x-triolet-ignored"]) == (200, "options.num_ctx")
 
 
@@ -137,9 +136,7 @@ async def test_a_context_beyond_the_models_is_cut_to_it_and_named(
 async def test_what_is_not_served_is_refused_by_name(
     path: str, more: dict[str, Any], said: str
 ) -> None:
-    async with surface() as server:
-        answer = await server.post(f"/api/{path}", (CHAT if path == "chat" else TEXT) | more)
-        assert not server.fleet.generations
+    answer = await refused_at(f"/api/{path}", (CHAT if path == "chat" else TEXT) | more)
     assert answer.status == 400
     assert list(answer.json) == ["error"]
     assert said in answer.json["error"]

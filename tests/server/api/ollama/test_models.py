@@ -16,7 +16,7 @@ from server.text.model_files import EmbeddingModel, ModelCard, TextFiles, read_m
 from server.text.tokenizer import TextModel
 from store.gguf.directory import gguf_directory
 from tests.gguf_files import TINY, Kind, write_tiny
-from tests.server.support.surface import MODEL, request_bytes, surface
+from tests.server.support.surface import MODEL, request_bytes, requested, surface
 from tests.server.tiny_text import (
     BOS,
     BOS_ID,
@@ -97,8 +97,7 @@ def test_a_gguf_file_has_the_card_of_its_metadata(
 @pytest.mark.parametrize("action", ["pull", "push", "create", "copy", "delete"])
 async def test_models_are_not_managed_here(action: str) -> None:
     method = "DELETE" if action == "delete" else "POST"
-    async with surface() as server:
-        answer = await server.request(method, f"/api/{action}", body=b'{"model": "x"}')
+    answer = await requested(method, f"/api/{action}", body=b'{"model": "x"}')
     assert answer.status == 501
     assert "started with" in answer.json["error"]
 
