@@ -41,7 +41,6 @@ from .options import (
     add_models,
     as_typed,
     gather,
-    new_form,
     with_settings,
 )
 from .probe_command import probe_app
@@ -147,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except typer.TyperException as error:
-        return _complain_of_usage(error, arguments)
+        return _complain_of_usage(error)
     except ConfigError as error:
         return _complain(str(error), EXIT_BAD_INPUT)
     except (AuditLogError, RegistryFailed) as error:
@@ -177,22 +176,18 @@ def _run(arguments: Sequence[str]) -> object:
     return 0
 
 
-def _complain_of_usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
+def _complain_of_usage(error: typer.TyperException) -> int:
     # Called without arguments, a command has printed its help, and has nothing to add.
-    message = error.format_message()
+    message = error.format_message().rstrip(".")
     if not message:
         return EXIT_BAD_INPUT
     context = getattr(error, "ctx", None)
     command = "triolet" if context is None else context.command_path
-    if hasattr(error, "possibilities"):  # typer exports no class of unknown options
-        option = getattr(error, "option_name", "")
-        try:
-            form = new_form(option, command.rpartition(" ")[2], arguments)
-        except ConfigError as gone:
-            return _complain(f"{option} is no option any more: {gone}", EXIT_BAD_INPUT)
-        if form is not None:
-            return _complain(f"{option} is no option of its own; use {form}", EXIT_BAD_INPUT)
-    return _complain(f"{message.rstrip('.')}; see `{command} --help`", EXIT_BAD_INPUT)
+    # Typer exports no class of unknown options.
+    is_unknown = context is not None and hasattr(error, "possibilities")
+    if is_unknown and any("--set" in one.opts for one in context.command.params):
+        message += "; what has no option is set by `--set FIELD=VALUE`"
+    return _complain(f"{message}; see `{command} --help`", EXIT_BAD_INPUT)
 
 
 def _complain(message: str, exit_code: int) -> int:
