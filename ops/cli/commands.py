@@ -183,9 +183,9 @@ def _complain_of_usage(error: typer.TyperException) -> int:
         return EXIT_BAD_INPUT
     context = getattr(error, "ctx", None)
     command = "triolet" if context is None else context.command_path
+    options = () if context is None else context.command.params
     # Typer exports no class of unknown options.
-    is_unknown = context is not None and hasattr(error, "possibilities")
-    if is_unknown and any("--set" in one.opts for one in context.command.params):
+    if hasattr(error, "possibilities") and any("--set" in one.opts for one in options):
         message += "; what has no option is set by `--set FIELD=VALUE`"
     return _complain(f"{message}; see `{command} --help`", EXIT_BAD_INPUT)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import aclosing, closing
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
@@ -24,14 +24,7 @@ from ..chosen_fleet import fleet_to_change
 from ..exit_codes import CommandFailed
 from ..supervisor.plan import SERVER_NAME
 from ..supervisor.rolling import ORDER
-from ..supervisor.supervisor_socket import (
-    Finished,
-    Refused,
-    RestartRequest,
-    ScaleRequest,
-    StepBegan,
-    ask,
-)
+from ..supervisor.supervisor_socket import RestartRequest, ScaleRequest, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -268,13 +261,9 @@ def _scale_request(target: str) -> ScaleRequest:
 
 async def _show(path: Path, request: Request, done: str) -> None:
     began = time.monotonic()
-    async with aclosing(ask(path, request)) as answers:
-        async for answer in answers:
-            took_s = time.monotonic() - began
-            match answer:
-                case StepBegan(text):
-                    typer.echo(f"{took_s:6.1f} s  {text}")
-                case Finished():
-                    typer.echo(f"{took_s:6.1f} s  done: {done}")
-                case Refused(message):
-                    raise CommandFailed(message)
+
+    def show(text: str) -> None:
+        typer.echo(f"{time.monotonic() - began:6.1f} s  {text}")
+
+    await ask(path, request, show)
+    show(f"done: {done}")

@@ -21,7 +21,14 @@ from triolet.control_protocol import Activity, Wake
 from triolet.errors import AuditLogError
 
 from ..audit.events import Outcome
+from ..exit_codes import CommandFailed
 from ..supervisor.model_status import ModelState as SupervisedState
+from ..supervisor.supervisor_socket import (
+    StartModelRequest,
+    StopModelRequest,
+    ask,
+    ask_models,
+)
 from .auditing import audit, is_ordered
 from .changes import Changes
 from .memory import forget_pages, has_files, held_bytes
@@ -29,11 +36,11 @@ from .model_states import RUNNING
 from .models import WorkerSeen, WorkersSeen
 from .operations import Conflict, Operation, Status, Wanted
 from .server_channel import ServerChannel
-from .supervisor_client import SupervisorClient, SupervisorFailed
 from .worker_seconds import Version
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
+    from pathlib import Path
 
     from triolet.config import ControlConfig
     from triolet.control_protocol import ModelNews, Said
@@ -66,7 +73,7 @@ class Control:
       config: of the fleet.
       journal: open.
       controller: decides.
-      supervisor: starts and ends workers.
+      supervisor: socket of what starts and ends workers.
       nursery: for what operations do.
 
     Attributes:
@@ -83,7 +90,7 @@ class Control:
         config: ControlConfig,
         journal: Journal,
         controller: Controller,
-        supervisor: SupervisorClient,
+        supervisor: Path,
         nursery: trio.Nursery,
     ) -> None:
         self.config = config
@@ -175,8 +182,8 @@ class Control:
         """Ask the supervisor for its workers, and look for the files of models without any."""
         asked_at = trio.current_time()
         try:
-            listed = await self._supervisor.models()
-        except SupervisorFailed as error:
+            listed = await ask_models(self._supervisor)
+        except CommandFailed as error:
             self._note_trouble(SUPERVISOR, str(error))
             return
         self._note_trouble(SUPERVISOR, "")
@@ -258,14 +265,14 @@ class Control:
         model = self.controller.models.get(operation.model)
         if model is None:
             return  # it was dropped meanwhile, and the operation has its end
-        do = self._supervisor.start_model if step.is_start else self._supervisor.stop_model
+        request = StartModelRequest if step.is_start else StopModelRequest
         try:
             with trio.fail_after(self.config.operation_timeout_s):
                 tell = partial(self.controller.note_progress, operation)
-                await do(operation.model, tell)
+                await ask(self._supervisor, request(operation.model), tell)
         except trio.TooSlowError:
             failure = f"the supervisor was not done after {self.config.operation_timeout_s:g} s"
-        except SupervisorFailed as error:
+        except CommandFailed as error:
             failure = str(error)
         if failure is None and operation.wanted is Wanted.UNLOAD:
             await trio.to_thread.run_sync(forget_pages, model.config)

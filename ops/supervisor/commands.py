@@ -33,6 +33,8 @@ from .supervisor_socket import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from triolet.config import ControlledModelConfig
+
     from .adapter_set import AdapterSet
     from .model_set import ModelSet
     from .readiness import Readiness
@@ -101,8 +103,10 @@ class Commands:
             case StopModelRequest(model):
                 done = Told("model_stopped", "model_stop_failed", {"model": model})
                 await _told(partial(supervisor.stop_model, model, begun), done, tell)
-            case AddModelRequest():
-                await self._add(request, begun, tell)
+            case AddModelRequest(name, model, is_reference_only):
+                done = Told("model_added", "model_add_failed", {"model": name})
+                add = partial(models.add, is_reference_only=is_reference_only)
+                await _told(partial(add, name, model, begun), done, tell)
             case ServeModelRequest(model, is_served):
                 word = "model_served" if is_served else "model_withdrawn"
                 done = Told(word, f"{word}_not", {"model": model})
@@ -110,57 +114,43 @@ class Commands:
             case DropModelRequest(model):
                 done = Told("model_dropped", "model_drop_failed", {"model": model})
                 await _told(partial(models.drop, model, begun), done, tell)
-            case LoadAdapterRequest() | DropAdapterRequest():
-                await self._change_adapter(request, readiness, begun, tell)
+            case LoadAdapterRequest(model, adapter):
+                facts = {"model": model, "adapter": adapter}
+                done = Told("adapter_loaded", "adapter_load_failed", facts)
+                await _told(partial(self._load, request, readiness, begun), done, tell)
+            case DropAdapterRequest(model, adapter):
+                facts = {"model": model, "adapter": adapter}
+                done = Told("adapter_dropped", "adapter_drop_failed", facts)
+                await _told(partial(self._drop, request, readiness, begun), done, tell)
             case WithdrawAdapterRequest(model, adapter):
                 facts = {"model": model, "adapter": adapter}
                 done = Told("adapter_withdrawn", "adapter_withdrawn_not", facts)
                 await _told(partial(self._adapters.withdraw, model, adapter), done, tell)
 
-    async def _change_adapter(
+    async def _load(
         self,
-        request: LoadAdapterRequest | DropAdapterRequest,
+        request: LoadAdapterRequest,
         readiness: Callable[[], Readiness],
         begun: Callable[[str], Awaitable[None]],
-        tell: Tell,
-    ) -> None:
-        model, name = request.model, request.adapter
-        is_load = isinstance(request, LoadAdapterRequest)
-        facts = {"model": model, "adapter": name}
-        try:
-            async with readiness() as servers:
-                if isinstance(request, LoadAdapterRequest):
-                    config = await self._adapters.load(
-                        model,
-                        name,
-                        request.ref,
-                        begun,
-                        servers.is_met,
-                        is_reference_only=request.is_reference_only,
-                    )
-                else:
-                    config = await self._adapters.drop(model, name, begun, servers.is_met)
-        except RestartFailed as error:
-            failed = "adapter_load_failed" if is_load else "adapter_drop_failed"
-            log.warning(failed, **facts, message=str(error))
-            await tell(Refused(str(error)))
-        else:
-            log.info("adapter_loaded" if is_load else "adapter_dropped", **facts)
-            await tell(Added(config))
-
-    async def _add(
-        self, request: AddModelRequest, begun: Callable[[str], Awaitable[None]], tell: Tell
-    ) -> None:
-        try:
-            config = await self._models.add(
-                request.name, request.model, begun, is_reference_only=request.is_reference_only
+    ) -> ControlledModelConfig:
+        async with readiness() as servers:
+            return await self._adapters.load(
+                request.model,
+                request.adapter,
+                request.ref,
+                begun,
+                servers.is_met,
+                is_reference_only=request.is_reference_only,
             )
-        except RestartFailed as error:
-            log.warning("model_add_failed", model=request.name, message=str(error))
-            await tell(Refused(str(error)))
-        else:
-            log.info("model_added", model=request.name, digest=config.digest)
-            await tell(Added(config))
+
+    async def _drop(
+        self,
+        request: DropAdapterRequest,
+        readiness: Callable[[], Readiness],
+        begun: Callable[[str], Awaitable[None]],
+    ) -> ControlledModelConfig:
+        async with readiness() as servers:
+            return await self._adapters.drop(request.model, request.adapter, begun, servers.is_met)
 
     async def _scale(self, request: ScaleRequest, begun: Callable[[str], Awaitable[None]]) -> None:
         model, role = request.model, request.role
@@ -172,16 +162,18 @@ class Commands:
         await self._supervisor.scale(model, role, specs, note, begun)
 
 
-async def _told(do: Callable[[], Awaitable[None]], said: Told, tell: Tell) -> None:
+async def _told(
+    do: Callable[[], Awaitable[ControlledModelConfig | None]], said: Told, tell: Tell
+) -> None:
     """Do something, and tell and log how it ended."""
     try:
-        await do()
+        config = await do()
     except RestartFailed as error:
         log.warning(said.failed, **said.facts, message=str(error))
         await tell(Refused(str(error)))
     else:
         log.info(said.done, **said.facts)
-        await tell(Finished())
+        await tell(Finished() if config is None else Added(config))
 
 
 async def _restart(
