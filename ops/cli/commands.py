@@ -389,9 +389,9 @@ def drain(
     audit: AuditOption = None,
 ) -> None:
     """Let a worker finish or move what it runs, and leave; wait until it has."""
-    from .fleet_commands import DrainOrder, run_drain
+    from .fleet_commands import run_drain
 
-    run_drain(DrainOrder(target, deadline, curve, port, audit))
+    run_drain(target, deadline, curve, port, audit)
 
 
 @app.command()
@@ -433,9 +433,9 @@ def chat(
 ) -> None:
     """Talk to a running server; piped, it answers each line of stdin. Where the server asks for an
     API key, set the environment variable TRIOLET_API_KEY to it."""
-    from .chat import ChatOptions, run_chat
+    from .chat import run_chat
 
-    run_chat(ChatOptions(url, model, max_tokens, temperature))
+    run_chat(url, model, max_tokens=max_tokens, temperature=temperature)
 
 
 @app.command()

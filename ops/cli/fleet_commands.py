@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import trio
 import typer
@@ -43,40 +43,31 @@ SILENCE_S = 5.0
 leave a worker that drains to itself, because a busy machine let it stand still for a moment."""
 
 
-class DrainOrder(NamedTuple):
-    """Which worker is drained, and how.
+def run_drain(
+    target: str, deadline_s: float, keys: Path | None, port: int | None, audit: Path | None
+) -> None:
+    """Drain a worker and show how far it is.
 
-    Attributes:
+    Args:
       target: control address of a worker, or the name of one of a local fleet.
       deadline_s: after which what still runs there moves to other workers.
       keys: key directory, for tcp addresses.
       port: of the local fleet that is meant, if several run.
       audit: folder of the audit log; None for this user's.
-    """
-
-    target: str
-    deadline_s: float
-    keys: Path | None
-    port: int | None
-    audit: Path | None
-
-
-def run_drain(order: DrainOrder) -> None:
-    """Drain a worker and show how far it is.
 
     Raises:
       ConfigError: the target cannot be what is meant.
       CommandFailed: it was not drained.
       AuditLogError: it could not be recorded, and was not begun.
     """
-    is_address = "://" in order.target
-    address = order.target if is_address else address_of(order.target, order.port)
-    keys = None if order.keys is None else str(order.keys)
+    is_address = "://" in target
+    address = target if is_address else address_of(target, port)
+    folder = None if keys is None else str(keys)
     with (
-        closing(ZmqNetwork(LinkConfig(), keys)) as network,
-        recorded(Action.WORKER_DRAIN, order.target, folder=order.audit),
+        closing(ZmqNetwork(LinkConfig(), folder)) as network,
+        recorded(Action.WORKER_DRAIN, target, folder=audit),
     ):
-        name = trio.run(drain_worker, network, address, order.deadline_s, typer.echo)
+        name = trio.run(drain_worker, network, address, deadline_s, typer.echo)
     if is_address:
         typer.echo(f"{name} has left; start it again where it ran, or leave it out")
     else:

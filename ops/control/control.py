@@ -22,7 +22,6 @@ from triolet.errors import AuditLogError
 
 from ..audit.events import Outcome
 from ..exit_codes import CommandFailed
-from ..supervisor.model_status import ModelState as SupervisedState
 from ..supervisor.supervisor_socket import (
     StartModelRequest,
     StopModelRequest,
@@ -33,19 +32,17 @@ from .auditing import audit, is_ordered
 from .changes import Changes
 from .memory import forget_pages, has_files, held_bytes
 from .model_states import RUNNING
-from .models import WorkerSeen, WorkersSeen
 from .operations import Conflict, Operation, Status, Wanted
 from .server_channel import ServerChannel
 from .worker_seconds import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from triolet.config import ControlConfig
     from triolet.control_protocol import ModelNews, Said
 
-    from ..supervisor.model_status import ModelStatus
     from ..supervisor.supervisor_socket import Models
     from .controller import Controller, Step
     from .journal import Journal
@@ -189,7 +186,7 @@ class Control:
         self._note_trouble(SUPERVISOR, "")
         self.run_id = listed.run
         self.changes.note_listed(listed, asked_at)
-        self.controller.note_workers(seen(listed.models), asked_at, trio.current_time(), wall())
+        self.controller.note_workers(listed.models, asked_at, trio.current_time(), wall())
         for name, model in list(self.controller.models.items()):
             if not model.pids:
                 are_there = await trio.to_thread.run_sync(has_files, model.config)
@@ -333,20 +330,6 @@ class Control:
         if reason and reason != self._troubles.get(what):
             log.warning("control_in_trouble", part=what, reason=reason)
         self._troubles[what] = reason
-
-
-def seen(listed: Iterable[ModelStatus]) -> dict[str, WorkersSeen]:
-    """Return the workers of each model as the supervisor lists them."""
-    return {
-        model.name: WorkersSeen(
-            tuple(
-                WorkerSeen(w.name, w.role, w.pid, w.is_ready, w.gpu_memory) for w in model.workers
-            ),
-            is_there=model.state not in (SupervisedState.STOPPED, SupervisedState.FAILED),
-            failure=model.failure,
-        )
-        for model in listed
-    }
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], every_s: float) -> None:

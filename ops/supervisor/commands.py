@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -43,21 +43,9 @@ if TYPE_CHECKING:
     from .supervisor import Supervisor
     from .supervisor_socket import Request, Tell
 
+    Do = Callable[[], Awaitable[ControlledModelConfig | None]]
+
 log = structlog.get_logger(__name__)
-
-
-class Told(NamedTuple):
-    """What the log says at the end of a command.
-
-    Attributes:
-      done: event of its success.
-      failed: event of its failure.
-      facts: of either.
-    """
-
-    done: str
-    failed: str
-    facts: dict[str, str]
 
 
 class Commands:
@@ -86,46 +74,46 @@ class Commands:
             log.info("model_step", step=text)
             await tell(StepBegan(text))
 
+        do: Do
         match request:
             case ModelsRequest():
                 configs = models.configs()
                 served = [one.name for one in configs if models.is_served(one.name)]
                 await tell(Models(supervisor.models(), supervisor.run_id, configs, served))
             case RestartRequest():
-                done = Told("restarted", "restart_failed", {})
-                await _told(partial(_restart, supervisor, readiness, request, tell), done, tell)
+                do = partial(_restart, supervisor, readiness, request, tell)
+                await _told(tell, do, "restarted", "restart_failed")
             case StartModelRequest(model):
-                done = Told("model_started", "model_start_failed", {"model": model})
-                await _told(partial(supervisor.start_model, model, begun), done, tell)
+                do = partial(supervisor.start_model, model, begun)
+                await _told(tell, do, "model_started", "model_start_failed", model=model)
             case ScaleRequest(model, role):
-                done = Told("scaled", "scale_failed", {"model": model, "role": role.value})
-                await _told(partial(self._scale, request, begun), done, tell)
+                do = partial(self._scale, request, begun)
+                await _told(tell, do, "scaled", "scale_failed", model=model, role=role.value)
             case StopModelRequest(model):
-                done = Told("model_stopped", "model_stop_failed", {"model": model})
-                await _told(partial(supervisor.stop_model, model, begun), done, tell)
+                do = partial(supervisor.stop_model, model, begun)
+                await _told(tell, do, "model_stopped", "model_stop_failed", model=model)
             case AddModelRequest(name, model, is_reference_only):
-                done = Told("model_added", "model_add_failed", {"model": name})
-                add = partial(models.add, is_reference_only=is_reference_only)
-                await _told(partial(add, name, model, begun), done, tell)
+                do = partial(models.add, name, model, begun, is_reference_only=is_reference_only)
+                await _told(tell, do, "model_added", "model_add_failed", model=name)
             case ServeModelRequest(model, is_served):
                 word = "model_served" if is_served else "model_withdrawn"
-                done = Told(word, f"{word}_not", {"model": model})
-                await _told(partial(models.set_served, model, is_served=is_served), done, tell)
+                do = partial(models.set_served, model, is_served=is_served)
+                await _told(tell, do, word, f"{word}_not", model=model)
             case DropModelRequest(model):
-                done = Told("model_dropped", "model_drop_failed", {"model": model})
-                await _told(partial(models.drop, model, begun), done, tell)
+                do = partial(models.drop, model, begun)
+                await _told(tell, do, "model_dropped", "model_drop_failed", model=model)
             case LoadAdapterRequest(model, adapter):
-                facts = {"model": model, "adapter": adapter}
-                done = Told("adapter_loaded", "adapter_load_failed", facts)
-                await _told(partial(self._load, request, readiness, begun), done, tell)
+                do = partial(self._load, request, readiness, begun)
+                of_adapter = {"model": model, "adapter": adapter}
+                await _told(tell, do, "adapter_loaded", "adapter_load_failed", **of_adapter)
             case DropAdapterRequest(model, adapter):
-                facts = {"model": model, "adapter": adapter}
-                done = Told("adapter_dropped", "adapter_drop_failed", facts)
-                await _told(partial(self._drop, request, readiness, begun), done, tell)
+                do = partial(self._drop, request, readiness, begun)
+                of_adapter = {"model": model, "adapter": adapter}
+                await _told(tell, do, "adapter_dropped", "adapter_drop_failed", **of_adapter)
             case WithdrawAdapterRequest(model, adapter):
-                facts = {"model": model, "adapter": adapter}
-                done = Told("adapter_withdrawn", "adapter_withdrawn_not", facts)
-                await _told(partial(self._adapters.withdraw, model, adapter), done, tell)
+                do = partial(self._adapters.withdraw, model, adapter)
+                of_adapter = {"model": model, "adapter": adapter}
+                await _told(tell, do, "adapter_withdrawn", "adapter_withdrawn_not", **of_adapter)
 
     async def _load(
         self,
@@ -163,16 +151,28 @@ class Commands:
 
 
 async def _told(
-    do: Callable[[], Awaitable[ControlledModelConfig | None]], said: Told, tell: Tell
+    tell: Tell,
+    do: Do,
+    done: str,
+    failed: str,
+    **facts: str,
 ) -> None:
-    """Do something, and tell and log how it ended."""
+    """Do something, and tell and log how it ended.
+
+    Args:
+      tell: called with the end.
+      do: what is to be done.
+      done: the log's event of its success.
+      failed: the same of its failure.
+      facts: of either.
+    """
     try:
         config = await do()
     except RestartFailed as error:
-        log.warning(said.failed, **said.facts, message=str(error))
+        log.warning(failed, **facts, message=str(error))
         await tell(Refused(str(error)))
     else:
-        log.info(said.done, **said.facts)
+        log.info(done, **facts)
         await tell(Finished() if config is None else Added(config))
 
 
