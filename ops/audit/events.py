@@ -14,16 +14,12 @@ import msgspec
 
 from triolet.errors import AuditLogError
 
-from .merkle import HASH_BYTES, leaf_hash
+from .merkle import leaf_hash
 
 MAX_ENTRY_BYTES: Final = 16 * 1024
 """Bound of one line. All fields at their longest take less, unless every character is escaped."""
 MAX_COUNTS: Final = 16
-_HEAD: Final = b'{"entry":'
-_MIDDLE: Final = b',"leaf":"'
-_END: Final = b'"}'
-_LEAF_AT: Final = -(len(_END) + 2 * HASH_BYTES)
-_ENTRY_END: Final = _LEAF_AT - len(_MIDDLE)
+_LINE: Final = re.compile(rb'\{"entry":(.*),"leaf":"(.{64})"\}', re.DOTALL)
 _HEX: Final = re.compile(rb"[0-9a-f]{64}")
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -179,7 +175,7 @@ def encode_line(event: Event, index: int, time_text: str) -> tuple[bytes, bytes]
         )
     )
     leaf = leaf_hash(content)
-    return b"".join((_HEAD, content, _MIDDLE, leaf.hex().encode(), _END)), leaf
+    return b'{"entry":%b,"leaf":"%b"}' % (content, leaf.hex().encode()), leaf
 
 
 def split_line(line: bytes) -> tuple[bytes, bytes]:
@@ -188,16 +184,11 @@ def split_line(line: bytes) -> tuple[bytes, bytes]:
     Raises:
       LineError: it has not the form of a line; an `AlteredLine` where only the hash differs.
     """
-    content = line[len(_HEAD) : _ENTRY_END]
-    if (
-        len(line) > MAX_ENTRY_BYTES
-        or not line.startswith(_HEAD)
-        or not line.endswith(_END)
-        or line[_ENTRY_END:_LEAF_AT] != _MIDDLE
-    ):
+    found = _LINE.fullmatch(line) if len(line) <= MAX_ENTRY_BYTES else None
+    if found is None:
         raise LineError("it has not the form of an entry")
+    content, stated = found.groups()
     leaf = leaf_hash(content)
-    stated = line[_LEAF_AT : -len(_END)]
     if leaf.hex().encode() != stated:
         if not _HEX.fullmatch(stated):
             raise LineError("its hash is no hexadecimal number")

@@ -47,12 +47,7 @@ MAX_HEAD_BYTES: Final = 8 * 1024
 """A body with 53 peaks of 64 digits, a signature, and room."""
 MAX_LOG_ENTRIES: Final = 2**53
 """What every reader of JSON can count to."""
-_BODY: Final = b'{"body":'
-_MIDDLE: Final = b',"signature":"'
-_END: Final = b'"}'
-_SIGNATURE: Final = re.compile(rb"[0-9a-f]{128}")
-_SIGNATURE_AT: Final = -(len(_END) + 128)
-_BODY_END: Final = _SIGNATURE_AT - len(_MIDDLE)
+_LINE: Final = re.compile(rb'\{"body":(.*),"signature":"([0-9a-f]{128})"\}', re.DOTALL)
 
 HexHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 
@@ -114,7 +109,7 @@ class SigningKey:
         """Return the line of a head, without its newline."""
         body = _ENCODER.encode(head)
         signature = self._key.sign(body).hex().encode()
-        return b"".join((_BODY, body, _MIDDLE, signature, _END))
+        return b'{"body":%b,"signature":"%b"}' % (body, signature)
 
 
 def open_key(folder: Path) -> SigningKey:
@@ -165,16 +160,10 @@ def read_head(line: bytes) -> Head:
     Raises:
       HeadError: it is no head, or is not signed so.
     """
-    signature = line[_SIGNATURE_AT : -len(_END)]
-    body = line[len(_BODY) : _BODY_END]
-    if (
-        len(line) > MAX_HEAD_BYTES
-        or not line.startswith(_BODY)
-        or not line.endswith(_END)
-        or line[_BODY_END:_SIGNATURE_AT] != _MIDDLE
-        or not _SIGNATURE.fullmatch(signature)
-    ):
+    found = _LINE.fullmatch(line) if len(line) <= MAX_HEAD_BYTES else None
+    if found is None:
         raise HeadError("it has not the form of a head")
+    body, signature = found.groups()
     try:
         head = _HEADS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 LEAF: Final = b"\0"
 NODE: Final = b"\1"
 """Prefixes that keep a leaf from being taken for a node."""
-HASH_BYTES: Final = 32
 EMPTY_ROOT: Final = sha256().digest()
 
 

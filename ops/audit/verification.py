@@ -355,7 +355,7 @@ class _Walk:
             self._own_at[head.size] = one
         if previous == NO_HEAD and (heads.path.parent / KEY_NAME).exists():
             self._note_defect(heads.path.name, 0, NO_HEAD_LEFT)
-        if heads.size_bytes and not _ends_whole(heads):
+        if heads.size_bytes and any(is_torn for _, is_torn in _marked(heads)):
             self.notes.append(
                 f"{heads.path.name} ends within a head: a process was killed as it wrote it; the "
                 "next append cuts it off"
@@ -465,9 +465,3 @@ class _Walk:
         self.defects.append(Defect(name, number, what))
         if len(self.defects) >= MAX_DEFECTS:
             self._is_whole = False
-
-
-def _ends_whole(file: File) -> bool:
-    with file.path.open("rb") as opened:
-        opened.seek(file.size_bytes - 1)
-        return opened.read(1) == b"\n"

@@ -9,7 +9,6 @@ import io
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -31,32 +30,31 @@ THINKING: Final = "Thinking…"
 HELP: Final = "/new begins another conversation, /quit leaves. Ctrl-C stops an answer."
 
 
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """What the command line said; None leaves the choice to the server."""
+def run_chat(
+    url: str,
+    model: str | None = None,
+    *,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+) -> None:
+    """Talk until the input ends. What is None is left to the server.
 
-    url: str
-    model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-
-    def parameters(self) -> dict[str, float]:
-        """Return the sampling parameters that were given."""
-        given = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        return {name: value for name, value in given.items() if value is not None}
-
-
-def run_chat(options: ChatOptions) -> None:
-    """Talk until the input ends.
+    Args:
+      url: of the server.
+      model: its name.
+      max_tokens: longest answer.
+      temperature: of sampling.
 
     Raises:
       CommandFailed: no server answers, or, in a pipe, an answer failed.
     """
-    client = ChatClient(options.url, options.parameters())
+    given = {"max_tokens": max_tokens, "temperature": temperature}
+    parameters = {name: value for name, value in given.items() if value is not None}
+    client = ChatClient(url, parameters)
     try:
-        conversation = Conversation(client, options.model or client.model_name())
+        conversation = Conversation(client, model or client.model_name())
         if sys.stdin.isatty() and sys.stdout.isatty():
-            _talk(conversation, options.url)
+            _talk(conversation, url)
         else:
             if isinstance(sys.stdin, io.TextIOWrapper):
                 # A pipe may hold anything; what is no UTF-8 is asked as well as it can be.

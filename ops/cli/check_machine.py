@@ -277,6 +277,6 @@ def check_open_files() -> Finding:
             "Open files",
             Status.WARN,
             detail,
-            f"for many connections at once: ulimit -n 8192{most}, or give --max-connections",
+            f"for many connections at once: ulimit -n 8192{most}, or lower server.max_connections",
         )
     return Finding("Open files", Status.OK, detail)

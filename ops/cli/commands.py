@@ -41,7 +41,6 @@ from .options import (
     add_models,
     as_typed,
     gather,
-    new_form,
     with_settings,
 )
 from .probe_command import probe_app
@@ -147,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except typer.TyperException as error:
-        return _complain_of_usage(error, arguments)
+        return _complain_of_usage(error)
     except ConfigError as error:
         return _complain(str(error), EXIT_BAD_INPUT)
     except (AuditLogError, RegistryFailed) as error:
@@ -177,22 +176,18 @@ def _run(arguments: Sequence[str]) -> object:
     return 0
 
 
-def _complain_of_usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
+def _complain_of_usage(error: typer.TyperException) -> int:
     # Called without arguments, a command has printed its help, and has nothing to add.
-    message = error.format_message()
+    message = error.format_message().rstrip(".")
     if not message:
         return EXIT_BAD_INPUT
     context = getattr(error, "ctx", None)
     command = "triolet" if context is None else context.command_path
-    if hasattr(error, "possibilities"):  # typer exports no class of unknown options
-        option = getattr(error, "option_name", "")
-        try:
-            form = new_form(option, command.rpartition(" ")[2], arguments)
-        except ConfigError as gone:
-            return _complain(f"{option} is no option any more: {gone}", EXIT_BAD_INPUT)
-        if form is not None:
-            return _complain(f"{option} is no option of its own; use {form}", EXIT_BAD_INPUT)
-    return _complain(f"{message.rstrip('.')}; see `{command} --help`", EXIT_BAD_INPUT)
+    options = () if context is None else context.command.params
+    # Typer exports no class of unknown options.
+    if hasattr(error, "possibilities") and any("--set" in one.opts for one in options):
+        message += "; what has no option is set by `--set FIELD=VALUE`"
+    return _complain(f"{message}; see `{command} --help`", EXIT_BAD_INPUT)
 
 
 def _complain(message: str, exit_code: int) -> int:
@@ -394,9 +389,9 @@ def drain(
     audit: AuditOption = None,
 ) -> None:
     """Let a worker finish or move what it runs, and leave; wait until it has."""
-    from .fleet_commands import DrainOrder, run_drain
+    from .fleet_commands import run_drain
 
-    run_drain(DrainOrder(target, deadline, curve, port, audit))
+    run_drain(target, deadline, curve, port, audit)
 
 
 @app.command()
@@ -438,9 +433,9 @@ def chat(
 ) -> None:
     """Talk to a running server; piped, it answers each line of stdin. Where the server asks for an
     API key, set the environment variable TRIOLET_API_KEY to it."""
-    from .chat import ChatOptions, run_chat
+    from .chat import run_chat
 
-    run_chat(ChatOptions(url, model, max_tokens, temperature))
+    run_chat(url, model, max_tokens=max_tokens, temperature=temperature)
 
 
 @app.command()

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from triolet.errors import ConfigError
@@ -160,10 +160,14 @@ def serve_command(wanted: Wanted, port: int) -> str:
 
 def show(findings: list[Finding], command: str, console: Console) -> None:
     """Print the table and one line that sums it up, with the command that serves."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column()
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table(
+        Column(),
+        Column(style="bold", no_wrap=True),
+        Column(overflow="fold"),
+        box=None,
+        padding=(0, 2, 0, 0),
+        show_header=False,
+    )
     for finding in findings:
         seen = Text(finding.detail)
         if finding.remedy:

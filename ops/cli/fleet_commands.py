@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
 
 import trio
 import typer
@@ -24,14 +24,7 @@ from ..chosen_fleet import fleet_to_change
 from ..exit_codes import CommandFailed
 from ..supervisor.plan import SERVER_NAME
 from ..supervisor.rolling import ORDER
-from ..supervisor.supervisor_socket import (
-    Finished,
-    Refused,
-    RestartRequest,
-    ScaleRequest,
-    StepBegan,
-    ask,
-)
+from ..supervisor.supervisor_socket import RestartRequest, ScaleRequest, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,40 +43,31 @@ SILENCE_S = 5.0
 leave a worker that drains to itself, because a busy machine let it stand still for a moment."""
 
 
-class DrainOrder(NamedTuple):
-    """Which worker is drained, and how.
+def run_drain(
+    target: str, deadline_s: float, keys: Path | None, port: int | None, audit: Path | None
+) -> None:
+    """Drain a worker and show how far it is.
 
-    Attributes:
+    Args:
       target: control address of a worker, or the name of one of a local fleet.
       deadline_s: after which what still runs there moves to other workers.
       keys: key directory, for tcp addresses.
       port: of the local fleet that is meant, if several run.
       audit: folder of the audit log; None for this user's.
-    """
-
-    target: str
-    deadline_s: float
-    keys: Path | None
-    port: int | None
-    audit: Path | None
-
-
-def run_drain(order: DrainOrder) -> None:
-    """Drain a worker and show how far it is.
 
     Raises:
       ConfigError: the target cannot be what is meant.
       CommandFailed: it was not drained.
       AuditLogError: it could not be recorded, and was not begun.
     """
-    is_address = "://" in order.target
-    address = order.target if is_address else address_of(order.target, order.port)
-    keys = None if order.keys is None else str(order.keys)
+    is_address = "://" in target
+    address = target if is_address else address_of(target, port)
+    folder = None if keys is None else str(keys)
     with (
-        closing(ZmqNetwork(LinkConfig(), keys)) as network,
-        recorded(Action.WORKER_DRAIN, order.target, folder=order.audit),
+        closing(ZmqNetwork(LinkConfig(), folder)) as network,
+        recorded(Action.WORKER_DRAIN, target, folder=audit),
     ):
-        name = trio.run(drain_worker, network, address, order.deadline_s, typer.echo)
+        name = trio.run(drain_worker, network, address, deadline_s, typer.echo)
     if is_address:
         typer.echo(f"{name} has left; start it again where it ran, or leave it out")
     else:
@@ -268,13 +252,9 @@ def _scale_request(target: str) -> ScaleRequest:
 
 async def _show(path: Path, request: Request, done: str) -> None:
     began = time.monotonic()
-    async with aclosing(ask(path, request)) as answers:
-        async for answer in answers:
-            took_s = time.monotonic() - began
-            match answer:
-                case StepBegan(text):
-                    typer.echo(f"{took_s:6.1f} s  {text}")
-                case Finished():
-                    typer.echo(f"{took_s:6.1f} s  done: {done}")
-                case Refused(message):
-                    raise CommandFailed(message)
+
+    def show(text: str) -> None:
+        typer.echo(f"{time.monotonic() - began:6.1f} s  {text}")
+
+    await ask(path, request, show)
+    show(f"done: {done}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import httpx2
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from triolet.audit import FleetAudit
@@ -190,17 +190,9 @@ def _server_line(server: ServerAudit) -> Text:
 
 
 def _workers_table(views: Sequence[WorkerView]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in (
-        "worker",
-        "state",
-        "free / total blocks",
-        "cached",
-        "leased",
-        "leases",
-        "in step",
-    ):
-        table.add_column(heading, no_wrap=True)
+    names = ("worker", "state", "free / total blocks", "cached", "leased", "leases", "in step")
+    columns = (Column(name, no_wrap=True) for name in names)
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for view in views:
         audit = view.audit
         name, state = Text(one_line(view.name), style="bold"), Text(one_line(view.state))
@@ -239,10 +231,14 @@ def _leased(audit: WorkerAudit) -> str:
 
 
 def _leases_table(leases: Sequence[LeaseAudit]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("attempt", no_wrap=True, min_width=ATTEMPT_CHARACTERS)
-    for heading in ("state", "blocks", "age", "renewed", "deadline in", "tokens"):
-        table.add_column(heading, overflow="fold")
+    names = ("state", "blocks", "age", "renewed", "deadline in", "tokens")
+    table = Table(
+        Column("attempt", no_wrap=True, min_width=ATTEMPT_CHARACTERS),
+        *(Column(name, overflow="fold") for name in names),
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+    )
     for lease in leases:
         window = "" if lease.allowed is None else f" of {lease.allowed}"
         table.add_row(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +17,8 @@ from triolet.units import KIB, show_size
 
 from ..api_key import key_headers
 from ..chosen_fleet import fleet_to_show
-from ..exit_codes import CommandFailed
 from ..http_trust import verify_for
-from ..supervisor.supervisor_socket import Models, ModelsRequest, Refused, ask
+from ..supervisor.supervisor_socket import ask_models
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
 SERVER_TIMEOUT_S: Final = 2.0
 """For the list of models, which a server answers from memory."""
-SUPERVISOR_TIMEOUT_S: Final = 5.0
-"""The same of a supervisor."""
 NEEDS_KEY: Final = "it tells versions with a key only; set TRIOLET_API_KEY to one"
 _PROC: Final = Path("/proc")
 _PSS: Final = re.compile(r"^Pss:\s*(\d+) kB", re.MULTILINE)
@@ -121,7 +117,7 @@ def run_ps(port: int | None, *, as_json: bool) -> None:
       CommandFailed: no fleet runs.
     """
     fleet = fleet_to_show(port)
-    running = trio.run(_running, fleet.supervisor_socket)
+    running = trio.run(ask_models, fleet.supervisor_socket).models
     served, objection = served_models(fleet.note.url)
     if objection:
         typer.echo(f"{fleet.note.url} does not say all that it serves: {objection}", err=True)
@@ -139,20 +135,6 @@ def run_ps(port: int | None, *, as_json: bool) -> None:
             memory = "-" if one.memory_bytes is None else show_size(one.memory_bytes)
             is_ready = "ready" if one.is_ready else "not ready"
             typer.echo(f"  {one.name:<24}  pid {pid:>7}  {is_ready:<9}  {memory:>9}")
-
-
-async def _running(path: Path) -> list[ModelStatus]:
-    with trio.move_on_after(SUPERVISOR_TIMEOUT_S):
-        async with aclosing(ask(path, ModelsRequest())) as answers:
-            async for answer in answers:
-                match answer:
-                    case Models(models):
-                        return models
-                    case Refused(message):
-                        raise CommandFailed(message)
-    raise CommandFailed(
-        f"the supervisor behind {path} does not say which models it has; its log says why"
-    )
 
 
 def served_models(url: str) -> tuple[list[Served], str]:

@@ -21,15 +21,13 @@ from typing import (
 
 import typer
 
-from triolet.config import ANY_MODEL, has_password
+from triolet.config import ANY_MODEL
 from triolet.errors import ConfigError
 
 from ..settings.form import (
     MODELS,
-    SECTIONS,
     Settings,
     dotted,
-    find,
     leaves,
     require_model_name,
     show,
@@ -115,72 +113,6 @@ NAMED: Final = {
 }
 """Parameters of `serve` and the fields that they set."""
 COMPUTE: Final = tuple(name for name, option in NAMED.items() if option.panel == _MODEL)
-OTHER_NAMES: Final[dict[str, str]] = {
-    "drain-timeout": "server.drain_timeout_s=",
-    "worker-drain-timeout": "worker.drain_timeout_s=",
-    "limits-timeout": "server.tenants.quotas.call_timeout_s=",
-    "batch-concurrency": "server.batches.concurrency=",
-    "response-cache": "server.response_cache.max_bytes=",
-    "response-cache-ttl": "server.response_cache.ttl_s=",
-    "strict-requests": "server.strict_requests=true",
-    "ttft-slo": "server.overload.slo.default_s=",
-    "critical-ttft-slo": "server.overload.slo.critical_s=",
-    "sheddable-ttft-slo": "server.overload.slo.sheddable_s=",
-    "no-generic-tools": "server.generic_tools=false",
-    "no-admission": "server.overload.admission.is_on=false",
-    "no-brownout": "server.overload.brownout.is_on=false",
-    "no-guard": "server.overload.guard.is_on=false",
-    "prompt-chunk": "worker.engine.prompt_chunk_tokens=",
-    "embedding-batch": "worker.engine.embedding.max_batch_tokens=",
-    "embedding-wait": "worker.engine.embedding.max_wait_s=",
-    "no-prefix-cache": "worker.engine.prefix_cache=false",
-    "poison-freed-blocks": "worker.engine.poison_freed_blocks=true",
-    "no-cuda-graphs": "worker.engine.gpu.cuda_graphs=false",
-    "fixed-batch": "worker.engine.gpu.fixed_batch=true",
-    "pinned-memory": "worker.engine.gpu.pinned_bytes=",
-    "speculate": "worker.speculation.source=",
-    "speculate-guesses": "worker.speculation.max_guesses=",
-    "speculate-step-tokens": "worker.speculation.max_step_tokens=",
-    "share-kv-memory": "link.wire.share_memory=",
-    "kv-plaintext": "link.wire.plaintext=true",
-    "name": "worker.name=",
-    "control": "worker.control_address=",
-    "kv": "decode.kv_address=",
-    "advertise-kv": "decode.advertised_kv_address=",
-    "lending": "worker.lending=",
-}
-"""Options that there were, where the field does not follow from the option's own words."""
-GONE: Final = {
-    "kv-layer-groups": "link.wire.layer_groups",
-    "kv-layer-group-min-tokens": "link.wire.layer_group_min_tokens",
-    "kv-wire": "worker.engine.kv_wire",
-}
-"""Options of fields that there are no more (ops/settings/form.py)."""
-OF_SERVER: Final = {
-    "prefill": "server.prefill_addresses=",
-    "decode": "server.decode_addresses=",
-    "drain-timeout": "server.drain_timeout_s=",
-    "curve": "server.curve_dir=",
-}
-OF_WORKERS: Final = {"drain-timeout": "worker.drain_timeout_s=", "curve": "worker.curve_dir="}
-_SPARE_ADDRESSES: Final = ("server.spare_addresses=", ("--spare-prefill", "--spare-decode"))
-SPARES: Final = {
-    "spare-prefill": (
-        ("server.prefill_addresses=", ("--prefill", "--spare-prefill")),
-        _SPARE_ADDRESSES,
-    ),
-    "spare-decode": (
-        ("server.decode_addresses=", ("--decode", "--spare-decode")),
-        _SPARE_ADDRESSES,
-    ),
-}
-"""Options for the address of a worker that is there only while another one is replaced: the fields
-that hold it, each with all options that its value came from."""
-WITH_SETTINGS: Final = frozenset(
-    {"serve", "server", "prefill", "decode", "doctor", "show", "probe"}
-)
-"""Commands with `--set`."""
-_UNIT: Final = re.compile(r"_(?:s|bytes|tokens|dir|fd)$")
 
 ModelArgument: TypeAlias = Annotated[
     str | None,
@@ -350,72 +282,6 @@ def _add(sources: Sources, name: str, value: Value) -> None:
         sources.add_text(path, value, option)
     else:
         sources.add(path, False if name.startswith("no_") else value, option)
-
-
-def new_form(option: str, command: str, arguments: Sequence[str]) -> str | None:
-    """Return what stands in place of an option that a command has no more, or None.
-
-    Args:
-      option: such as `--token-window`.
-      command: that it was given to.
-      arguments: of the command line, where its value is.
-
-    Raises:
-      ConfigError: nothing stands in its place; says why.
-    """
-    word = option.removeprefix("--")
-    own: Mapping[str, str] = OF_SERVER if command == "server" else OF_WORKERS
-    if command not in WITH_SETTINGS:
-        return None
-    if word in SPARES:
-        fields = [text + _value(options, text, arguments) for text, options in SPARES[word]]
-        return " ".join(f"--set {field}" for field in fields)
-    if word in GONE:
-        find(tuple(GONE[word].split(".")))
-    text = (own.get(word) if command in SECTIONS else None) or OTHER_NAMES.get(word)
-    text = text or _field_of(word, command)
-    if text is None:
-        return None
-    if text.endswith("="):
-        text += _value((option,), text, arguments)
-    return f"--set {text}"
-
-
-def _value(options: Sequence[str], field: str, arguments: Sequence[str]) -> str:
-    """Return the value of a field's old options as `--set` takes it; no password.
-
-    Args:
-      options: that set the field.
-      field: an assignment without a value.
-      arguments: of the command line.
-    """
-    kind = leaves()[tuple(field.removesuffix("=").split("."))]
-    if kind is bool:
-        return "true"
-    given = [value for option in options for value in _given(option, arguments)]
-    if not given:
-        return "VALUE"
-    if any(map(has_password, given)):
-        return "@FILE"
-    return ",".join(given) if get_origin(kind) is tuple else given[-1]
-
-
-def _field_of(word: str, command: str) -> str | None:
-    """Return the field that an option's words name, as an assignment without a value."""
-    name = word.replace("-", "_")
-    if (named := NAMED.get(name)) is not None:
-        return f"{dotted(named.path)}="
-    found = [path for path in _whole(leaves()) if name in (path[-1], _UNIT.sub("", path[-1]))]
-    at_home = [path for path in found if path[0] == command] or found
-    return f"{dotted(at_home[0])}=" if len(at_home) == 1 else None
-
-
-def _given(option: str, arguments: Sequence[str]) -> Iterator[str]:
-    for place, argument in enumerate(arguments):
-        if argument == option and len(arguments) > place + 1:
-            yield arguments[place + 1]
-        elif argument.startswith(f"{option}="):
-            yield argument.partition("=")[2]
 
 
 def _whole(paths: Collection[Path]) -> Iterator[Path]:

@@ -11,18 +11,25 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from ..exit_codes import CommandFailed
+from ..supervisor.supervisor_socket import (
+    DropAdapterRequest,
+    LoadAdapterRequest,
+    WithdrawAdapterRequest,
+    ask,
+    ask_config,
+)
 from .auditing import is_of_port
 from .operations import AdapterOrder, Failed, Operation
-from .supervisor_client import SupervisorFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
+    from pathlib import Path
 
     from triolet.config import ControlConfig, ControlledModelConfig
 
     from .controller import Controller
     from .models import Model
-    from .supervisor_client import SupervisorClient
 
 
 class AdapterChanges:
@@ -31,7 +38,7 @@ class AdapterChanges:
     Args:
       config: bounds.
       controller: knows the models, and what servers say of them.
-      supervisor: has the workers, and tells servers.
+      supervisor: socket of what has the workers, and tells servers.
       tell: notes how far an operation is.
       persist: asks the supervisor until it does something.
       are_met: whether every server that runs has said which adapters it has.
@@ -41,9 +48,9 @@ class AdapterChanges:
         self,
         config: ControlConfig,
         controller: Controller,
-        supervisor: SupervisorClient,
+        supervisor: Path,
         tell: Callable[[Operation, str], None],
-        persist: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
+        persist: Callable[[Callable[[], Awaitable[object]]], Awaitable[None]],
         are_met: Callable[[], bool],
     ) -> None:
         self._config = config
@@ -58,7 +65,7 @@ class AdapterChanges:
 
         Raises:
           Failed: it was not loaded.
-          SupervisorFailed: the same.
+          CommandFailed: the same.
         """
         order, name = _order(operation), operation.model
         was_there = order.name in self._model(name).config.adapters
@@ -66,12 +73,8 @@ class AdapterChanges:
         try:
             with trio.fail_after(timeout_s):
                 # What is on disk may change after the admin routes have looked at it.
-                config = await self._supervisor.load_adapter(
-                    name,
-                    order,
-                    partial(self._tell, operation),
-                    is_reference_only=is_of_port(operation),
-                )
+                request = LoadAdapterRequest(name, order.name, order.ref, is_of_port(operation))
+                config = await ask_config(self._supervisor, request, partial(self._tell, operation))
             self.note(config)
             await self._wait_named(operation, config.adapters[order.name])
             return
@@ -80,7 +83,7 @@ class AdapterChanges:
                 f"the workers of {name} took longer than {timeout_s:g} s "
                 "(control.operation_timeout_s)"
             )
-        except (Failed, SupervisorFailed) as error:
+        except (Failed, CommandFailed) as error:
             failure = error
         if not was_there:
             await self._take_back(operation, order.name)
@@ -91,14 +94,11 @@ class AdapterChanges:
 
         Raises:
           Failed: servers do not let it go.
-          SupervisorFailed: workers do not start without it; requests may name it again.
+          CommandFailed: workers do not start without it; requests may name it again.
         """
-        order, name = _order(operation), operation.model
+        order = _order(operation)
         self._tell(operation, f"{operation.subject}: its requests finish")
-        await self._supervisor.withdraw_adapter(name, order.name)
-        await self._wait_let_go(name, order.name)
-        tell = partial(self._tell, operation)
-        self.note(await self._supervisor.drop_adapter(name, order.name, tell))
+        await self._end(operation, order.name)
 
     def note(self, config: ControlledModelConfig) -> None:
         """Take in which adapters a model has.
@@ -115,19 +115,24 @@ class AdapterChanges:
         """Leave nothing of an adapter that could not be loaded.
 
         Raises:
-          SupervisorFailed: something of it is left.
+          CommandFailed: something of it is left.
         """
-        name = operation.model
         self._tell(operation, f"{operation.subject}: taken back")
+        # Each time from the beginning: what workers did not let go may be named again.
+        await self._persist(partial(self._end, operation, adapter))
 
-        async def drop() -> None:
-            # Each time from the beginning: what workers did not let go may be named again.
-            await self._supervisor.withdraw_adapter(name, adapter)
-            await self._wait_let_go(name, adapter)
-            tell = partial(self._tell, operation)
-            self.note(await self._supervisor.drop_adapter(name, adapter, tell))
+    async def _end(self, operation: Operation, adapter: str) -> None:
+        """Let requests name an adapter no more, then end it in the workers.
 
-        await self._persist(drop)
+        Raises:
+          Failed: the model was dropped.
+          CommandFailed: it was not done; requests may name it again.
+        """
+        name, tell = operation.model, partial(self._tell, operation)
+        await ask(self._supervisor, WithdrawAdapterRequest(name, adapter))
+        await self._wait_let_go(name, adapter)
+        request = DropAdapterRequest(name, adapter)
+        self.note(await ask_config(self._supervisor, request, tell))
 
     async def _wait_named(self, operation: Operation, digest: str) -> None:
         """Wait until every server lets requests name an adapter.

@@ -213,7 +213,7 @@ def _shown_model(
         "last_used_s_ago": round(used_s, 1) if model.was_used else None,
         "predicted_ready_s": predicted_ready_s,
         "worker_seconds": {digest: round(s, 3) for digest, s in versions.items()},
-        "workers": [worker._asdict() for worker in model.workers],
+        "workers": [msgspec.structs.asdict(worker) for worker in model.workers],
         "operation": None if model.live is None else model.live.shown,
     }
 

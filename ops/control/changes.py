@@ -19,6 +19,15 @@ from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError
 from triolet.units import SECONDS
 
+from ..exit_codes import CommandFailed
+from ..supervisor.supervisor_socket import (
+    AddModelRequest,
+    DropModelRequest,
+    ServeModelRequest,
+    ask,
+    ask_config,
+    ask_models,
+)
 from .adapters import AdapterChanges
 from .auditing import is_of_port
 from .memory import expected_bytes
@@ -33,16 +42,15 @@ from .operations import (
     UnknownModel,
     Wanted,
 )
-from .supervisor_client import SupervisorFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from triolet.config import ControlConfig, ControlledModelConfig
 
     from ..supervisor.supervisor_socket import Models
     from .controller import Controller
-    from .supervisor_client import SupervisorClient
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +70,7 @@ class Changes:
     Args:
       config: bounds.
       controller: knows the models, and decides about their workers.
-      supervisor: has their processes.
+      supervisor: socket of what has their processes.
       settle: decides, writes down and tells, after each change.
       forget: lets the journal forget a model.
       wall: returns the seconds since the epoch.
@@ -78,7 +86,7 @@ class Changes:
         self,
         config: ControlConfig,
         controller: Controller,
-        supervisor: SupervisorClient,
+        supervisor: Path,
         settle: Callable[[], None],
         forget: Callable[[str], None],
         wall: Callable[[], float],
@@ -183,13 +191,13 @@ class Changes:
             Wanted.UNLOAD_ADAPTER: self._adapters.unload,
         }[operation.wanted]
         try:
-            listed = await self._supervisor.models()
+            listed = await ask_models(self._supervisor)
             if listed.run != operation.run:
                 raise Failed(
                     f"the fleet that {operation.subject} was asked of has ended before it was done"
                 )
             await work(operation)
-        except (Failed, SupervisorFailed, NoRoom) as error:
+        except (Failed, CommandFailed, NoRoom) as error:
             operation.status, operation.progress = Status.FAILED, str(error)
         else:
             told = f"{operation.subject} is {DONE_WORDS[operation.wanted]}"
@@ -204,7 +212,7 @@ class Changes:
 
         Raises:
           Failed: it was not added.
-          SupervisorFailed: the same.
+          CommandFailed: the same.
           NoRoom: the same.
         """
         name = operation.model
@@ -216,9 +224,8 @@ class Changes:
         try:
             with trio.fail_after(self._config.operation_timeout_s):
                 # What is on disk may change after the admin routes have looked at it.
-                config = await self._supervisor.add_model(
-                    name, model, tell, is_reference_only=is_of_port(operation)
-                )
+                request = AddModelRequest(name, model, is_of_port(operation))
+                config = await ask_config(self._supervisor, request, tell)
         except trio.TooSlowError:
             failure: Exception = Failed(_late("looking at it", self._config.operation_timeout_s))
         else:
@@ -227,10 +234,10 @@ class Changes:
             try:
                 if model.start:
                     await self._load(operation)
-                await self._supervisor.serve_model(name, is_served=True)
+                await ask(self._supervisor, ServeModelRequest(name, is_served=True))
                 await self._wait_served(operation)
                 return
-            except (Failed, SupervisorFailed, NoRoom) as error:
+            except (Failed, CommandFailed, NoRoom) as error:
                 failure = error
         await self._take_back(operation)
         raise failure
@@ -281,16 +288,16 @@ class Changes:
         """Drop a model: its requests end first, then its workers.
 
         Raises:
-          SupervisorFailed: it is needed, or its workers could not be ended; servers have it again.
+          CommandFailed: it is needed, or its workers could not be ended; servers have it again.
         """
         name = operation.model
         self._tell(operation, f"{name}: its requests finish")
-        await self._supervisor.serve_model(name, is_served=False)
+        await ask(self._supervisor, ServeModelRequest(name, is_served=False))
         await self._wait_let_go(name)
         try:
-            await self._persist(partial(self._supervisor.drop_model, name, self._teller(operation)))
-        except SupervisorFailed:
-            await self._supervisor.serve_model(name, is_served=True)
+            await self._end(operation)
+        except CommandFailed:
+            await ask(self._supervisor, ServeModelRequest(name, is_served=True))
             raise
         self._drop(name)
 
@@ -315,26 +322,38 @@ class Changes:
         """Leave nothing of a model that could not be added.
 
         Raises:
-          SupervisorFailed: something of it is left.
+          CommandFailed: something of it is left.
         """
         name = operation.model
         self._tell(operation, f"{name}: taken back")
-        await self._persist(partial(self._supervisor.serve_model, name, is_served=False))
+        await self._persist(
+            partial(ask, self._supervisor, ServeModelRequest(name, is_served=False))
+        )
         await self._wait_let_go(name)
-        await self._persist(partial(self._supervisor.drop_model, name, self._teller(operation)))
+        await self._end(operation)
         self._drop(name)
 
-    async def _persist(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _end(self, operation: Operation) -> None:
+        """End the workers of a model.
+
+        Raises:
+          CommandFailed: some are left.
+        """
+        request, tell = DropModelRequest(operation.model), partial(self._tell, operation)
+        await self._persist(partial(ask, self._supervisor, request, tell))
+
+    async def _persist(self, work: Callable[[], Awaitable[object]]) -> None:
         """Ask the supervisor until it does something, or the time of an operation is over.
 
         Raises:
-          SupervisorFailed: it does not.
+          CommandFailed: it does not.
         """
         give_up_at = trio.current_time() + self._config.operation_timeout_s
         while True:
             try:
-                return await work()
-            except SupervisorFailed:
+                await work()
+                return
+            except CommandFailed:
                 if trio.current_time() >= give_up_at:
                     raise
             await trio.sleep(RETRY_S)
@@ -355,9 +374,6 @@ class Changes:
             self._controller.changed[live.id] = live
         self._controller.load_times.forget(name)
         self._forget(name)
-
-    def _teller(self, operation: Operation) -> Callable[[str], None]:
-        return partial(self._tell, operation)
 
     def _tell(self, operation: Operation, text: str) -> None:
         if text != operation.progress:

@@ -21,24 +21,28 @@ from triolet.control_protocol import Activity, Wake
 from triolet.errors import AuditLogError
 
 from ..audit.events import Outcome
-from ..supervisor.model_status import ModelState as SupervisedState
+from ..exit_codes import CommandFailed
+from ..supervisor.supervisor_socket import (
+    StartModelRequest,
+    StopModelRequest,
+    ask,
+    ask_models,
+)
 from .auditing import audit, is_ordered
 from .changes import Changes
 from .memory import forget_pages, has_files, held_bytes
 from .model_states import RUNNING
-from .models import WorkerSeen, WorkersSeen
 from .operations import Conflict, Operation, Status, Wanted
 from .server_channel import ServerChannel
-from .supervisor_client import SupervisorClient, SupervisorFailed
 from .worker_seconds import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from triolet.config import ControlConfig
     from triolet.control_protocol import ModelNews, Said
 
-    from ..supervisor.model_status import ModelStatus
     from ..supervisor.supervisor_socket import Models
     from .controller import Controller, Step
     from .journal import Journal
@@ -66,7 +70,7 @@ class Control:
       config: of the fleet.
       journal: open.
       controller: decides.
-      supervisor: starts and ends workers.
+      supervisor: socket of what starts and ends workers.
       nursery: for what operations do.
 
     Attributes:
@@ -83,7 +87,7 @@ class Control:
         config: ControlConfig,
         journal: Journal,
         controller: Controller,
-        supervisor: SupervisorClient,
+        supervisor: Path,
         nursery: trio.Nursery,
     ) -> None:
         self.config = config
@@ -175,14 +179,14 @@ class Control:
         """Ask the supervisor for its workers, and look for the files of models without any."""
         asked_at = trio.current_time()
         try:
-            listed = await self._supervisor.models()
-        except SupervisorFailed as error:
+            listed = await ask_models(self._supervisor)
+        except CommandFailed as error:
             self._note_trouble(SUPERVISOR, str(error))
             return
         self._note_trouble(SUPERVISOR, "")
         self.run_id = listed.run
         self.changes.note_listed(listed, asked_at)
-        self.controller.note_workers(seen(listed.models), asked_at, trio.current_time(), wall())
+        self.controller.note_workers(listed.models, asked_at, trio.current_time(), wall())
         for name, model in list(self.controller.models.items()):
             if not model.pids:
                 are_there = await trio.to_thread.run_sync(has_files, model.config)
@@ -258,14 +262,14 @@ class Control:
         model = self.controller.models.get(operation.model)
         if model is None:
             return  # it was dropped meanwhile, and the operation has its end
-        do = self._supervisor.start_model if step.is_start else self._supervisor.stop_model
+        request = StartModelRequest if step.is_start else StopModelRequest
         try:
             with trio.fail_after(self.config.operation_timeout_s):
                 tell = partial(self.controller.note_progress, operation)
-                await do(operation.model, tell)
+                await ask(self._supervisor, request(operation.model), tell)
         except trio.TooSlowError:
             failure = f"the supervisor was not done after {self.config.operation_timeout_s:g} s"
-        except SupervisorFailed as error:
+        except CommandFailed as error:
             failure = str(error)
         if failure is None and operation.wanted is Wanted.UNLOAD:
             await trio.to_thread.run_sync(forget_pages, model.config)
@@ -326,20 +330,6 @@ class Control:
         if reason and reason != self._troubles.get(what):
             log.warning("control_in_trouble", part=what, reason=reason)
         self._troubles[what] = reason
-
-
-def seen(listed: Iterable[ModelStatus]) -> dict[str, WorkersSeen]:
-    """Return the workers of each model as the supervisor lists them."""
-    return {
-        model.name: WorkersSeen(
-            tuple(
-                WorkerSeen(w.name, w.role, w.pid, w.is_ready, w.gpu_memory) for w in model.workers
-            ),
-            is_there=model.state not in (SupervisedState.STOPPED, SupervisedState.FAILED),
-            failure=model.failure,
-        )
-        for model in listed
-    }
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], every_s: float) -> None:

@@ -15,7 +15,7 @@ from triolet.errors import LocalProtocolError
 from triolet.units import show_size
 
 from .model_states import HOLDING, RESTING, RUNNING, Event, after
-from .models import Model, WorkersSeen
+from .models import Model
 from .operations import NoRoom, Operation, Status, UnknownModel, Wanted
 from .outlook import Outlook, absent
 from .residency import (
@@ -30,9 +30,11 @@ from .residency import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from triolet.config import ControlConfig
+
+    from ..supervisor.model_status import ModelStatus
 
 BY_REQUEST: Final = "request"
 BY_MEMORY: Final = "memory"
@@ -258,18 +260,18 @@ class Controller:
             self._move(model, Event.LOST, now)
 
     def note_workers(
-        self, seen: Mapping[str, WorkersSeen], asked_at: float, now: float, wall: float
+        self, listed: Iterable[ModelStatus], asked_at: float, now: float, wall: float
     ) -> None:
         """Take in what the supervisor says of the workers.
 
         Args:
-          seen: workers by model.
+          listed: every model, as it says.
           asked_at: when it was asked; a model that has changed since is left as it is.
           now: the time.
           wall: the same since the epoch.
         """
-        for name, its in seen.items():
-            model = self.models.get(name)
+        for its in listed:
+            model = self.models.get(its.name)
             if model is None or model.changed_at > asked_at:
                 continue
             model.workers = its.workers
@@ -283,7 +285,7 @@ class Controller:
             if model.state in HOLDING and not its.is_there and model.live is None:
                 # Of themselves or by other hands; to end them once more does no harm.
                 model.failed_at = None if its.failure is None else now
-                self.order(name, Wanted.SLEEP, BY_SUPERVISOR, now, wall)
+                self.order(its.name, Wanted.SLEEP, BY_SUPERVISOR, now, wall)
             elif model.state is ModelState.LOADING and model.is_ready and model.running is None:
                 self._loaded(model, now)
             elif model.state in RUNNING and not model.is_ready:

@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from triolet.control_protocol import ModelActivity, ModelState
 
 if TYPE_CHECKING:
     from triolet.config import ControlledModelConfig
-    from triolet.status import GpuMemory
 
+    from ..supervisor.model_status import WorkerStatus
     from .operations import Operation
-
-
-class WorkerSeen(NamedTuple):
-    """A worker process of a model.
-
-    Attributes:
-      name: of the process.
-      role: prefill or decode.
-      pid: None while it does not run.
-      is_ready: whether it takes work.
-      gpu_memory: that it held when it became ready; None where it computes on a CPU.
-    """
-
-    name: str
-    role: str
-    pid: int | None
-    is_ready: bool
-    gpu_memory: GpuMemory | None = None
-
-
-class WorkersSeen(NamedTuple):
-    """The workers of a model, as the supervisor tells.
-
-    Attributes:
-      workers: each of them, whether it runs or not.
-      is_there: whether the supervisor keeps them running, or has not ended them all yet.
-      failure: why they could not be kept alive; None if that was not so.
-    """
-
-    workers: tuple[WorkerSeen, ...]
-    is_there: bool
-    failure: str | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +52,7 @@ class Model:
     is_guess: bool = True
     is_measured: bool = False
     origin: ModelState = ModelState.STAGED
-    workers: tuple[WorkerSeen, ...] = ()
+    workers: list[WorkerStatus] = field(default_factory=list)
     gpu_bytes: dict[str, int] = field(default_factory=dict)
     activity: dict[str, ModelActivity] = field(default_factory=dict)
     busy_since: float | None = None

@@ -13,14 +13,15 @@ import trio
 from triolet.control_protocol import ADMIN_SOCKET, CONTROL_SOCKET
 from triolet.status import ControlReady, report
 
+from ..exit_codes import CommandFailed
 from ..running_fleets import SUPERVISOR_SOCKET
+from ..supervisor.supervisor_socket import ask_models
 from .admin import serve_admin
 from .control import SUPERVISOR, Control, new_id
 from .controller import Controller
 from .journal import opened_journal
 from .memory import budget_bytes, expected_bytes
 from .operations import CHANGES
-from .supervisor_client import SupervisorClient, SupervisorFailed
 
 if TYPE_CHECKING:
     from triolet.config import ControlConfig
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-async def _first_listed(supervisor: SupervisorClient) -> Models | None:
+async def _first_listed(supervisor: Path) -> Models | None:
     """Return what the supervisor has when control starts; None where it does not say."""
     try:
-        return await supervisor.models()
-    except SupervisorFailed as error:
+        return await ask_models(supervisor)
+    except CommandFailed as error:
         log.warning("control_in_trouble", part=SUPERVISOR, reason=str(error))
         return None
 
@@ -52,7 +53,7 @@ async def run_control(
       ConfigError: the journal, a socket or the budget cannot be had.
     """
     folder = Path(config.directory)
-    supervisor = SupervisorClient(folder / SUPERVISOR_SOCKET)
+    supervisor = folder / SUPERVISOR_SOCKET
     with opened_journal(Path(config.state_dir or folder)) as journal:
         listed = await _first_listed(supervisor)
         known = [] if listed is None else listed.models

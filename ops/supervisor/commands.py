@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -33,6 +33,8 @@ from .supervisor_socket import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from triolet.config import ControlledModelConfig
+
     from .adapter_set import AdapterSet
     from .model_set import ModelSet
     from .readiness import Readiness
@@ -41,21 +43,9 @@ if TYPE_CHECKING:
     from .supervisor import Supervisor
     from .supervisor_socket import Request, Tell
 
+    Do = Callable[[], Awaitable[ControlledModelConfig | None]]
+
 log = structlog.get_logger(__name__)
-
-
-class Told(NamedTuple):
-    """What the log says at the end of a command.
-
-    Attributes:
-      done: event of its success.
-      failed: event of its failure.
-      facts: of either.
-    """
-
-    done: str
-    failed: str
-    facts: dict[str, str]
 
 
 class Commands:
@@ -84,83 +74,71 @@ class Commands:
             log.info("model_step", step=text)
             await tell(StepBegan(text))
 
+        do: Do
         match request:
             case ModelsRequest():
                 configs = models.configs()
                 served = [one.name for one in configs if models.is_served(one.name)]
                 await tell(Models(supervisor.models(), supervisor.run_id, configs, served))
             case RestartRequest():
-                done = Told("restarted", "restart_failed", {})
-                await _told(partial(_restart, supervisor, readiness, request, tell), done, tell)
+                do = partial(_restart, supervisor, readiness, request, tell)
+                await _told(tell, do, "restarted", "restart_failed")
             case StartModelRequest(model):
-                done = Told("model_started", "model_start_failed", {"model": model})
-                await _told(partial(supervisor.start_model, model, begun), done, tell)
+                do = partial(supervisor.start_model, model, begun)
+                await _told(tell, do, "model_started", "model_start_failed", model=model)
             case ScaleRequest(model, role):
-                done = Told("scaled", "scale_failed", {"model": model, "role": role.value})
-                await _told(partial(self._scale, request, begun), done, tell)
+                do = partial(self._scale, request, begun)
+                await _told(tell, do, "scaled", "scale_failed", model=model, role=role.value)
             case StopModelRequest(model):
-                done = Told("model_stopped", "model_stop_failed", {"model": model})
-                await _told(partial(supervisor.stop_model, model, begun), done, tell)
-            case AddModelRequest():
-                await self._add(request, begun, tell)
+                do = partial(supervisor.stop_model, model, begun)
+                await _told(tell, do, "model_stopped", "model_stop_failed", model=model)
+            case AddModelRequest(name, model, is_reference_only):
+                do = partial(models.add, name, model, begun, is_reference_only=is_reference_only)
+                await _told(tell, do, "model_added", "model_add_failed", model=name)
             case ServeModelRequest(model, is_served):
                 word = "model_served" if is_served else "model_withdrawn"
-                done = Told(word, f"{word}_not", {"model": model})
-                await _told(partial(models.set_served, model, is_served=is_served), done, tell)
+                do = partial(models.set_served, model, is_served=is_served)
+                await _told(tell, do, word, f"{word}_not", model=model)
             case DropModelRequest(model):
-                done = Told("model_dropped", "model_drop_failed", {"model": model})
-                await _told(partial(models.drop, model, begun), done, tell)
-            case LoadAdapterRequest() | DropAdapterRequest():
-                await self._change_adapter(request, readiness, begun, tell)
+                do = partial(models.drop, model, begun)
+                await _told(tell, do, "model_dropped", "model_drop_failed", model=model)
+            case LoadAdapterRequest(model, adapter):
+                do = partial(self._load, request, readiness, begun)
+                of_adapter = {"model": model, "adapter": adapter}
+                await _told(tell, do, "adapter_loaded", "adapter_load_failed", **of_adapter)
+            case DropAdapterRequest(model, adapter):
+                do = partial(self._drop, request, readiness, begun)
+                of_adapter = {"model": model, "adapter": adapter}
+                await _told(tell, do, "adapter_dropped", "adapter_drop_failed", **of_adapter)
             case WithdrawAdapterRequest(model, adapter):
-                facts = {"model": model, "adapter": adapter}
-                done = Told("adapter_withdrawn", "adapter_withdrawn_not", facts)
-                await _told(partial(self._adapters.withdraw, model, adapter), done, tell)
+                do = partial(self._adapters.withdraw, model, adapter)
+                of_adapter = {"model": model, "adapter": adapter}
+                await _told(tell, do, "adapter_withdrawn", "adapter_withdrawn_not", **of_adapter)
 
-    async def _change_adapter(
+    async def _load(
         self,
-        request: LoadAdapterRequest | DropAdapterRequest,
+        request: LoadAdapterRequest,
         readiness: Callable[[], Readiness],
         begun: Callable[[str], Awaitable[None]],
-        tell: Tell,
-    ) -> None:
-        model, name = request.model, request.adapter
-        is_load = isinstance(request, LoadAdapterRequest)
-        facts = {"model": model, "adapter": name}
-        try:
-            async with readiness() as servers:
-                if isinstance(request, LoadAdapterRequest):
-                    config = await self._adapters.load(
-                        model,
-                        name,
-                        request.ref,
-                        begun,
-                        servers.is_met,
-                        is_reference_only=request.is_reference_only,
-                    )
-                else:
-                    config = await self._adapters.drop(model, name, begun, servers.is_met)
-        except RestartFailed as error:
-            failed = "adapter_load_failed" if is_load else "adapter_drop_failed"
-            log.warning(failed, **facts, message=str(error))
-            await tell(Refused(str(error)))
-        else:
-            log.info("adapter_loaded" if is_load else "adapter_dropped", **facts)
-            await tell(Added(config))
-
-    async def _add(
-        self, request: AddModelRequest, begun: Callable[[str], Awaitable[None]], tell: Tell
-    ) -> None:
-        try:
-            config = await self._models.add(
-                request.name, request.model, begun, is_reference_only=request.is_reference_only
+    ) -> ControlledModelConfig:
+        async with readiness() as servers:
+            return await self._adapters.load(
+                request.model,
+                request.adapter,
+                request.ref,
+                begun,
+                servers.is_met,
+                is_reference_only=request.is_reference_only,
             )
-        except RestartFailed as error:
-            log.warning("model_add_failed", model=request.name, message=str(error))
-            await tell(Refused(str(error)))
-        else:
-            log.info("model_added", model=request.name, digest=config.digest)
-            await tell(Added(config))
+
+    async def _drop(
+        self,
+        request: DropAdapterRequest,
+        readiness: Callable[[], Readiness],
+        begun: Callable[[str], Awaitable[None]],
+    ) -> ControlledModelConfig:
+        async with readiness() as servers:
+            return await self._adapters.drop(request.model, request.adapter, begun, servers.is_met)
 
     async def _scale(self, request: ScaleRequest, begun: Callable[[str], Awaitable[None]]) -> None:
         model, role = request.model, request.role
@@ -172,16 +150,30 @@ class Commands:
         await self._supervisor.scale(model, role, specs, note, begun)
 
 
-async def _told(do: Callable[[], Awaitable[None]], said: Told, tell: Tell) -> None:
-    """Do something, and tell and log how it ended."""
+async def _told(
+    tell: Tell,
+    do: Do,
+    done: str,
+    failed: str,
+    **facts: str,
+) -> None:
+    """Do something, and tell and log how it ended.
+
+    Args:
+      tell: called with the end.
+      do: what is to be done.
+      done: the log's event of its success.
+      failed: the same of its failure.
+      facts: of either.
+    """
     try:
-        await do()
+        config = await do()
     except RestartFailed as error:
-        log.warning(said.failed, **said.facts, message=str(error))
+        log.warning(failed, **facts, message=str(error))
         await tell(Refused(str(error)))
     else:
-        log.info(said.done, **said.facts)
-        await tell(Finished())
+        log.info(done, **facts)
+        await tell(Finished() if config is None else Added(config))
 
 
 async def _restart(

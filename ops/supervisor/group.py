@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +11,7 @@ from triolet.ids import Role
 
 from .model_status import ModelState, ModelStatus, WorkerStatus
 from .rolling import ORDER
-from .slot import RestartFailed, StartAbandoned
+from .slot import RestartFailed, StartAbandoned, see_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -277,23 +276,3 @@ def _status_of(spec: ProcessSpec, slot: Slot | None) -> WorkerStatus:
     is_ready = life is not None and life.ready.is_set() and not life.is_leaving
     gpu_memory = None if life is None else life.gpu_memory
     return WorkerStatus(spec.name, spec.role, pid, is_ready, gpu_memory)
-
-
-async def see_out(lives: Sequence[Life], grace_s: float) -> None:
-    """Ask processes to leave; kill those that are still there after a time.
-
-    Args:
-      lives: the processes.
-      grace_s: how long each may take.
-    """
-    for life in lives:
-        # One that leaves already would take a second request for "at once".
-        if not life.is_leaving:
-            life.ask_to_leave(signal.SIGTERM)
-    with trio.move_on_after(grace_s):
-        for life in lives:
-            await life.over.wait()
-    for life in lives:
-        life.child.signal(signal.SIGKILL)
-    for life in lives:
-        await life.over.wait()

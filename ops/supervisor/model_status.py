@@ -55,3 +55,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     workers: list[WorkerStatus]
     failure: str | None = None
     worker_seconds: float = 0.0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its workers are kept running, or have not ended yet."""
+        return self.state not in (ModelState.STOPPED, ModelState.FAILED)

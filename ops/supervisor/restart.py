@@ -11,7 +11,7 @@ import trio
 from triolet.ids import Role
 
 from .rolling import Move, Step, restart_steps
-from .slot import RestartFailed
+from .slot import RestartFailed, see_out
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -80,10 +80,10 @@ async def take_steps(
                 case Move.REPLACE:
                     await slot.replace(limits.server_exit_s)
                 case Move.RETIRE_SPARE:
-                    await slot.retire(limits.worker_exit_s)
+                    await see_out(tuple(slot.lives), limits.worker_exit_s)
     except RestartFailed:
         for spec in spares.values():
-            await slots[spec.name].retire(limits.worker_exit_s)
+            await see_out(tuple(slots[spec.name].lives), limits.worker_exit_s)
         raise
 
 

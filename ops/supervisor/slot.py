@@ -19,7 +19,7 @@ from .child import Child
 from .restart_policy import GiveUp, RestartPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from triolet.config import SupervisorConfig
     from triolet.status import GpuMemory, Report
@@ -66,13 +66,6 @@ class Life:
         """Send the signal by which this kind of process leaves in order."""
         self.is_leaving = True
         self.child.signal(number)
-
-    async def see_out(self, within_s: float) -> None:
-        """Wait for its end; kill it if that does not come in time."""
-        with trio.move_on_after(within_s):
-            await self.over.wait()
-        self.child.signal(signal.SIGKILL)
-        await self.over.wait()
 
 
 class Slot:
@@ -188,8 +181,7 @@ class Slot:
         """
         old, self._is_doubtful = self.current, is_doubtful
         if old is not None:
-            old.ask_to_leave(signal.SIGTERM)
-            await old.see_out(within_s)
+            await see_out([old], within_s)
         while self.current in (None, old) or not self.current.ready.is_set():
             if self._stop.is_set():
                 raise RestartFailed(f"{self.spec.name} is being stopped")
@@ -211,8 +203,7 @@ class Slot:
         old, self.current = self.current, new
         self._policy.became_ready(trio.current_time())
         if old is not None:
-            old.ask_to_leave(SUCCESSOR_SIGNAL)
-            await old.see_out(within_s)
+            await see_out([old], within_s, SUCCESSOR_SIGNAL)
 
     async def start_one(self) -> Life:
         """Start a life that nothing starts again, and wait until it is ready.
@@ -233,12 +224,6 @@ class Slot:
             _require_alive(life)
             await self._news.wait()
         return life
-
-    async def retire(self, within_s: float) -> None:
-        """Let every life leave in order; kill what is left after a time."""
-        for life in tuple(self.lives):
-            life.ask_to_leave(signal.SIGTERM)
-            await life.see_out(within_s)
 
     async def wait_ready(self) -> None:
         """Wait until a life is ready.
@@ -310,3 +295,24 @@ def _require_alive(life: Life) -> None:
             f"a new {life.spec.name} {life.ending} before it was ready"
             + (f": {life.ending.failure}" if life.ending.failure else "; see its log lines")
         )
+
+
+async def see_out(lives: Sequence[Life], grace_s: float, number: int = signal.SIGTERM) -> None:
+    """Ask processes to leave; kill those that are still there after a time.
+
+    Args:
+      lives: the processes.
+      grace_s: how long each may take.
+      number: of the signal.
+    """
+    for life in lives:
+        # One that leaves already would take a second request for "at once".
+        if not life.is_leaving:
+            life.ask_to_leave(number)
+    with trio.move_on_after(grace_s):
+        for life in lives:
+            await life.over.wait()
+    for life in lives:
+        life.child.signal(signal.SIGKILL)
+    for life in lives:
+        await life.over.wait()

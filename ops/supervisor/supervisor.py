@@ -17,12 +17,12 @@ import trio
 from triolet.ids import Role
 
 from ..exit_codes import EXIT_BAD_INPUT
-from .group import Group, Phase, see_out
+from .group import Group, Phase
 from .model_status import ModelState
 from .plan import CONTROL_NAME
 from .restart import Limits, change_specs, take_steps
 from .rolling import ORDER, Move, Step
-from .slot import RestartFailed, Slot, StartAbandoned
+from .slot import RestartFailed, Slot, StartAbandoned, see_out
 from .starter import Starter
 
 if TYPE_CHECKING:

@@ -32,6 +32,8 @@ MAX_LINE_BYTES: Final = 1024 * 1024
 """Of one line: 64 models with paths and workers, or one with many aliases and adapters."""
 REQUEST_TIMEOUT_S: Final = 5.0
 """For a command to say what it wants once it is connected."""
+LIST_TIMEOUT_S: Final = 5.0
+"""For a supervisor to list its models, which it has in memory."""
 ANSWER_TIMEOUT_S: Final = 1.0
 """For a command to take a line of the answer; one that is stopped misses it."""
 
@@ -184,7 +186,8 @@ class Added(msgspec.Struct, frozen=True, tag_field="event", tag="added"):
     config: ControlledModelConfig
 
 
-Answer: TypeAlias = StepBegan | Finished | Refused | Models | Added
+End: TypeAlias = Finished | Models | Added
+Answer: TypeAlias = StepBegan | Refused | End
 Tell: TypeAlias = "Callable[[Answer], Awaitable[None]]"
 Command: TypeAlias = "Callable[[Request, Tell], Awaitable[None]]"
 """Does what a request asks for, and tells its steps and its end."""
@@ -206,26 +209,74 @@ async def answer_commands(
     await trio.serve_listeners(partial(_serve_one, command), [trio.SocketListener(listening)])
 
 
-async def ask(path: Path, request: Request) -> AsyncGenerator[Answer, None]:
-    """Send a request and yield the answers, the last of which is no StepBegan.
+async def ask(
+    path: Path, request: Request, tell: Callable[[str], object] = lambda text: None
+) -> End:
+    """Have a supervisor do something, and return the end of its answer.
+
+    Args:
+      path: of its socket.
+      request: what it is to do.
+      tell: called with each step, in words.
 
     Raises:
-      CommandFailed: nobody answers there, or not to the end.
+      CommandFailed: nobody answers there, or not to the end; or it was not done, or not all of it.
     """
     gone = f"the supervisor behind {path} is gone; its log says why"
     try:
-        async with await trio.open_unix_socket(str(path)) as stream:
+        async with (
+            await trio.open_unix_socket(str(path)) as stream,
+            aclosing(_lines(stream)) as lines,
+        ):
             await stream.send_all(msgspec.json.encode(request) + b"\n")
-            lines = _lines(stream)
-            async with aclosing(lines):
-                async for line in lines:
-                    answer = _ANSWERS.decode(line)
-                    yield answer
-                    if not isinstance(answer, StepBegan):
-                        return
+            async for line in lines:
+                match _ANSWERS.decode(line):
+                    case StepBegan(text):
+                        tell(text)
+                    case Refused(message):
+                        raise CommandFailed(message)
+                    case end:
+                        return end
     except (OSError, trio.BrokenResourceError) as error:
         raise CommandFailed(f"{gone} ({error})") from error
+    except msgspec.MsgspecError as error:
+        raise CommandFailed(f"the answer of {path} cannot be understood: {error}") from error
     raise CommandFailed(gone)
+
+
+async def ask_config(
+    path: Path, request: Request, tell: Callable[[str], object]
+) -> ControlledModelConfig:
+    """Have a supervisor add a model or change its adapters, and return what the model is now.
+
+    Args:
+      path: of its socket.
+      request: what it is to do.
+      tell: called with each step, in words.
+
+    Raises:
+      CommandFailed: it was not done, or the supervisor does not say what the model is.
+    """
+    end = await ask(path, request, tell)
+    if not isinstance(end, Added):
+        raise CommandFailed("the supervisor does not say what the model is now")
+    return end.config
+
+
+async def ask_models(path: Path) -> Models:
+    """Return how each model of a supervisor is.
+
+    Raises:
+      CommandFailed: it does not say.
+    """
+    with trio.move_on_after(LIST_TIMEOUT_S):
+        end = await ask(path, ModelsRequest())
+        if isinstance(end, Models):
+            return end
+    raise CommandFailed(
+        f"the supervisor behind {path} does not say within {LIST_TIMEOUT_S:g} s which models it "
+        "has; its log says why"
+    )
 
 
 async def _serve_one(command: Command, stream: trio.SocketStream) -> None:

@@ -16,7 +16,7 @@ import trio
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from triolet.plain_text import one_line, printable
@@ -211,8 +211,7 @@ class TerminalView:
         return f"{self._clock():%H:%M:%S}"
 
     def _model_lines(self) -> RenderableType:
-        lines = Table.grid(padding=(0, 2))
-        lines.add_column(style="dim", min_width=9)
+        lines = Table.grid(Column(style="dim", min_width=9), "", padding=(0, 2))
         for place, model in enumerate(self._plan.models):
             path = Text(str(shown_path(model.model_dir)), style="dim", overflow="fold")
             lines.add_row("Model", Text(model.settings.server.model_name, style="bold"))
@@ -233,14 +232,18 @@ class TerminalView:
         ]
 
     def _processes(self) -> RenderableType:
-        table = Table(box=None, padding=(0, 2, 0, 1), header_style="dim")
-        table.add_column("Process")
-        table.add_column("pid", justify="right")
-        table.add_column("Device")
-        table.add_column("KV blocks", justify="right")
-        table.add_column("Tokens", justify="right")
-        table.add_column("Memory", justify="right")
-        table.add_column("Room for")
+        table = Table(
+            "Process",
+            Column("pid", justify="right"),
+            "Device",
+            Column("KV blocks", justify="right"),
+            Column("Tokens", justify="right"),
+            Column("Memory", justify="right"),
+            "Room for",
+            box=None,
+            padding=(0, 2, 0, 1),
+            header_style="dim",
+        )
         for name in self._plan.process_names:
             pid, worker = self._pids.get(name, "-"), self._workers.get(name)
             if worker is None:
@@ -258,8 +261,7 @@ class TerminalView:
         return table
 
     def _places(self, url: str) -> RenderableType:
-        places = Table.grid(padding=(0, 2))
-        places.add_column(style="dim", min_width=9)
+        places = Table.grid(Column(style="dim", min_width=9), "", padding=(0, 2))
         places.add_row("Chat", Text(f"{url}/", style=f"bold {ACCENT} underline"))
         places.add_row("API", Text.assemble(f"{url}/v1", ("  base_url of OpenAI clients", "dim")))
         places.add_row("Metrics", f"{url}/metrics")

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from ops.cli import main
-from ops.cli.chat import ChatOptions, Conversation, _show_answer, run_chat, summary
+from ops.cli.chat import Conversation, _show_answer, run_chat, summary
 from ops.cli.chat_client import AnswerFailed, AnswerTimes, ChatClient
 from ops.exit_codes import CommandFailed
 
@@ -141,7 +141,7 @@ def test_reasoning_is_folded_away_and_sent_with_the_conversation(
         "reasoning_content": "Is it?",
     }
     monkeypatch.setattr("sys.stdin", io.StringIO("3\n"))
-    run_chat(ChatOptions(server.url))
+    run_chat(server.url)
     assert capsys.readouterr().out == "It is.\n", "a pipe gets the answer"
 
 
@@ -227,7 +227,7 @@ def test_each_line_of_a_pipe_is_answered(
 ) -> None:
     server.scripts += [[chunk(answer), "[DONE]"] for answer in ("one", "two")]
     monkeypatch.setattr("sys.stdin", io.StringIO("1\n\n/new\n2\n/quit\n3\n"))
-    run_chat(ChatOptions(server.url, max_tokens=5))
+    run_chat(server.url, max_tokens=5)
     assert capsys.readouterr().out == "one\ntwo\n"
     assert [len(question["messages"]) for question in server.questions] == [1, 1]
     assert {question["max_tokens"] for question in server.questions} == {5}
@@ -238,7 +238,7 @@ def test_a_pipe_may_hold_bytes_that_are_no_text(
 ) -> None:
     server.scripts += [[chunk("one"), "[DONE]"]]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
-    run_chat(ChatOptions(server.url))
+    run_chat(server.url)
     assert capsys.readouterr().out == "one\n"
     assert server.questions[0]["messages"][-1]["content"] == "caf\ufffd"
 
@@ -277,13 +277,13 @@ def test_a_server_with_tenants_is_told_from_a_program_that_is_none(
     server.models_status = 401
     server.models = json.dumps({"error": {"message": message, "code": "invalid_api_key"}})
     with pytest.raises(CommandFailed) as caught:
-        run_chat(ChatOptions(server.url))
+        run_chat(server.url)
     assert message in str(caught.value)
     assert remedy in str(caught.value)
     assert "--url" not in str(caught.value)
     server.models = "<html>"
     with pytest.raises(CommandFailed, match="not as a Triolet server does"):
-        run_chat(ChatOptions(server.url))
+        run_chat(server.url)
 
 
 def test_help_names_the_variable_that_holds_the_key(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,17 +114,26 @@ async def answering(path: Path, supervisor: Obedient) -> AsyncIterator[None]:
 
 
 async def heard(path: Path, request: Request = REQUEST) -> list[Answer]:
-    async with aclosing(ask(path, request)) as answers:
-        return [answer async for answer in answers]
+    steps: list[Answer] = []
+    end = await ask(path, request, lambda text: steps.append(StepBegan(text)))
+    return [*steps, end]
 
 
-@pytest.mark.parametrize("last", [Finished(), Refused("not now")])
-async def test_a_command_hears_each_step_and_the_end(tmp_path: Path, last: Answer) -> None:
-    said = [StepBegan("decode-0: draining"), StepBegan("server: …"), last]
+async def test_a_command_hears_each_step_and_the_end(tmp_path: Path) -> None:
+    said = [StepBegan("decode-0: draining"), StepBegan("server: …"), Finished()]
     supervisor = Obedient(*said)
     async with answering(tmp_path / "s", supervisor):
         assert await heard(tmp_path / "s") == said
     assert supervisor.requests == [REQUEST]
+
+
+async def test_a_command_that_is_refused_hears_each_step_and_fails(tmp_path: Path) -> None:
+    steps: list[str] = []
+    supervisor = Obedient(StepBegan("decode-0: draining"), Refused("not now"))
+    async with answering(tmp_path / "s", supervisor):
+        with pytest.raises(CommandFailed, match=r"^not now$"):
+            await ask(tmp_path / "s", REQUEST, steps.append)
+    assert steps == ["decode-0: draining"]
 
 
 @pytest.mark.parametrize("request_", [StartModelRequest("a"), StopModelRequest("a")])

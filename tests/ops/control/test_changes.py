@@ -21,7 +21,6 @@ from ops.control.controller import Controller, Step
 from ops.control.journal import FILE_NAME, SCHEMA, opened_journal
 from ops.control.operations import Operation, Wanted
 from ops.control.process import run_control
-from ops.control.supervisor_client import SupervisorClient
 from ops.ports import bind_port
 from ops.running_fleets import SUPERVISOR_SOCKET
 from tests.ops.control.fleets import (
@@ -325,8 +324,8 @@ async def test_a_step_of_a_model_that_was_dropped_meanwhile_is_not_done() -> Non
         past, now = journal.past({}), trio.current_time()
         controller = Controller(config, 1, {}, past, new_id, now)
         async with supervised(folder) as supervisor, trio.open_nursery() as nursery:
-            client = SupervisorClient(folder / SUPERVISOR_SOCKET)
-            control = Control(config, journal, controller, client, nursery)
+            path = folder / SUPERVISOR_SOCKET
+            control = Control(config, journal, controller, path, nursery)
             operation = Operation("1", "code", Wanted.SLEEP, "keep-alive", 0.0)
             await control._do(Step(operation, is_start=False))
             assert supervisor.requests == []

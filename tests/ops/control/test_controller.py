@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from ops.control.controller import Controller, Past, Step
 from ops.control.model_states import HOLDING, RESTING, RUNNING
-from ops.control.models import WorkerSeen, WorkersSeen
 from ops.control.operations import NoRoom, Operation, Status, UnknownModel, Wanted
 from ops.control.residency import HOST
+from ops.supervisor.model_status import ModelState as SupervisedState
+from ops.supervisor.model_status import ModelStatus, WorkerStatus
 from triolet.config import ControlConfig, ControlledModelConfig
 from triolet.control_protocol import Activity, ModelActivity, ModelState
+from triolet.ids import Role
 from triolet.status import GpuMemory
 
 NO_PAST = Past({}, {}, {}, ())
@@ -68,17 +70,19 @@ class Fleet:
 
     def see(self, name: str, *, is_there: bool, is_ready: bool = True) -> None:
         """Let the supervisor tell of a model's only worker."""
-        worker = WorkerSeen(f"{name}.decode-0", "decode", 7 if is_there else None, is_ready)
-        its = {name: WorkersSeen((worker,), is_there, None if is_there else "it died thrice")}
-        self.control.note_workers(its, self.now, self.now, self.now)
+        pid = 7 if is_there else None
+        worker = WorkerStatus(f"{name}.decode-0", Role.DECODE, pid, is_ready)
+        state = SupervisedState.RUNNING if is_there else SupervisedState.FAILED
+        its = ModelStatus(name, state, [worker], None if is_there else "it died thrice")
+        self.control.note_workers([its], self.now, self.now, self.now)
 
     def see_on_gpu(self, name: str, gpu: str, num_bytes: int, total_bytes: int = 100) -> None:
         """Let the supervisor tell of a model's two workers, which share a GPU."""
         held = GpuMemory(gpu, num_bytes // 2, total_bytes)
-        roles = ("prefill", "decode")
-        its = tuple(WorkerSeen(f"{name}.{role}-0", role, 7, True, held) for role in roles)
-        seen = {name: WorkersSeen(its, is_there=True)}
-        self.control.note_workers(seen, self.now, self.now, self.now)
+        roles = (Role.PREFILL, Role.DECODE)
+        workers = [WorkerStatus(f"{name}.{role}-0", role, 7, True, held) for role in roles]
+        its = ModelStatus(name, SupervisedState.RUNNING, workers)
+        self.control.note_workers([its], self.now, self.now, self.now)
 
     def say(self, *in_flight: tuple[str, int], server: str = "server") -> None:
         said = tuple(ModelActivity(name, n, 0, 0.0 if n else None, True) for name, n in in_flight)
