@@ -65,17 +65,13 @@ def test_chunks_in_any_order_with_repeats_complete_it(seed: int) -> None:
     assert taking.is_complete
 
 
-def test_it_is_not_complete_without_the_manifest() -> None:
-    taking = assembly(num_blocks=1)
-    taking.judge(*chunk(0, 0))
+@pytest.mark.parametrize(
+    ("num_blocks", "first_block"), [(1, 0), pytest.param(5, 4, id="blocks-that-are-held")]
+)
+def test_it_is_not_complete_without_the_manifest(num_blocks: int, first_block: int) -> None:
+    taking = assembly(num_blocks, first_block)
+    taking.judge(*chunk(0, first_block))
     assert not taking.is_complete
-    taking.accept_manifest(manifest(1))
-    assert taking.is_complete
-
-
-def test_blocks_that_are_held_need_no_chunk() -> None:
-    taking = assembly(first_block=4)
-    taking.judge(*chunk(0, 4))
     taking.accept_manifest(manifest(1))
     assert taking.is_complete
 
@@ -137,15 +133,17 @@ def test_two_manifests_must_agree() -> None:
         taking.accept_manifest(manifest(4))
 
 
-def test_all_chunks_with_blocks_missing_is_the_peers_error() -> None:
-    taking = assembly(num_blocks=2)
-    taking.accept_manifest(manifest(1))
+@pytest.mark.parametrize(
+    ("num_blocks", "num_chunks", "index"),
+    [
+        pytest.param(2, 1, 0, id="all-chunks-with-blocks-missing"),
+        pytest.param(5, 2, 2, id="behind-the-manifest"),
+    ],
+)
+def test_a_chunk_that_does_not_fit_its_manifest_is_the_peers_error(
+    num_blocks: int, num_chunks: int, index: int
+) -> None:
+    taking = assembly(num_blocks)
+    taking.accept_manifest(manifest(num_chunks))
     with pytest.raises(RemoteProtocolError):
-        taking.judge(*chunk(0, 0))
-
-
-def test_a_chunk_behind_the_manifest_is_the_peers_error() -> None:
-    taking = assembly()
-    taking.accept_manifest(manifest(2))
-    with pytest.raises(RemoteProtocolError):
-        taking.judge(*chunk(2, 0))
+        taking.judge(*chunk(index, 0))

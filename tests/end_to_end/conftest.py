@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .fleet_process import FleetProcess
+from .fleet_process import FleetProcess, running_fleet
 from .scripted_model import Rule, command, write_model, write_script
 
 if TYPE_CHECKING:
@@ -61,12 +61,9 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProc
     # Answers are given again to tests that ask for it.
     kept = ("--set", "server.response_cache.max_bytes=1MiB")
     routed = ("--set", "server.routing.local_prefill=off")
-    fleet = FleetProcess(log, *WATCHED, *PATIENT, *COUNTING, *EAGER, *stall, *kept, *routed)
-    try:
-        fleet.wait_ready()
+    options = (*WATCHED, *PATIENT, *COUNTING, *EAGER, *stall, *kept, *routed)
+    with running_fleet(log, *options) as fleet:
         yield fleet
-    finally:
-        fleet.stop()
 
 
 @pytest.fixture(scope="session")
@@ -125,13 +122,9 @@ def scripted_fleet(
         "--set",
         "server.routing.local_prefill=off",
     )
-    fleet = FleetProcess(log, *options, *WATCHED, *PATIENT, *EAGER, command=command(scripted_model))
-    try:
-        fleet.wait_ready()
+    options += (*WATCHED, *PATIENT, *EAGER)
+    with running_fleet(log, *options, at_rest=True, command=command(scripted_model)) as fleet:
         yield fleet
-        fleet.wait_at_rest()
-    finally:
-        fleet.stop()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -253,3 +253,22 @@ class FleetProcess:
             timeout_s,
             "all KV blocks are free",
         )
+
+
+@contextmanager
+def running_fleet(
+    log_path: Path,
+    *options: str,
+    at_rest: bool = False,
+    key: str = "",
+    command: Sequence[str] | None = None,
+) -> Iterator[FleetProcess]:
+    """Run a fleet that takes requests, and stop it; `at_rest`, it must come to rest before."""
+    fleet = FleetProcess(log_path, *options, key=key, command=command)
+    try:
+        fleet.wait_ready()
+        yield fleet
+        if at_rest:
+            fleet.wait_at_rest()
+    finally:
+        fleet.stop()

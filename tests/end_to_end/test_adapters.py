@@ -14,13 +14,13 @@ from tokenizers import Tokenizer
 from ops.models.model_directory import demo_model_path
 from tests.adapters import write_adapter, write_merged
 from tests.engine.driver import generate, ids, open_engine
+from tests.ops.control.fleets import admin
 from triolet.config import Dtype, EngineConfig
-from triolet.control_protocol import ADMIN_SOCKET
 from triolet.units import MIB
 
 from . import paced
 from .conftest import EAGER, PATIENT, WATCHED
-from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+from .fleet_process import PATIENCE_S, FleetProcess, running_fleet, wait_until
 from .test_residency import folder_of
 
 if TYPE_CHECKING:
@@ -73,9 +73,8 @@ def test_the_base_and_two_adapters_answer_at_once(tmp_path: Path) -> None:
         options.append(f"{name}={adapter.path}")
     assert len(set(expected.values())) == 3
     told = ("--set", f"models.chat.adapters={','.join(options)}")
-    fleet = FleetProcess(tmp_path / "log", "chat=demo", *told, *WATCHED, *PATIENT)
-    try:
-        fleet.wait_ready()
+    options = ("chat=demo", *told, *WATCHED, *PATIENT)
+    with running_fleet(tmp_path / "log", *options, at_rest=True) as fleet:
         asked = 4 * list(expected)  # later ones find KV of the same prompt
         with ThreadPoolExecutor(6) as threads:
             answers = list(threads.map(lambda model: complete(fleet, model), asked))
@@ -88,9 +87,6 @@ def test_the_base_and_two_adapters_answer_at_once(tmp_path: Path) -> None:
         unknown = fleet.client.post("/v1/completions", json={"model": "chat:sql", "prompt": "a"})
         assert unknown.status_code == 404
         assert "chat, chat:whole, chat:part" in unknown.json()["error"]["message"]
-        fleet.wait_at_rest()
-    finally:
-        fleet.stop()
 
 
 def streamed(fleet: FleetProcess, model: str, num_tokens: int, begun: Event) -> str:
@@ -117,10 +113,7 @@ def keep_asking(fleet: FleetProcess, has_begun: Event, is_over: Event) -> list[s
 
 def asked(fleet: FleetProcess, order: str, **body: str) -> httpx2.Response:
     """Give an order as it is given to vLLM, on the admin listener."""
-    transport = httpx2.HTTPTransport(uds=str(folder_of(fleet) / ADMIN_SOCKET))
-    with httpx2.Client(
-        transport=transport, base_url="http://localhost", timeout=PATIENCE_S
-    ) as client:
+    with admin(folder_of(fleet)) as client:
         return client.post(f"/v1/{order}_lora_adapter", json=body)
 
 
@@ -136,10 +129,8 @@ def test_an_adapter_comes_and_goes_beside_streams(
     merged = write_merged(tmp_path / "merged", base, adapter)
     # No stream waits for the drain of its worker: each is moved.
     told = ("--decode", "2", "--set", "worker.drain_timeout_s=0.1")
-    log = tmp_path / "log"
-    fleet = FleetProcess(log, "chat=demo", *told, *WATCHED, *PATIENT, *EAGER, command=paced.COMMAND)
-    try:
-        fleet.wait_ready()
+    options = ("chat=demo", *told, *WATCHED, *PATIENT, *EAGER)
+    with running_fleet(tmp_path / "log", *options, at_rest=True, command=paced.COMMAND) as fleet:
         wait_until(lambda: bool(list(fleet.log_events("ready"))), PATIENCE_S, "the fleet is up")
         before = {*fleet.pids("prefill"), *fleet.pids("decode")}
         with ThreadPoolExecutor(2) as threads:
@@ -176,6 +167,3 @@ def test_an_adapter_comes_and_goes_beside_streams(
         assert unknown.status_code == 404
         assert "there is chat" in unknown.json()["error"]["message"]
         assert complete(fleet, "chat") == reference(base)
-        fleet.wait_at_rest()
-    finally:
-        fleet.stop()

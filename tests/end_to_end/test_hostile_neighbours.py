@@ -13,7 +13,7 @@ from loadtest.harness.servers import cost_of
 from triolet.units import MIB
 
 from .conftest import PATIENT, WATCHED
-from .fleet_process import PATIENCE_S, FleetProcess
+from .fleet_process import PATIENCE_S, FleetProcess, running_fleet
 from .tenants import OPERATOR, headers_of, key_of, write_tenants
 
 if TYPE_CHECKING:
@@ -41,12 +41,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     folder = tmp_path_factory.mktemp("hostile")
     tenants = write_tenants(folder / "tenants.toml", PLANS)
     options = (*WATCHED, *PATIENT, "--tenants", str(tenants))
-    fleet = FleetProcess(folder / "fleet.log", *options, key=key_of(OPERATOR))
-    try:
-        fleet.wait_ready()
+    with running_fleet(folder / "fleet.log", *options, key=key_of(OPERATOR)) as fleet:
         yield fleet
-    finally:
-        fleet.stop()
 
 
 def asked(kind: str, number: int) -> dict[str, Any]:

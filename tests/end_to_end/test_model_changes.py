@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
-from triolet.control_protocol import ADMIN_SOCKET
+from tests.ops.control.fleets import admin
 
 from .conftest import PATIENT, WATCHED
-from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+from .fleet_process import PATIENCE_S, FleetProcess, running_fleet, wait_until
 from .test_residency import body, complete, control_pid, folder_of, listed, order
 
 if TYPE_CHECKING:
@@ -34,22 +34,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     log = tmp_path_factory.mktemp("changes") / "fleet.log"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # of the audit log
-        one = FleetProcess(log, "chat=demo", *WATCHED, *PATIENT)
-        try:
-            one.wait_ready()
+        with running_fleet(log, "chat=demo", *WATCHED, *PATIENT, at_rest=True) as one:
             wait_until(lambda: bool(list(one.log_events("ready"))), PATIENCE_S, "the fleet is up")
             yield one
-            one.wait_at_rest()
-        finally:
-            one.stop()
 
 
 def asked(fleet: FleetProcess, method: str, path: str, **given: Any) -> httpx2.Response:  # noqa: ANN401
     """Ask the admin routes once."""
-    transport = httpx2.HTTPTransport(uds=str(folder_of(fleet) / ADMIN_SOCKET))
-    with httpx2.Client(
-        transport=transport, base_url="http://localhost", timeout=PATIENCE_S
-    ) as client:
+    with admin(folder_of(fleet)) as client:
         return client.request(method, path, **given)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,11 +13,11 @@ import httpx2
 import pytest
 
 from ops import running_fleets
-from tests import forked
+from tests.ops.control.fleets import admin
 from triolet.control_protocol import ADMIN_SOCKET
 
 from .conftest import PATIENT, WATCHED
-from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+from .fleet_process import PATIENCE_S, FleetProcess, running_fleet, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,15 +36,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     models = ("chat=demo", "code=demo", "--set", "models.code.start=false")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # of the audit log
-        one = FleetProcess(log, *models, *WATCHED, *PATIENT)
-        try:
-            one.wait_ready()
-            wait_until(lambda: bool(one.log_events("ready")), PATIENCE_S, "the fleet is up")
+        with running_fleet(log, *models, *WATCHED, *PATIENT, at_rest=True) as one:
+            wait_until(lambda: bool(list(one.log_events("ready"))), PATIENCE_S, "the fleet is up")
             yield one
             order(one, "load", "code")  # the audit looks at workers that are there
-            one.wait_at_rest()
-        finally:
-            one.stop()
 
 
 def body(model: str, max_tokens: int) -> dict[str, Any]:
@@ -72,8 +66,7 @@ def folder_of(fleet: FleetProcess) -> Path:
 
 def models(fleet: FleetProcess) -> dict[str, dict[str, Any]]:
     """Return what control shows of each model."""
-    transport = httpx2.HTTPTransport(uds=str(folder_of(fleet) / ADMIN_SOCKET))
-    with httpx2.Client(transport=transport, base_url="http://localhost") as client:
+    with admin(folder_of(fleet)) as client:
         return {one["name"]: one for one in client.get("/admin/models").json()["models"]}
 
 
@@ -94,11 +87,9 @@ def worker_seconds(fleet: FleetProcess, name: str) -> float:
 
 def order(fleet: FleetProcess, action: str, name: str, *options: str, code: int = 0) -> str:
     """Run `triolet model …` and return what it prints."""
-    command = [forked.TRIOLET, "model", action, name, *options, "--port", str(fleet.port)]
-    with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == code, out.decode()
-    return out.decode()
+    ended, lines = fleet.run_triolet("model", action, name, *options)
+    assert ended == code, lines
+    return "".join(f"{line}\n" for line in lines)
 
 
 def test_a_request_wakes_its_model_each_time(fleet: FleetProcess) -> None:
@@ -142,8 +133,7 @@ def test_clients_do_not_notice_that_control_is_killed_amid_a_load(fleet: FleetPr
         ) as stream,
     ):
         # Without a client that waits: what was begun goes on.
-        transport = httpx2.HTTPTransport(uds=str(folder_of(fleet) / ADMIN_SOCKET))
-        with httpx2.Client(transport=transport, base_url="http://localhost") as client:
+        with admin(folder_of(fleet)) as client:
             assert client.post("/admin/models/code/load").status_code == 202
         os.kill(pid, signal.SIGKILL)
         asked = threads.submit(complete, fleet, "code")

@@ -6,12 +6,13 @@ The client checks every object strictly against its types.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict
 
 from tests.lazily import lazily
+
+from .test_anthropic_client import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,15 +39,6 @@ ASKED: dict[str, Any] = {
     "temperature": 0,
     "max_output_tokens": 30,
 }
-
-
-class Verdict(BaseModel):
-    """Few tokens, whatever the model says."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    colour: Literal["red", "green"]
-    sure: bool
 
 
 def strictly(fleet: FleetProcess) -> dict[str, Any]:

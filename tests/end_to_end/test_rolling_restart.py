@@ -15,7 +15,7 @@ from loadtest.restart import SERVE_OPTIONS, long_asks, parse, restart_under_load
 
 from . import paced
 from .conftest import PATIENT, WATCHED
-from .fleet_process import FleetProcess, wait_until
+from .fleet_process import FleetProcess, running_fleet, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +38,8 @@ def restarted(tmp_path_factory: pytest.TempPathFactory, whole: bool) -> Iterator
     """A fleet whose workers may not wait for their streams."""
     log = tmp_path_factory.mktemp("restarted") / "fleet.log"
     command = None if whole else paced.COMMAND
-    fleet = FleetProcess(log, *WATCHED, *PATIENT, *SERVE_OPTIONS, command=command)
-    try:
-        fleet.wait_ready()
+    with running_fleet(log, *WATCHED, *PATIENT, *SERVE_OPTIONS, command=command) as fleet:
         yield fleet
-    finally:
-        fleet.stop()
 
 
 @pytest.mark.promise

@@ -14,7 +14,7 @@ from loadtest.restart import long_asks
 
 from . import paced
 from .conftest import PATIENT, WATCHED
-from .fleet_process import FleetProcess
+from .fleet_process import FleetProcess, running_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,12 +39,8 @@ ROUNDS_WHOLE: Final = 5
 @pytest.fixture
 def fleet(tmp_path: Path, whole: bool) -> Iterator[FleetProcess]:
     command = None if whole else paced.COMMAND
-    started = FleetProcess(tmp_path / "fleet.log", *WATCHED, *PATIENT, command=command)
-    try:
-        started.wait_ready()
+    with running_fleet(tmp_path / "fleet.log", *WATCHED, *PATIENT, command=command) as started:
         yield started
-    finally:
-        started.stop()
 
 
 @pytest.mark.proof

@@ -24,7 +24,7 @@ from triolet.config import Dtype, EngineConfig
 from triolet.units import MIB
 
 from .conftest import PATIENT, WATCHED
-from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+from .fleet_process import PATIENCE_S, FleetProcess, running_fleet, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,11 +84,9 @@ def streamed(fleet: FleetProcess, body: dict[str, object]) -> list[str]:
 
 def triolet(fleet: FleetProcess, *words: str) -> str:
     """Run `triolet model …` for a fleet and return what it prints."""
-    command = [forked.TRIOLET, "model", *words, "--port", str(fleet.port)]
-    with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, out.decode()
-    return out.decode()
+    code, lines = fleet.run_triolet("model", *words)
+    assert code == 0, lines
+    return "".join(f"{line}\n" for line in lines)
 
 
 def processes(fleet: FleetProcess) -> dict[str, dict[str, Any]]:
@@ -114,13 +112,9 @@ def two(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
     models = ("chat=demo", f"code={shallow}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", state)  # of the audit log
-        fleet = FleetProcess(log, *models, *LADDER, *WATCHED, *PATIENT)
-        try:
-            fleet.wait_ready()
+        options = (*models, *LADDER, *WATCHED, *PATIENT)
+        with running_fleet(log, *options, at_rest=True) as fleet:
             yield fleet
-            fleet.wait_at_rest()
-        finally:
-            fleet.stop()
 
 
 @pytest.mark.promise

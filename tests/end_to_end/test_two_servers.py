@@ -16,7 +16,7 @@ from triolet.invariants import check_invariants
 
 from . import paced
 from .conftest import PATIENT, WATCHED
-from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+from .fleet_process import PATIENCE_S, FleetProcess, running_fleet, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,18 +36,11 @@ QUESTION = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     """A fleet with two servers."""
     log: Path = tmp_path_factory.mktemp("pair") / "fleet.log"
-    fleet = FleetProcess(
-        log,
-        *(*WATCHED, *PATIENT, "--servers", "2", "--set", "server.drain_timeout_s=120"),
-        command=paced.COMMAND,
-    )
-    try:
-        fleet.wait_ready()
+    options = (*WATCHED, *PATIENT, "--servers", "2", "--set", "server.drain_timeout_s=120")
+    with running_fleet(log, *options, command=paced.COMMAND) as fleet:
         # Ready says the one that was asked; the supervisor asks both.
         wait_until(lambda: '"event": "ready"' in fleet.log_text(), PATIENCE_S, "both are ready")
         yield fleet
-    finally:
-        fleet.stop()
 
 
 def received(fleet: FleetProcess) -> dict[str, float]:

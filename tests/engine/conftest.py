@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from engine.native.library import load_library
+from engine.native.builds import BUILDS
+from engine.native.library import Library, load_build, load_library
 
 from .checkpoints import Checkpoint, write_checkpoint
 
@@ -51,3 +52,12 @@ def backend(request: pytest.FixtureRequest) -> str:
     if name == "native" and load_library() is None:
         pytest.skip("the kernels are not built for this machine")
     return name
+
+
+@pytest.fixture(params=BUILDS)
+def library(request: pytest.FixtureRequest) -> Library:
+    """Return each build of the kernels."""
+    loaded = load_build(request.param)
+    if loaded is None:
+        pytest.skip(f"no {request.param} build for this machine")
+    return loaded

@@ -99,20 +99,21 @@ def test_rows_are_parted_by_kernel() -> None:
     assert group_rows(flatten(rows[1:], 256), is_decode=False) is None
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed"
+@pytest.mark.parametrize(
+    ("backend", "package", "block_size", "words"),
+    [
+        ("flash", "flash_attn", 256, r"install the extra `flash` .* or use backend 'tri"),
+        ("triton", "triton", 16, r"install a CUDA build of torch, .* or use backend 'sd"),
+    ],
 )
-def test_flash_without_its_package_says_what_to_do() -> None:
-    pool = KVPool(KVLayout(1, 256, 1, 8, torch.bfloat16), 2, CPU)
-    with pytest.raises(ConfigError, match=r"install the extra `flash` .* or use backend 'tri"):
-        create_attention("flash", pool, 1, 256)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
-def test_triton_without_its_package_says_what_to_do() -> None:
-    pool = KVPool(KVLayout(1, 16, 1, 8, torch.bfloat16), 2, CPU)
-    with pytest.raises(ConfigError, match=r"install a CUDA build of torch, .* or use backend 'sd"):
-        create_attention("triton", pool, 1, 256)
+def test_a_backend_without_its_package_says_what_to_do(
+    backend: str, package: str, block_size: int, words: str
+) -> None:
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    pool = KVPool(KVLayout(1, block_size, 1, 8, torch.bfloat16), 2, CPU)
+    with pytest.raises(ConfigError, match=words):
+        create_attention(backend, pool, 1, 256)
 
 
 @pytest.mark.parametrize(

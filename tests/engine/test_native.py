@@ -62,15 +62,6 @@ SCRIPT_S = 60.0
 PROMPT = np.random.default_rng(8).integers(3, VOCAB_SIZE, size=200).tolist()
 
 
-@pytest.fixture(params=BUILDS)
-def library(request: pytest.FixtureRequest) -> Library:
-    """Return each build of the kernels."""
-    loaded = load_build(request.param)
-    if loaded is None:
-        pytest.skip(f"no {request.param} build for this machine")
-    return loaded
-
-
 def mixed_rows(block_size: int) -> list[StepRow]:
     """Return decode rows and chunks over scattered blocks."""
     free = iter(torch.randperm(299).add(1).tolist())

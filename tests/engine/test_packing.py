@@ -8,23 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from engine.native.builds import BUILDS
-from engine.native.library import Library, load_build
 from engine.native.packing import Packed, pack, pack_bias
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.native.library import Library
+
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-@pytest.fixture(params=BUILDS)
-def library(request: pytest.FixtureRequest) -> Library:
-    """Return each build of the kernels."""
-    loaded = load_build(request.param)
-    if loaded is None:
-        pytest.skip(f"no {request.param} build for this machine")
-    return loaded
 
 
 def unpacked(packed: Packed, panel: int, dtype: torch.dtype) -> Tensor:

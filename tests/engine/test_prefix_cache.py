@@ -199,28 +199,27 @@ def test_what_is_forgotten_leaves_no_node_behind() -> None:
     assert len(pool.cache._nodes) == pool.ledger.cached_blocks
 
 
-def test_a_tenant_that_floods_pushes_out_its_own() -> None:
-    pool = Pool(16, host_blocks=8)
+@pytest.mark.parametrize(
+    ("num_blocks", "length", "flood", "found", "restored_blocks"),
+    [
+        (16, 25, 16, 24, 0),
+        # All of the pool is leased at once, so that the quiet one's blocks go to host memory.
+        (8, 29, 32, 16, 4),
+    ],
+    ids=["pool", "host memory"],
+)
+def test_a_tenant_that_floods_pushes_out_its_own(
+    num_blocks: int, length: int, flood: int, found: int, restored_blocks: int
+) -> None:
+    pool = Pool(num_blocks, host_blocks=8)
     quiet, loud = Keeper(b"quiet"), Keeper(b"loud")
-    prompt = list(range(25))
+    prompt = list(range(length))
     pool.run(prompt, b"q", quiet)
     for number in range(1, 30):
-        assert pool.run(range(1000 * number, 1000 * number + 16), b"l", loud) == 0
+        assert pool.run(range(1000 * number, 1000 * number + flood), b"l", loud) == 0
     assert pool.cache.counts.restored_blocks == 0
-    assert pool.run(prompt, b"q", quiet) == 24
-    assert pool.cache.counts.restored_blocks == 0
-
-
-def test_in_host_memory_too_who_floods_gives_way() -> None:
-    pool = Pool(8, host_blocks=8)
-    quiet, loud = Keeper(b"quiet"), Keeper(b"loud")
-    prompt = list(range(29))
-    pool.run(prompt, b"q", quiet)
-    for number in range(1, 30):
-        pool.run(range(1000 * number, 1000 * number + 32), b"l", loud)
-    # All of the pool was leased at once, so that the quiet one's blocks went to host memory.
-    assert pool.run(prompt, b"q", quiet) == 16
-    assert pool.cache.counts.restored_blocks == 4
+    assert pool.run(prompt, b"q", quiet) == found
+    assert pool.cache.counts.restored_blocks == restored_blocks
 
 
 def test_room_that_nobody_else_wants_is_lent() -> None:

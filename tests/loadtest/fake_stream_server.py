@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,8 +11,11 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
+from tests.threaded import running_server
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 PIECES = ("Once ", "upon ", "a ", "time.")
 TOKENS = len(PIECES) + 1
@@ -116,14 +117,6 @@ def response_events(*, is_broken: bool) -> Iterator[dict[str, Any]]:
         yield {"type": "response.completed", "response": {"status": "completed", "usage": usage}}
 
 
-@contextmanager
-def streaming_server(*, is_broken: bool = False) -> Iterator[StreamServer]:
+def streaming_server(*, is_broken: bool = False) -> AbstractContextManager[StreamServer]:
     """Run one in a thread."""
-    with StreamServer(is_broken=is_broken) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return running_server(StreamServer(is_broken=is_broken))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +25,7 @@ from loadtest.bench.serve import (
 )
 from loadtest.harness.streams import Stream, StreamBrokenError
 from loadtest.overload.arrivals import Scale, Sizes, fitted, read_rows
+from tests.threaded import running_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,14 +56,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def completions() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    with running_server(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield server.server_port
 
 
 SCALE = Scale(rate=1.0, seconds=3, like=LIKE, sizes=Sizes(most=2000))

@@ -106,37 +106,31 @@ async def test_a_broken_connection_is_tried_again_where_that_is_wanted(end: list
         assert told.broken[0].token_ids == (7,)
 
 
-async def test_a_broken_connection_is_a_failure_where_nobody_may_die() -> None:
-    told = story()
-    async with scripted(BROKEN) as url:
-        await tell(url, told, retries_broken=False)
-    assert told.answer is None
-    assert "connection broken" in (told.failure or "")
-
-
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("surface", "script", "retries_broken", "why"),
     [
-        (OVERLOADED, "status 503"),
-        ([HEAD, events(ANSWER), b"0\r\n\r\n"], "without a terminal event"),
-        ([HEAD, events([{"error": {"code": "no_worker"}}]), b"0\r\n\r\n"], "no_worker"),
-        ([HEAD, chunked(b"data: {\n\n"), b"0\r\n\r\n"], "cannot be understood"),
+        ("sse", BROKEN, False, "connection broken"),
+        ("ws", [b"HTTP/1.1 503 \r\ncontent-length: 0\r\n\r\n"], False, "refused with 503"),
+        ("sse", OVERLOADED, True, "status 503"),
+        ("sse", [HEAD, events(ANSWER), b"0\r\n\r\n"], True, "without a terminal event"),
+        (
+            "sse",
+            [HEAD, events([{"error": {"code": "no_worker"}}]), b"0\r\n\r\n"],
+            True,
+            "no_worker",
+        ),
+        ("sse", [HEAD, chunked(b"data: {\n\n"), b"0\r\n\r\n"], True, "cannot be understood"),
     ],
 )
-async def test_an_answer_that_failed_is_not_tried_again(script: list[bytes], why: str) -> None:
-    told = story()
+async def test_a_failed_answer_is_not_tried_again_nor_a_broken_connection_unasked(
+    surface: Surface, script: list[bytes], retries_broken: bool, why: str
+) -> None:
+    told = story(surface)
     async with scripted(script) as url:
-        await tell(url, told, retries_broken=True)
+        await tell(url, told, retries_broken=retries_broken)
     assert told.answer is None
     assert why in (told.failure or "")
-    assert told.broken == []
-
-
-async def test_a_refused_handshake_is_a_broken_connection() -> None:
-    told = story("ws")
-    async with scripted([b"HTTP/1.1 503 \r\ncontent-length: 0\r\n\r\n"]) as url:
-        await tell(url, told, retries_broken=False)
-    assert "refused with 503" in (told.failure or "")
+    assert bool(told.broken) is not retries_broken
 
 
 async def test_a_server_that_is_not_there_breaks_the_connection() -> None:

@@ -20,30 +20,27 @@ def timed(*pieces_s: float, tokens: int) -> StreamRecord:
     return clock.record("SSE", "short", tokens, None)
 
 
-def test_a_stream_of_single_tokens() -> None:
-    record = timed(10.5, 10.6, 10.7, tokens=3)
-    assert record.ttft_s == pytest.approx(0.5)
-    assert record.itl_s == pytest.approx(0.1)
-    assert record.tokens_per_s == pytest.approx(3 / 0.7)
-
-
-def test_merged_tokens_count_as_many() -> None:
-    assert timed(10.5, 11.5, tokens=11).itl_s == pytest.approx(0.1)
-
-
-def test_tokens_that_came_as_one_piece_have_no_gap() -> None:
-    assert timed(10.5, tokens=5).itl_s is None
-
-
-def test_one_token_has_no_gap() -> None:
-    record = timed(10.5, tokens=1)
-    assert record.itl_s is None
-    assert record.tokens_per_s == pytest.approx(2.0)
-
-
-def test_a_stream_without_text_has_no_times() -> None:
-    record = timed(tokens=0)
-    assert (record.ttft_s, record.itl_s, record.tokens_per_s) == (None, None, None)
+@pytest.mark.parametrize(
+    ("pieces_s", "tokens", "ttft_s", "itl_s", "tokens_per_s"),
+    [
+        pytest.param((10.5, 10.6, 10.7), 3, 0.5, 0.1, 3 / 0.7, id="single tokens"),
+        pytest.param((10.5, 11.5), 11, 0.5, 0.1, 11 / 1.5, id="merged tokens count as many"),
+        pytest.param((10.5,), 5, 0.5, None, 10.0, id="one piece has no gap"),
+        pytest.param((10.5,), 1, 0.5, None, 2.0, id="one token has no gap"),
+        pytest.param((), 0, None, None, None, id="without text there are no times"),
+    ],
+)
+def test_times_of_a_stream(
+    pieces_s: tuple[float, ...],
+    tokens: int,
+    ttft_s: float | None,
+    itl_s: float | None,
+    tokens_per_s: float | None,
+) -> None:
+    record = timed(*pieces_s, tokens=tokens)
+    assert record.ttft_s == pytest.approx(ttft_s)
+    assert record.itl_s == pytest.approx(itl_s)
+    assert record.tokens_per_s == pytest.approx(tokens_per_s)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -201,14 +202,6 @@ def not_finite(path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     save_file(tensors, path / WEIGHTS_FILE)
 
 
-def half_not_finite(path: Path) -> None:
-    not_finite(path, torch.float16)
-
-
-def single_not_finite(path: Path) -> None:
-    not_finite(path, torch.float32)
-
-
 def pipe(path: Path) -> None:
     write_adapter(path, demo_model_path(), 1, ("q_proj",))
     (path / WEIGHTS_FILE).unlink()
@@ -235,8 +228,8 @@ def nothing(path: Path) -> None:
         (other_base, "new", r"and the base wants .*; give the adapter to the base that it was"),
         (deeper_base, "new", "is of layer 99, and the base has .*; give the adapter to the base"),
         (not_finite, "new", "has numbers that are not finite .*; use an earlier checkpoint"),
-        (half_not_finite, "new", "has numbers that are not finite"),
-        (single_not_finite, "new", "has numbers that are not finite"),
+        (partial(not_finite, dtype=torch.float16), "new", "has numbers that are not finite"),
+        (partial(not_finite, dtype=torch.float32), "new", "has numbers that are not finite"),
         (pipe, "new", "is no ordinary file; give"),
         (huge, "new", "has more than 4294967296 bytes, the most for such a file; give"),
         (nothing, "new", "adapter_config.json is missing; give a directory as PEFT"),

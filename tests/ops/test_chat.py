@@ -17,6 +17,7 @@ from ops.cli import main
 from ops.cli.chat import Conversation, _show_answer, run_chat, summary
 from ops.cli.chat_client import AnswerFailed, AnswerTimes, ChatClient
 from ops.exit_codes import CommandFailed
+from tests.threaded import running_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,12 +83,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    with FakeServer() as fake:
-        thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with running_server(FakeServer()) as fake:
         yield fake
-        fake.shutdown()
-        thread.join(PATIENCE_S)
 
 
 @pytest.fixture

@@ -243,13 +243,23 @@ async def test_a_model_that_cannot_be_kept_alive_leaves_the_others_alone(
 
 
 @pytest.mark.slow
-async def test_a_fleet_ends_when_its_last_model_has_failed(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path / "journal", "server-0", "a.decode-0:broken", "b.decode-0:broken")
+@pytest.mark.parametrize(
+    ("names", "num_failures"),
+    [
+        (("server-0", "a.decode-0:broken", "b.decode-0:broken"), 1),
+        (("server-0", "control:broken", "a.decode-0"), 0),
+    ],
+    ids=["its last model", "control"],
+)
+async def test_a_fleet_ends_when_its_last_model_or_its_control_cannot_be(
+    tmp_path: Path, names: tuple[str, ...], num_failures: int
+) -> None:
+    fleet = Fleet(tmp_path / "journal", *names)
     with trio.fail_after(PATIENCE_S):
         await fleet.run()
     assert fleet.outcome is not None
-    assert fleet.outcome.exit_code == 2
-    assert len(fleet.recorder.failures) == 1
+    assert fleet.outcome.exit_code == EXIT_BAD_INPUT == 2
+    assert len(fleet.recorder.failures) == num_failures
 
 
 @pytest.mark.slow
@@ -537,15 +547,6 @@ async def test_a_control_that_a_restart_made_ready_ends_no_fleet_either(tmp_path
         await until(lambda: len(fleet.recorder.failures) == 2 or fleet.outcome is not None)
         assert "the journal is gone" in fleet.recorder.failures[1][1].message
     assert fleet.outcome is None
-
-
-@pytest.mark.slow
-async def test_a_control_that_cannot_be_as_it_was_set_ends_the_fleet(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path / "journal", "server-0", "control:broken", "a.decode-0")
-    with trio.fail_after(PATIENCE_S):
-        await fleet.run()
-    assert fleet.outcome is not None
-    assert fleet.outcome.exit_code == EXIT_BAD_INPUT
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from ops.cli import main
 from ops.cli.ledger import SILENCE_S, run_ledger, show_ledger
+from tests.threaded import running_server
 from tests.triolet.audits import (
     ATTEMPT,
     OTHER_ATTEMPT,
@@ -69,14 +69,8 @@ class CannedHandler(BaseHTTPRequestHandler):
 def canned(*answers: FleetAudit | tuple[int, bytes]) -> Iterator[CannedServer]:
     """Run a server on loopback."""
     bodies = [(200, a.to_json()) if isinstance(a, FleetAudit) else a for a in answers]
-    with CannedServer(bodies) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with running_server(CannedServer(bodies)) as server:
+        yield server
 
 
 def shown(audit: FleetAudit, width: int = 200) -> str:

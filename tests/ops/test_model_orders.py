@@ -6,7 +6,6 @@ import tempfile
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import UnixStreamServer
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from ops.cli import main, model_orders
 from ops.cli.model_orders import run_order
 from ops.exit_codes import EXIT_BAD_INPUT, CommandFailed
+from tests.threaded import running_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,13 +41,9 @@ def path() -> Iterator[Path]:
     """A socket at which operations never end."""
     with (
         tempfile.TemporaryDirectory(prefix="orders-") as name,
-        UnixStreamServer(str(Path(name) / "admin"), Endless) as server,
+        running_server(UnixStreamServer(str(Path(name) / "admin"), Endless)),
     ):
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         yield Path(name) / "admin"
-        server.shutdown()
-        thread.join()
 
 
 def test_an_operation_that_does_not_end_is_left_with_a_word_on_how_to_follow_it(

@@ -6,7 +6,6 @@ import json
 import os
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import trio
@@ -17,6 +16,7 @@ from ops.cli.model_processes import Served, memory_bytes, rows, served_models
 from ops.running_fleets import Note, RunningFleet
 from ops.supervisor.model_status import ModelState, ModelStatus, WorkerStatus
 from ops.supervisor.supervisor_socket import Models, ModelsRequest, Refused, answer_commands
+from tests.threaded import running_server
 from triolet.ids import Role
 
 if TYPE_CHECKING:
@@ -107,12 +107,8 @@ class Closed(BaseHTTPRequestHandler):
 
 
 def test_a_model_is_shown_as_it_is_where_the_list_of_models_needs_a_key() -> None:
-    with HTTPServer(("127.0.0.1", 0), Closed) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with running_server(HTTPServer(("127.0.0.1", 0), Closed)) as server:
         served, objection = served_models(f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
-        thread.join()
     assert served == [Served("chat", None, "serving")]
     assert "TRIOLET_API_KEY" in objection
 

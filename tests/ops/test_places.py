@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from select import select
 from tempfile import TemporaryDirectory
-from threading import Thread
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
@@ -24,6 +23,7 @@ from ops.models.model_directory import check_text, demo_model_path, find_model
 from ops.ports import base_url, claim_port, free_port
 from ops.private_directory import LOCK, PREFIX, parent_directory, private_directory
 from ops.running_fleets import Note, write_note
+from tests.threaded import running_server
 from triolet.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -38,24 +38,23 @@ def busy_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def test_a_port_in_use_is_named_with_the_way_out(busy_port: int) -> None:
-    with pytest.raises(ConfigError, match=rf"port {busy_port} on 127\.0\.0\.1 is in use.*--port"):
-        claim_port("127.0.0.1", busy_port)
-
-
-def test_a_name_of_two_addresses_means_the_one_that_the_server_binds(busy_port: int) -> None:
-    with pytest.raises(ConfigError, match=f"port {busy_port} on localhost is in use"):
-        claim_port("localhost", busy_port)
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("127.0.0.1", r"port {port} on 127\.0\.0\.1 is in use.*--port"),
+        # A name of two addresses means the one that the server binds.
+        ("localhost", "port {port} on localhost is in use"),
+        ("192.0.2.1", "no address of this machine"),
+    ],
+)
+def test_a_place_that_cannot_be_bound_is_named(busy_port: int, host: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words.format(port=busy_port)):
+        claim_port(host, busy_port)
 
 
 def test_port_0_becomes_a_free_one() -> None:
     port = claim_port("127.0.0.1", 0)
     assert claim_port("127.0.0.1", port) == port
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no address of this machine"):
-        claim_port("192.0.2.1", 0)
 
 
 @pytest.mark.parametrize(
@@ -264,12 +263,8 @@ class Dripping(Other):
 
 @contextmanager
 def on_a_port(program: type[BaseHTTPRequestHandler]) -> Iterator[int]:
-    with HTTPServer(("127.0.0.1", 0), program) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with running_server(HTTPServer(("127.0.0.1", 0), program)) as server:
         yield server.server_port
-        server.shutdown()
-        thread.join()
 
 
 def test_doctor_and_serve_name_the_triolet_that_has_the_port(

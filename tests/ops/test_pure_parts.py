@@ -432,28 +432,42 @@ def on_gpu(fleet: FleetPlan, device: str) -> FleetPlan:
     return with_engines(fleet, device=device)
 
 
-def test_workers_are_spread_over_the_gpus() -> None:
-    assert gpus_of(on_gpu(plan(1, 3), "cuda"), ("2", "GPU-a")) == {
-        "prefill-0": ("2", "cuda"),
-        "prefill-spare": ("2", "cuda"),
-        "decode-0": ("GPU-a", "cuda"),
-        "decode-1": ("2", "cuda"),
-        "decode-2": ("GPU-a", "cuda"),
-    }
-
-
-def test_workers_of_several_models_are_spread_over_the_gpus() -> None:
-    seen = gpus_of(on_gpu(of_models("a", "b"), "cuda"), ("0", "1", "2"))
-    assert {name: gpu for name, (gpu, _) in seen.items()} == {
-        "a.prefill-0": "0",
-        "a.decode-0": "1",
-        "b.prefill-0": "2",
-        "b.decode-0": "0",
-        "a.prefill-spare": "0",
-        "a.decode-spare": "1",
-        "b.prefill-spare": "2",
-        "b.decode-spare": "0",
-    }
+@pytest.mark.parametrize(
+    ("fleet", "gpus", "expected"),
+    [
+        (
+            plan(1, 3),
+            ("2", "GPU-a"),
+            {
+                "prefill-0": "2",
+                "prefill-spare": "2",
+                "decode-0": "GPU-a",
+                "decode-1": "2",
+                "decode-2": "GPU-a",
+            },
+        ),
+        (
+            of_models("a", "b"),
+            ("0", "1", "2"),
+            {
+                "a.prefill-0": "0",
+                "a.decode-0": "1",
+                "b.prefill-0": "2",
+                "b.decode-0": "0",
+                "a.prefill-spare": "0",
+                "a.decode-spare": "1",
+                "b.prefill-spare": "2",
+                "b.decode-spare": "0",
+            },
+        ),
+    ],
+    ids=["one model", "several models"],
+)
+def test_workers_are_spread_over_the_gpus(
+    fleet: FleetPlan, gpus: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    seen = gpus_of(on_gpu(fleet, "cuda"), gpus)
+    assert seen == {name: (gpu, "cuda") for name, gpu in expected.items()}
 
 
 def test_a_gpu_that_is_named_is_the_only_one_that_workers_see() -> None:

@@ -113,10 +113,30 @@ def test_what_cannot_be_is_refused(
     assert [spec.name for spec in one.plan("", Role.DECODE, 1)] == ["decode-0"]
 
 
-def test_a_number_without_a_model_is_answered_with_what_to_say(tmp_path: Path) -> None:
-    one = scaling(of_models("chat", "code"), tmp_path)
-    with pytest.raises(ConfigError, match=r"^prefill=3 names no model; say chat\.prefill=3"):
-        one.plan("", Role.PREFILL, 3)
+@pytest.mark.parametrize(
+    ("fleet", "role", "count", "words"),
+    [
+        (
+            of_models("chat", "code"),
+            Role.PREFILL,
+            3,
+            r"^prefill=3 names no model; say chat\.prefill=3",
+        ),
+        # Cores of their own fix the number.
+        (
+            with_fleet(plan(), pin=Pinning.AUTO),
+            Role.DECODE,
+            2,
+            r"start the fleet with fleet\.decode=2",
+        ),
+    ],
+    ids=["no model", "cores of their own"],
+)
+def test_a_number_that_a_fleet_does_not_take_is_answered_with_what_to_say(
+    tmp_path: Path, fleet: FleetPlan, role: Role, count: int, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        scaling(fleet, tmp_path).plan("", role, count)
 
 
 def test_commands_are_told_which_models_requests_may_name(tmp_path: Path) -> None:
@@ -128,12 +148,6 @@ def test_commands_are_told_which_models_requests_may_name(tmp_path: Path) -> Non
     only.note("", ["decode-0"])
     note = msgspec.json.decode((tmp_path / NOTE).read_bytes(), type=Note)
     assert note.models == only.now.model_names
-
-
-def test_cores_of_their_own_fix_the_number(tmp_path: Path) -> None:
-    one = scaling(with_fleet(plan(), pin=Pinning.AUTO), tmp_path)
-    with pytest.raises(ConfigError, match=r"start the fleet with fleet\.decode=2"):
-        one.plan("", Role.DECODE, 2)
 
 
 @pytest.mark.parametrize("target", ["decode", "decode=", "server=2", "=2", "decode=-1", "a.b=1"])

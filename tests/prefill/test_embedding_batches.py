@@ -48,37 +48,63 @@ def test_what_has_begun_goes_on_at_once() -> None:
     assert due_at([begun, of_length(2, 4, at=9.0)], CONFIG) == 5.0
 
 
-def test_short_inputs_go_together() -> None:
-    assert planned(*(of_length(n, 8) for n in range(8))) == dict.fromkeys(range(8), 8)
-
-
-def test_the_shortest_go_first_and_the_oldest_has_its_part() -> None:
-    room = ROOM._replace(total_blocks=1000, free_blocks=1000)
-    batch = planned(of_length(0, 400), of_length(1, 20), of_length(2, 10), room=room)
-    assert batch == {0: 16, 2: 10, 1: 20}
-
-
-def test_no_younger_long_one_is_in_a_batch_of_short_ones() -> None:
-    assert planned(of_length(0, 5), of_length(1, 400), of_length(2, 6)) == {0: 5, 2: 6}
-
-
-def test_long_ones_among_themselves_are_chunked() -> None:
-    assert planned(of_length(0, 400), of_length(1, 300)) == {0: 64}
-
-
-def test_beside_chats_inputs_get_a_small_share() -> None:
-    room = ROOM._replace(is_beside_chat=True)
-    assert planned(of_length(0, 6), of_length(1, 6), room=room) == {0: 6, 1: 2}
-
-
-def test_the_important_go_first() -> None:
-    batch = planned(of_length(0, 20), of_length(1, 30, priority=9), of_length(2, 40, priority=-1))
-    assert batch == {0: 20, 2: 40, 1: 4}
-
-
-def test_inputs_take_no_more_than_their_part_of_the_pool() -> None:
-    room = ROOM._replace(total_blocks=16, free_blocks=16)
-    assert planned(*(of_length(n, 8) for n in range(4)), room=room) == {0: 8, 1: 8}
+@pytest.mark.parametrize(
+    ("waiting", "room", "expected"),
+    [
+        pytest.param(
+            [of_length(n, 8) for n in range(8)],
+            ROOM,
+            dict.fromkeys(range(8), 8),
+            id="short inputs go together",
+        ),
+        pytest.param(
+            [of_length(0, 400), of_length(1, 20), of_length(2, 10)],
+            ROOM._replace(total_blocks=1000, free_blocks=1000),
+            {0: 16, 2: 10, 1: 20},
+            id="the shortest go first, and the oldest has its part",
+        ),
+        pytest.param(
+            [of_length(0, 5), of_length(1, 400), of_length(2, 6)],
+            ROOM,
+            {0: 5, 2: 6},
+            id="no younger long one is in a batch of short ones",
+        ),
+        pytest.param(
+            [of_length(0, 400), of_length(1, 300)],
+            ROOM,
+            {0: 64},
+            id="long ones among themselves are chunked",
+        ),
+        pytest.param(
+            [of_length(0, 6), of_length(1, 6)],
+            ROOM._replace(is_beside_chat=True),
+            {0: 6, 1: 2},
+            id="beside chats inputs get a small share",
+        ),
+        pytest.param(
+            [of_length(0, 20), of_length(1, 30, priority=9), of_length(2, 40, priority=-1)],
+            ROOM,
+            {0: 20, 2: 40, 1: 4},
+            id="the important go first",
+        ),
+        pytest.param(
+            [of_length(n, 8) for n in range(4)],
+            ROOM._replace(total_blocks=16, free_blocks=16),
+            {0: 8, 1: 8},
+            id="inputs take no more than their part of the pool",
+        ),
+        pytest.param(
+            [of_length(0, 8)],
+            ROOM._replace(free_blocks=1),
+            {},
+            id="without free blocks nobody begins",
+        ),
+    ],
+)
+def test_a_step_takes_the_inputs_that_are_due(
+    waiting: list[Embedding], room: Room, expected: dict[int, int]
+) -> None:
+    assert planned(*waiting, room=room) == expected
 
 
 def test_one_that_is_larger_than_that_part_goes_alone() -> None:
@@ -87,10 +113,6 @@ def test_one_that_is_larger_than_that_part_goes_alone() -> None:
     assert planned(large, of_length(2, 8), room=room) == {0: 40}
     begun.started_at = 5.0
     assert planned(large, begun, room=room) == {1: 8}
-
-
-def test_without_free_blocks_nobody_begins() -> None:
-    assert planned(of_length(0, 8), room=ROOM._replace(free_blocks=1)) == {}
 
 
 def test_one_by_one_means_one_whole_input_a_step() -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pytest
 import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -155,26 +156,29 @@ async def test_what_is_ready_for_an_old_life_does_not_meet_the_dialling_of_the_n
         assert {chunk.key for chunk in chunks} == {SECOND}
 
 
-async def test_a_receiver_that_grants_no_window_is_given_up(
+@pytest.mark.parametrize(
+    ("is_computed", "kv_window_bytes", "answers", "words"),
+    [
+        pytest.param(False, 0, None, "", id="it grants no window"),
+        pytest.param(True, 64, life(2), "answers where", id="another life than was dialled"),
+    ],
+)
+async def test_a_receiver_that_cannot_take_kv_is_given_up(
+    is_computed: bool,
+    kv_window_bytes: int,
+    answers: KvTarget | None,
+    words: str,
     autojump_clock: MockClock,
 ) -> None:
     async with open_sender() as sender:
         sender.ask(FIRST, life(1))
+        if is_computed:
+            sender.compute()
         sender.flush()
-        await sender.welcome(life(1), kv_window_bytes=0)
-        assert sender.ends()[FIRST].reason is EndReason.PEER_LOST
-        assert sender.core.shipper.targets == ()
-
-
-async def test_a_life_that_was_not_dialled_gets_no_kv(autojump_clock: MockClock) -> None:
-    async with open_sender() as sender:
-        sender.ask(FIRST, life(1))
-        sender.compute()
-        sender.flush()
-        await sender.welcome(life(1), answers=life(2))
+        await sender.welcome(life(1), kv_window_bytes, answers)
         ended = sender.ends()[FIRST]
         assert ended.reason is EndReason.PEER_LOST
-        assert "answers where" in ended.message
+        assert words in ended.message
         assert sender.core.shipper.targets == ()
 
 

@@ -313,3 +313,9 @@ async def read_all(house: House, requests: Iterable[GenerationRequest]) -> list[
         for number, request in enumerate(asked):
             nursery.start_soon(house.ask, number, request)
     return [house.records[number] for number in range(len(asked))]
+
+
+async def disturb_at(house: House, disturb: Callable[[House], None], num_tokens: int) -> None:
+    """Disturb a fleet as soon as a stream has so many tokens."""
+    await house.until(lambda: any(len(r.token_ids) >= num_tokens for r in house.records.values()))
+    disturb(house)

@@ -19,7 +19,7 @@ from triolet.ids import Role
 from triolet.units import KIB
 from worker.local_engine import LocalEngine
 
-from .house import Guessing, House, Record, open_house, read_all
+from .house import Guessing, House, Record, disturb_at, open_house, read_all
 from .test_real_engine import CUTS, NUM_TOKENS, requests
 from .test_real_engine import one_thread as one_thread
 
@@ -137,7 +137,7 @@ def _run(
         async with open_house(1, 2, make_engines=engines, guessing=guessing) as house:
             async with trio.open_nursery() as nursery:
                 if disturb is not None:
-                    nursery.start_soon(_disturb, house, disturb, num_tokens)
+                    nursery.start_soon(disturb_at, house, disturb, num_tokens)
                 records = await read_all(house, requests())
             assert bool(house.seen.causes) == (disturb is not None), house.seen.causes
             await house.check_idle()
@@ -145,8 +145,3 @@ def _run(
 
     clock: MockClock = trio.testing.MockClock(autojump_threshold=0)
     return trio.run(run, clock=clock)
-
-
-async def _disturb(house: House, disturb: Callable[[House], None], num_tokens: int) -> None:
-    await house.until(lambda: any(len(r.token_ids) >= num_tokens for r in house.records.values()))
-    disturb(house)

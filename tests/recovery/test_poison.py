@@ -40,20 +40,11 @@ def poisoned(number: int = 99) -> GenerationRequest:
     return make_request(number, prompt=f"Gift {POISONED}", max_tokens=60)
 
 
-def deadly_on(role: Role) -> Callable[[Slot, EnginePort], None]:
+def failing_on(role: Role, kind: type[Exception] = Deadly) -> Callable[[Slot, EnginePort], None]:
     def prepare(slot: Slot, engine: EnginePort) -> None:
         assert isinstance(engine, ScriptedEngine)
         if slot.role is role:
-            engine.before_step = dying_of(POISON, Deadly)
-
-    return prepare
-
-
-def choking_on(role: Role) -> Callable[[Slot, EnginePort], None]:
-    def prepare(slot: Slot, engine: EnginePort) -> None:
-        assert isinstance(engine, ScriptedEngine)
-        if slot.role is role:
-            engine.before_step = dying_of(POISON, RuntimeError)
+            engine.before_step = dying_of(POISON, kind)
 
     return prepare
 
@@ -69,20 +60,20 @@ def expected() -> list[Record]:
 
 
 @pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
-@pytest.mark.parametrize("kind", [deadly_on, choking_on])
+@pytest.mark.parametrize("kind", [Deadly, RuntimeError])
 @pytest.mark.parametrize("counts", [(1, 1), (2, 2)])
 async def test_the_culprit_ends_and_its_neighbours_are_exact(
     role: Role,
-    kind: Callable[[Role], Callable[[Slot, EnginePort], None]],
+    kind: type[Exception],
     counts: tuple[int, int],
     expected: list[Record],
     autojump_clock: MockClock,
 ) -> None:
-    async with open_house(*counts, prepare=kind(role)) as house:
+    async with open_house(*counts, prepare=failing_on(role, kind)) as house:
         *records, culprit = await read_all(house, [*innocent(), poisoned()])
         assert culprit.end is not None
         assert records == expected
-        if kind is deadly_on:
+        if kind is Deadly:
             assert culprit.end[0] == "quarantined"
             assert house.seen.poisonous == [poisoned().request_id.hex()]
             await _check_quarantine(house)
@@ -95,7 +86,7 @@ async def test_the_culprit_ends_and_its_neighbours_are_exact(
 async def test_a_culprit_that_is_alone_kills_two_workers_and_no_more(
     autojump_clock: MockClock,
 ) -> None:
-    async with open_house(1, 2, prepare=deadly_on(Role.DECODE)) as house:
+    async with open_house(1, 2, prepare=failing_on(Role.DECODE)) as house:
         [culprit] = await read_all(house, [poisoned()])
         assert culprit.end is not None
         assert culprit.end[0] == "quarantined"
@@ -105,7 +96,7 @@ async def test_a_culprit_that_is_alone_kills_two_workers_and_no_more(
 
 
 async def test_its_choices_end_with_it(autojump_clock: MockClock) -> None:
-    async with open_house(1, 2, prepare=deadly_on(Role.DECODE)) as house:
+    async with open_house(1, 2, prepare=failing_on(Role.DECODE)) as house:
         records = await read_all(house, [poisoned(number) for number in range(1, 5)])
         assert {record.end and record.end[0] for record in records} <= {"quarantined", "no_worker"}
         assert len(house.seen.poisonous) >= 1

@@ -18,7 +18,7 @@ from triolet.sampling import SamplingParams
 from triolet.units import KIB
 from worker.local_engine import LocalEngine
 
-from .house import House, Record, Slot, open_house, read_all
+from .house import House, Record, Slot, disturb_at, open_house, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -190,7 +190,7 @@ def _run(
         async with open_house(prefills, decodes, make_engines=made, **settings) as house:
             async with trio.open_nursery() as nursery:
                 if disturb is not None:
-                    nursery.start_soon(_disturb, house, disturb, num_tokens)
+                    nursery.start_soon(disturb_at, house, disturb, num_tokens)
                 records = await read_all(house, requests())
             is_disturbed = disturb is not None or bool(cause)
             assert bool(house.seen.causes) == is_disturbed, house.seen.causes
@@ -202,8 +202,3 @@ def _run(
 
     clock: MockClock = trio.testing.MockClock(autojump_threshold=0)
     return trio.run(run, clock=clock)
-
-
-async def _disturb(house: House, disturb: Callable[[House], None], num_tokens: int) -> None:
-    await house.until(lambda: any(len(r.token_ids) >= num_tokens for r in house.records.values()))
-    disturb(house)

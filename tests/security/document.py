@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.end_to_end.fleet_process import FleetProcess
+from tests.end_to_end.fleet_process import running_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -205,14 +205,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="part of the names of operations")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
-    with TemporaryDirectory() as folder:
-        fleet = FleetProcess(Path(folder) / "fleet.log", "--batch-dir", folder)
-        try:
-            fleet.wait_ready()
-            document = fleet.client.get("/openapi.json").json()
-            tally = ask_all(document, fleet.url, examples=options.examples, only=options.only)
-        finally:
-            fleet.stop()
+    with (
+        TemporaryDirectory() as folder,
+        running_fleet(Path(folder) / "fleet.log", "--batch-dir", folder) as fleet,
+    ):
+        document = fleet.client.get("/openapi.json").json()
+        tally = ask_all(document, fleet.url, examples=options.examples, only=options.only)
     for said, count in tally.refused.most_common():
         console.print(f"refused {count}: {said}", markup=False)
     for fault in tally.faults:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from transport.frames import EndReason
@@ -12,6 +14,9 @@ from .oracle import Oracle
 from .pair import Pair
 from .phases import PROMPT
 from .scripts import completion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NUM_TOKENS = 24
 TOKENS = completion(PROMPT, 3, NUM_TOKENS)
@@ -94,8 +99,9 @@ def test_the_last_token_is_the_last(max_tokens: int) -> None:
     pair.check_empty()
 
 
-def test_the_context_length_ends_it() -> None:
-    pair = guessing(num_blocks=7)
+@pytest.mark.parametrize("make", [Pair, guessing])
+def test_the_context_length_ends_it(make: Callable[..., Pair]) -> None:
+    pair = make(num_blocks=7)
     key = pair.ask(PROMPT, max_tokens=500)
     pair.run()
     assert pair.heard[key].ended[Role.DECODE].reason is EndReason.LENGTH

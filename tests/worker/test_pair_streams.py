@@ -84,14 +84,6 @@ def test_a_stop_token_ends_it_and_is_a_row(position: int) -> None:
     pair.check_empty()
 
 
-def test_the_context_length_ends_it() -> None:
-    pair = Pair(num_blocks=7)
-    key = pair.ask(PROMPT, max_tokens=500)
-    pair.run()
-    assert pair.heard[key].ended[Role.DECODE].reason is EndReason.LENGTH
-    assert pair.heard[key].ended[Role.DECODE].num_tokens == 28 - 21
-
-
 def test_when_blocks_run_out_the_youngest_of_the_least_important_gives_way() -> None:
     pair = Pair(num_blocks=24, max_num_seqs=3)
     keys = [pair.ask(PROMPT[:12], max_tokens=30, priority=p, seed=p) for p in (0, 1, 1)]

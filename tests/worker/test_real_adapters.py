@@ -3,32 +3,25 @@ KV, in the pool and in host memory, on both workers."""
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-import trio
 
-import decode.worker
-import prefill.worker
-from engine.device_thread import DeviceThread
 from store.adapter_files import read_adapter
 from tests.adapters import write_adapter, write_merged
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.driver import generate, ids, open_engine
 from transport import frames
-from transport.zmq_network import ZmqNetwork
 from triolet.adapter_keys import digest_bytes
-from triolet.config import AdapterConfig, Dtype, EngineConfig, LinkConfig, WorkerConfig
+from triolet.config import AdapterConfig, Dtype, EngineConfig
 from triolet.errors import RemoteProtocolError
 from triolet.ids import PeerId, Role
 from triolet.sampling import SamplingParams
-from triolet.units import KIB, MIB
+from triolet.units import MIB
 from worker.engine_port import require_adapter
 from worker.local_engine import LocalEngine
 
-from .client import Client
-from .patience import unhurried
+from .real import open_engines, open_workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,9 +32,6 @@ NUM_TOKENS = 10
 PROMPT = [3 + 7 * i % 250 for i in range(70)]
 OTHERS = [[5 + (11 * i + n) % 240 for i in range(70)] for n in range(3)]
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-LINK = unhurried(
-    LinkConfig(kv_chunk_bytes=32 * KIB, kv_window_bytes=64 * KIB, kv_ring_bytes=128 * KIB)
-)
 
 
 class Case:
@@ -82,45 +72,22 @@ class Case:
             host_cache_bytes=4 * MIB,
             adapters=self.adapters,
         )
-        sockets = self.path / "s"
-        sockets.mkdir(mode=0o700)
-        configs = {
-            role: WorkerConfig(
-                name=role,
-                model_dir=str(self.model),
-                control_address=f"ipc://{sockets}/{role}",
-                kv_address=f"ipc://{sockets}/kv" if role is Role.DECODE else None,
-                engine=engine,
-                link=LINK,
-            )
-            for role in (Role.PREFILL, Role.DECODE)
-        }
-        engines = {role: LocalEngine(open_engine(self.model, engine)) for role in configs}
+        engines = open_engines(self.model, engine)
         kinds, found = list(self.expected), []
         asked = [(PROMPT, kind) for kind in 2 * kinds]
         asked += [(other, kind) for other in OTHERS for kind in kinds]
         asked += [(PROMPT, kind) for kind in kinds]
-        with closing(ZmqNetwork(LINK)) as control, closing(ZmqNetwork(LINK)) as kv:
-            async with DeviceThread(1, 1, 10.0) as device, trio.open_nursery() as nursery:
-                for role, serve in (
-                    (Role.PREFILL, prefill.worker.serve),
-                    (Role.DECODE, decode.worker.serve),
-                ):
-                    await nursery.start(serve, configs[role], engines[role], device, control, kv)
-                client = Client(control, {role: c.control_address for role, c in configs.items()})
-                await nursery.start(client.run)
-                for prompt, kind in asked:
-                    answer = await client.start(prompt, GREEDY, adapter=kind)
-                    await client.finish(answer)
-                    assert answer.first is not None
-                    if prompt is PROMPT:
-                        cached_tokens = answer.first.cached_tokens
-                        found.append((kind, answer.token_ids, cached_tokens))
-                nursery.cancel_scope.cancel()
+        async with open_workers(engines, self.model, engine, self.path) as client:
+            for prompt, kind in asked:
+                answer = await client.start(prompt, GREEDY, adapter=kind)
+                await client.finish(answer)
+                assert answer.first is not None
+                if prompt is PROMPT:
+                    cached_tokens = answer.first.cached_tokens
+                    found.append((kind, answer.token_ids, cached_tokens))
         for local in engines.values():
             local.prefix_cache.check_invariants()
             self.restored.append(local.prefix_cache.counts.restored_blocks)
-            assert local.ledger.leased_blocks == 0
         return found
 
 

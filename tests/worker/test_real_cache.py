@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-import trio
 
-import decode.worker
-import prefill.worker
-from engine.device_thread import DeviceThread
 from engine.native.library import load_library
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.driver import generate, ids, open_engine
-from transport.zmq_network import ZmqNetwork
-from triolet.config import Dtype, EngineConfig, LinkConfig, WorkerConfig
-from triolet.ids import Role
+from triolet.config import Dtype, EngineConfig
 from triolet.sampling import SamplingParams
-from triolet.units import KIB, MIB
-from worker.local_engine import LocalEngine
+from triolet.units import MIB
 
-from .client import Client
-from .patience import unhurried
+from .real import open_engines, open_workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,9 +24,6 @@ pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 20
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-LINK = unhurried(
-    LinkConfig(kv_chunk_bytes=32 * KIB, kv_window_bytes=64 * KIB, kv_ring_bytes=128 * KIB)
-)
 
 
 def chats(engine: Engine) -> list[tuple[list[int], list[int]]]:
@@ -68,37 +56,14 @@ async def test_a_chat_of_three_turns_goes_on_as_if_nothing_were_cached(
         host_cache_bytes=4 * MIB,
         max_num_batched_tokens=64,
     )
-    sockets = tmp_path / "s"
-    sockets.mkdir(mode=0o700)
-    configs = {
-        role: WorkerConfig(
-            name=role,
-            model_dir=str(model),
-            control_address=f"ipc://{sockets}/{role}",
-            kv_address=f"ipc://{sockets}/kv" if role is Role.DECODE else None,
-            engine=engine,
-            link=LINK,
-        )
-        for role in (Role.PREFILL, Role.DECODE)
-    }
-    engines = {role: LocalEngine(open_engine(model, engine)) for role in configs}
-    with closing(ZmqNetwork(LINK)) as control, closing(ZmqNetwork(LINK)) as kv:
-        async with DeviceThread(1, 1, 10.0) as device, trio.open_nursery() as nursery:
-            for role, serve in (
-                (Role.PREFILL, prefill.worker.serve),
-                (Role.DECODE, decode.worker.serve),
-            ):
-                await nursery.start(serve, configs[role], engines[role], device, control, kv)
-            client = Client(control, {role: c.control_address for role, c in configs.items()})
-            await nursery.start(client.run)
-            for prompt, reply in turns:
-                answer = await client.start(prompt, GREEDY)
-                await client.finish(answer)
-                assert answer.token_ids == reply
-            nursery.cancel_scope.cancel()
+    engines = open_engines(model, engine)
+    async with open_workers(engines, model, engine, tmp_path) as client:
+        for prompt, reply in turns:
+            answer = await client.start(prompt, GREEDY)
+            await client.finish(answer)
+            assert answer.token_ids == reply
     for local in engines.values():
         local.prefix_cache.check_invariants()
         counts = local.prefix_cache.counts
         assert counts.hit_tokens > 0
         assert counts.restored_blocks > 0
-        assert local.ledger.leased_blocks == 0

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import asynccontextmanager, closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import trio
 from tokenizers import Tokenizer
 
-import decode.worker
-import prefill.worker
-from engine.device_thread import DeviceThread
 from loadtest.schemas import AMBIGUOUS
-from tests.engine.driver import open_engine
 from transport.frames import EndReason
-from transport.zmq_network import ZmqNetwork
 from triolet.config import (
     LOOKUP,
     OFF,
@@ -28,19 +20,18 @@ from triolet.config import (
     LinkConfig,
     MaskConfig,
     SpeculationConfig,
-    WorkerConfig,
 )
 from triolet.ids import Role
 from triolet.sampling import Grammar, GrammarKind, ReasoningTokens, SamplingParams
 from triolet.units import MIB
-from worker.local_engine import LocalEngine
 
-from .client import Client
+from .real import Engines, open_engines, open_workers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
 
-    from .client import Answer
+    from .client import Answer, Client
 
 pytestmark = pytest.mark.slow
 
@@ -80,45 +71,17 @@ BOUNDED = replace(
 
 
 SETTINGS = EngineConfig(kv_pool_bytes=8 * MIB, prefix_cache=False)
-Engines = dict[Role, LocalEngine]
 
 
 @pytest.fixture(scope="module")
 def engines() -> Engines:
-    return {role: LocalEngine(open_engine(DEMO, SETTINGS)) for role in (Role.PREFILL, Role.DECODE)}
+    return open_engines(DEMO, SETTINGS)
 
 
-@asynccontextmanager
-async def workers(
+def workers(
     engines: Engines, directory: Path, speculation: SpeculationConfig = OFF
-) -> AsyncIterator[Client]:
-    """Run both workers with the demo model, and what stands in for a server."""
-    sockets = directory / "s"
-    sockets.mkdir(mode=0o700)
-    link = LinkConfig()
-    config = partial(
-        WorkerConfig, model_dir=str(DEMO), engine=SETTINGS, link=link, speculation=speculation
-    )
-    configs = {
-        Role.PREFILL: config(name="prefill", control_address=f"ipc://{sockets}/p"),
-        Role.DECODE: config(
-            name="decode", control_address=f"ipc://{sockets}/d", kv_address=f"ipc://{sockets}/kv"
-        ),
-    }
-    with closing(ZmqNetwork(link)) as control, closing(ZmqNetwork(link)) as kv:
-        async with DeviceThread(1, 1, 10.0) as device, trio.open_nursery() as nursery:
-            for role, serve in (
-                (Role.PREFILL, prefill.worker.serve),
-                (Role.DECODE, decode.worker.serve),
-            ):
-                await nursery.start(serve, configs[role], engines[role], device, control, kv)
-            client = Client(control, {role: c.control_address for role, c in configs.items()})
-            await nursery.start(client.run)
-            yield client
-            nursery.cancel_scope.cancel()
-    for engine in engines.values():
-        engine.ledger.check_invariants()
-        assert engine.ledger.leased_blocks == 0
+) -> AbstractAsyncContextManager[Client]:
+    return open_workers(engines, DEMO, SETTINGS, directory, LinkConfig(), speculation)
 
 
 async def completions(client: Client, *sampling: SamplingParams) -> list[list[int]]:
@@ -241,7 +204,7 @@ async def test_rows_that_never_wait_for_their_masks_choose_the_same_tokens(
             step_wait_share=0.0, least_wait_s=0.0, alone_wait_s=0.001, slow_mask_cpu_s=0.0
         ),
     )
-    hurried = {role: LocalEngine(open_engine(DEMO, hurry)) for role in Role if role in engines}
+    hurried = open_engines(DEMO, hurry)
     for name, speculation in (("plain", OFF), ("guessing", SpeculationConfig(source=LOOKUP))):
         directory = tmp_path / name
         directory.mkdir()

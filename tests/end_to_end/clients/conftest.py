@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.end_to_end.conftest import EAGER, PATIENT, play
-from tests.end_to_end.fleet_process import FleetProcess
+from tests.end_to_end.fleet_process import running_fleet
 from tests.end_to_end.scripted_model import command, write_model
 
 from .installed import MODEL
@@ -16,6 +16,8 @@ from .installed import MODEL
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.end_to_end.fleet_process import FleetProcess
 
 CONTEXT: Final = 65_536
 """Their instructions and tools are 13,000 to 24,000 tokens of the demo model's tokenizer."""
@@ -36,13 +38,8 @@ def wide_fleet(
     """The fleet, for the whole session; afterwards it must be at rest."""
     log = tmp_path_factory.mktemp("wide-fleet") / "fleet.log"
     options = (str(wide_model), "--model-name", MODEL, *POOL, *PATIENT, *EAGER)
-    fleet = FleetProcess(log, *options, command=command(wide_model))
-    try:
-        fleet.wait_ready()
+    with running_fleet(log, *options, at_rest=True, command=command(wide_model)) as fleet:
         yield fleet
-        fleet.wait_at_rest()
-    finally:
-        fleet.stop()
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import trio
 
+from ops.audit.recording import default_folder
+from ops.audit.verification import read_entries, take_snapshot
 from ops.running_fleets import SUPERVISOR_SOCKET
 from tests.forked import TRIOLET, Popen
 from triolet.config import ControlConfig, ControlledModelConfig
@@ -294,3 +296,13 @@ async def states(folder: Path) -> dict[str, str]:
     """Return the state of each model."""
     _, listed = await ask_soon(folder, "GET", "/admin/models")
     return {model["name"]: model["state"] for model in listed["models"]}
+
+
+async def recorded(operation_id: str) -> list[tuple[str, str]]:
+    """Wait until the end of an operation is recorded; return what is recorded of it."""
+    while True:
+        entries = read_entries(take_snapshot(default_folder()))
+        found = [(e.action, e.outcome) for _, e in entries if e.request_id == operation_id]
+        if len(found) == 2:
+            return found
+        await trio.lowlevel.checkpoint()

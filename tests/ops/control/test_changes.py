@@ -30,6 +30,7 @@ from tests.ops.control.fleets import (
     config_of,
     ended,
     fleet_folder,
+    recorded,
     states,
     supervised,
     version_of,
@@ -143,15 +144,6 @@ class Scene:
         done = await ended(self.folder, answer[1]["id"])
         return done["status"], done["progress"]
 
-    async def recorded(self, operation_id: str) -> list[tuple[str, str]]:
-        """Wait until the end of an operation is recorded; return what is recorded of it."""
-        while True:
-            entries = read_entries(take_snapshot(default_folder()))
-            found = [(e.action, e.outcome) for _, e in entries if e.request_id == operation_id]
-            if len(found) == 2:
-                return found
-            await trio.lowlevel.checkpoint()
-
 
 @asynccontextmanager
 async def scene(**fields: float) -> AsyncIterator[Scene]:
@@ -172,7 +164,7 @@ async def test_a_model_is_added_and_dropped_and_both_are_recorded() -> None:
         assert len(one.supervisor.pids("code")) == 2
         assert one.supervisor.withdrawn == set()
         begun_done = [("model.add", "begun"), ("model.add", "done")]
-        assert await one.recorded(answer[1]["id"]) == begun_done
+        assert await recorded(answer[1]["id"]) == begun_done
         entries = read_entries(take_snapshot(default_folder()))
         afters = [e.after for _, e in entries if e.request_id == answer[1]["id"]]
         assert afters == [None, version_of("code")]

@@ -16,7 +16,6 @@ import trio
 
 from ops.audit.events import Outcome
 from ops.audit.recording import default_folder
-from ops.audit.verification import read_entries, take_snapshot
 from ops.control import server_channel
 from ops.control.auditing import audit
 from ops.control.operations import Wanted
@@ -30,6 +29,7 @@ from tests.ops.control.fleets import (
     config_of,
     ended,
     fleet_folder,
+    recorded,
     states,
     supervised,
     version_of,
@@ -68,7 +68,7 @@ async def controlled(*models: str, **fields: float) -> AsyncIterator[tuple[Path,
             nursery.cancel_scope.cancel()
 
 
-async def test_an_order_is_done_shown_and_recorded() -> None:
+async def test_an_order_is_done_shown_andrecorded() -> None:
     async with controlled("chat", "code") as (folder, supervisor):
         status, operation = await ask_soon(folder, "POST", "/admin/models/chat/load")
         assert status in (200, 202)
@@ -89,7 +89,7 @@ async def test_an_order_is_done_shown_and_recorded() -> None:
         assert supervisor.pids("chat") == []
         path = f"/admin/operations/{operation['id']}"
         assert (await ask_soon(folder, "GET", path))[1]["progress"] == "chat is staged"
-        assert await _recorded(done["id"]) == [("model.load", "begun"), ("model.load", "done")]
+        assert await recorded(done["id"]) == [("model.load", "begun"), ("model.load", "done")]
 
 
 async def test_what_cannot_be_recorded_is_not_done_and_ends_nothing() -> None:
@@ -102,16 +102,6 @@ async def test_what_cannot_be_recorded_is_not_done_and_ends_nothing() -> None:
             # As at the end of an order that was recorded when the folder was still private.
             await audit(Wanted.LOAD, "chat", "port:1", "id", Outcome.DONE)
         assert not supervisor.requests
-
-
-async def _recorded(operation_id: str) -> list[tuple[str, str]]:
-    """Wait until the end of an operation is recorded; return what is recorded of it."""
-    while True:
-        entries = read_entries(take_snapshot(default_folder()))
-        found = [(e.action, e.outcome) for _, e in entries if e.request_id == operation_id]
-        if len(found) == 2:
-            return found
-        await trio.lowlevel.checkpoint()
 
 
 async def test_what_cannot_be_is_refused_with_the_reason() -> None:
